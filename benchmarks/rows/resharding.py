@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
@@ -15,17 +16,16 @@ from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.keys import shard_keys
 
 from ..bench import PAYLOAD, Bench
+from ..paced import CHUNK, LATER, new_jobs
 from ..process import Process
-from ..row import Row, Target
+from ..row import Row, Side, Target
 
-#: Seconds until the jobs are due, so that none leaves meanwhile.
-LATER = 1e6
-#: Seconds between two looks at the shards.
-LOOK = 0.002
+#: Seconds between two looks at the shards, and once all can be claimed.
+LOOK, LATE_LOOK = 0.002, 0.05
 #: Calls a second of new ids, and the share of Redis's time that other work takes.
 RATE, SHARE = 400.0, 0.4
-#: Jobs of a call of other work, and seconds in which its cost is measured.
-CHUNK, CALIBRATION = 10, 3.0
+#: Seconds in which the cost of other work is measured, and those in which it is alone.
+CALIBRATION, ALONE = 3.0, 10.0
 
 
 class Mover(Process):
@@ -37,44 +37,67 @@ class Mover(Process):
         super().__init__(bench, f"{queue.name}-mover", [*command, queue.name, str(shards)], env)
 
 
-class Caller(threading.Thread):
-    """Makes ``rate`` calls a second with new ids until it is stopped. Late calls are made at once."""
+def lengths(bench: Bench, keys: Sequence[str]) -> list[int]:
+    """The number of members of each sorted set."""
+    pipe = bench.direct.pipeline(transaction=False)
+    for key in keys:
+        pipe.zcard(key)
+    return [int(length) for length in pipe.execute()]
 
-    def __init__(self, bench: Bench, queue: QueueSpec, rate: float, chunk: int = 1) -> None:
+
+class OtherWork(Process):
+    """Calls of another queue, at a steady rate."""
+
+    def __init__(self, bench: Bench, queue: QueueSpec, rate: float) -> None:
+        command = [sys.executable, "-m", "benchmarks.paced", queue.name, str(rate)]
+        env = {"BENCH_SETTINGS": json.dumps(bench.settings), "PYTHONWARNINGS": "ignore"}
+        super().__init__(bench, f"{queue.name}-paced", command, env)
+        self._queue, self._rate = queue, rate
+        self._begun_at, self._called = 0.0, 0
+
+    def begin(self) -> None:
+        """Look at the calls from now on."""
+        self.until(lambda: self._calls() > 0)
+        self._begun_at, self._called = time.perf_counter(), self._calls()
+
+    def kept(self) -> float:
+        """The part of the calls that was made since then, in %."""
+        seconds = time.perf_counter() - self._begun_at
+        return 100 * (self._calls() - self._called) / (seconds * self._rate * CHUNK)
+
+    def _calls(self) -> int:
+        return sum(lengths(self._bench, [shard_keys(shard)["due"] for shard in self._queue.shard_refs()]))
+
+
+class Caller(threading.Thread):
+    """Makes calls with new ids until it is stopped. Late calls are made at once."""
+
+    def __init__(self, bench: Bench, queue: QueueSpec) -> None:
         super().__init__()
-        self._bench, self._queue, self._rate, self._chunk = bench, queue, rate, chunk
+        self._bench, self._queue = bench, queue
         self._stopped = threading.Event()
-        self._seconds = 0.0
         #: Seconds that each call took.
         self.took: list[float] = []
 
     def run(self) -> None:
         """Make the calls."""
-        at = began = time.perf_counter()
+        at = time.perf_counter()
         while not self._stopped.wait(max(0.0, at - time.perf_counter())):
-            at += 1 / self._rate
-            self.call()
-        self._seconds = time.perf_counter() - began
+            at += 1 / RATE
+            began, due = time.perf_counter(), time.time() + LATER
+            self._bench.store.push(self._queue, [NewJob(f"new {len(self.took)}", PAYLOAD, perform_in=due)])
+            self.took.append(time.perf_counter() - began)
 
-    def call(self) -> None:
-        """Make one call."""
-        first, began = len(self.took) * self._chunk, time.perf_counter()
-        names = (f"new {number}" for number in range(first, first + self._chunk))
-        due = time.time() + LATER
-        self._bench.store.push(self._queue, [NewJob(name, PAYLOAD, perform_in=due) for name in names])
-        self.took.append(time.perf_counter() - began)
-
-    def stop(self) -> float:
-        """End the calls. Return the part of them that was made in time."""
+    def stop(self) -> None:
+        """End the calls."""
         self._stopped.set()
         self.join()
-        return len(self.took) / (self._seconds * self._rate)
 
 
 def resharding(bench: Bench) -> Iterator[Row]:
     jobs = bench.count(50_000, 10_000)
     queue = _filled(bench, jobs)
-    caller = Caller(bench, queue, RATE)
+    caller = Caller(bench, queue)
     caller.start()
     try:
         claimable, whole = _moved(bench, queue, 48)
@@ -92,19 +115,19 @@ def resharding(bench: Bench) -> Iterator[Row]:
 
 def many(bench: Bench) -> Iterator[Row]:
     queue, other = _filled(bench, 1_000_000), bench.spec("idle-01")
-    caller = Caller(bench, other, _paced(bench, bench.spec("idle-02")), CHUNK)
-    caller.start()
-    try:
+    with OtherWork(bench, other, _rate(bench, bench.spec("idle-02"))) as work:
+        work.begin()
+        time.sleep(ALONE)
+        alone = work.kept()
+        work.begin()
         _, whole = _moved(bench, queue, 96)
-    finally:
-        kept = caller.stop()
+        kept = work.kept()
     text = "1,000,000 waiting jobs, 24 to 96 shards, beside other work"
     common: dict[str, Any] = {"yardstick": "machine"}
     yield Row("reshard-million", text, "s", whole, targets=(Target(120.0),), **common)
     target = Target(95.0, at_least=True)
-    yield Row(
-        "reshard-load", "of that work", "%", kept * 100, targets=(target,), more_is_better=True, **common
-    )
+    others = (Side("without a migration", alone),)
+    yield Row("reshard-load", "of that work", "%", kept, others, (target,), more_is_better=True, **common)
     bench.empty()
     queue = QueueSpec("idle", shards=512)
     bench.fill(queue, 1)
@@ -113,13 +136,14 @@ def many(bench: Bench) -> Iterator[Row]:
     yield Row("reshard-idle", text, "s", whole, targets=(Target(5.0),), yardstick="machine")
 
 
-def _paced(bench: Bench, queue: QueueSpec) -> float:
+def _rate(bench: Bench, queue: QueueSpec) -> float:
     """Calls a second that take their share of Redis's time."""
-    caller = Caller(bench, queue, 1.0, CHUNK)
+    numbers, calls = itertools.count(), 0
     began, used = time.perf_counter(), bench.redis_cpu()
     while time.perf_counter() - began < CALIBRATION:
-        caller.call()
-    return SHARE * len(caller.took) / (bench.redis_cpu() - used)
+        bench.store.push(queue, new_jobs(numbers))
+        calls += 1
+    return SHARE * calls / (bench.redis_cpu() - used)
 
 
 def _filled(bench: Bench, jobs: int) -> QueueSpec:
@@ -140,15 +164,8 @@ def _moved(bench: Bench, queue: QueueSpec, shards: int) -> tuple[float, float]:
         began = time.perf_counter()
         claimable = None
         while migrations.read() is not None:
-            if claimable is None and all(_lengths(bench, dues)):
+            if claimable is None and all(lengths(bench, dues)):
                 claimable = time.perf_counter() - began
-            time.sleep(LOOK)
+            time.sleep(LATE_LOOK if claimable else LOOK)
         whole = time.perf_counter() - began
     return claimable or whole, whole
-
-
-def _lengths(bench: Bench, keys: Sequence[str]) -> list[int]:
-    pipe = bench.direct.pipeline(transaction=False)
-    for key in keys:
-        pipe.zcard(key)
-    return [int(length) for length in pipe.execute()]

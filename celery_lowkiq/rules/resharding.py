@@ -22,6 +22,10 @@ TURN_SHARDS = 16
 MAX_TURNS_OF_ROUND = 24
 #: Seconds of Redis's time that a turn takes at most; a longer one has waited for something else.
 LONGEST_TURN = 0.25
+#: Parts of the time that movers work: when nothing else keeps Redis busy, and at least.
+LARGEST_SHARE, LEAST_SHARE = 0.5, 0.2
+#: A request that takes so many times as long as the shortest one has waited; and how many of them count.
+WAITED, REQUESTS = 2.0, 16
 #: Ids of one transfer, and of one relay.
 TRANSFER_IDS = 100
 RELAY_IDS = 1000
@@ -128,12 +132,27 @@ def turns_of_round(migration: Migration) -> int:
     return -(-count // max(TURN_SHARDS, -(-count // MAX_TURNS_OF_ROUND)))
 
 
-def pause_after(seconds: float, movers: int) -> float:
-    """Return the pause (s) of a mover after a turn that took ``seconds``.
+class Pace:
+    """How much a mover works: all movers together take half of the time that other work leaves of Redis.
 
-    It leaves half of Redis's time to other work, however many movers there are.
+    In the part of the time in which Redis is busy, that part of small requests has to wait.
     """
-    return min(seconds, LONGEST_TURN) * (2 * movers - 1)
+
+    def __init__(self) -> None:
+        self._shortest = math.inf
+        #: Part of the time in which others keep Redis busy, of late.
+        self.busy: float = 0.0
+
+    def asked(self, seconds: float) -> None:
+        """Note how long a small request took that was sent after a pause."""
+        self._shortest = min(seconds, self._shortest)
+        waited = seconds > WAITED * self._shortest
+        self.busy += (waited - self.busy) / REQUESTS
+
+    def pause_after(self, seconds: float, movers: int) -> float:
+        """Return the pause (s) of a mover after a turn that took ``seconds``, beside all others."""
+        share = max(LEAST_SHARE, LARGEST_SHARE * (1 - self.busy))
+        return min(seconds, LONGEST_TURN) * (movers / share - 1)
 
 
 def pages_of(migration: Migration, shards: range) -> dict[int, int]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.resharding import pause_after
 
 from .context import WorkerContext
 from .outage import backoff
@@ -64,8 +63,8 @@ class Migrations:
 
     def _turn(self, movers: dict[str, Mover], queues: Sequence[QueueSpec]) -> float:
         """Do a turn of each queue; return how many seconds to wait then: Redis has other work, too."""
-        clock, moved = self._ctx.clock, False
-        began_at = clock.monotonic()
+        moved, pause = False, 0.0
+        began_at = self._ctx.clock.monotonic()
         for queue in queues:
             known, retry_at = self._refused.get(queue.name, ("", began_at))
             if began_at < retry_at:
@@ -73,6 +72,7 @@ class Migrations:
             mover = movers[queue.name] = movers.get(queue.name) or self._ctx.store.mover(queue)
             try:
                 moved = mover.turn() or moved
+                pause += mover.pause(self._nodes)
                 self._refused.pop(queue.name, None)
             except StoreUnavailable:
                 raise
@@ -80,7 +80,6 @@ class Migrations:
                 if str(error) != known:
                     logger.error("queue %s does not move: %s", queue.name, error)
                 self._refused[queue.name] = (str(error), began_at + REFUSED_RETRY)
-        pause = pause_after(clock.monotonic() - began_at, self._nodes)
         if moved:
             self._look = LOOK
             return pause

@@ -46,6 +46,9 @@ class Mover(Protocol):
         StoreError.
         """
 
+    def pause(self, movers: int) -> float:
+        """Return how many seconds to wait after the last turn, beside other movers; ``movers``: of all."""
+
 
 class Store(Protocol):
     """What a node asks of Redis. Every method may raise StoreUnavailable, and may be repeated then."""

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from celery_lowkiq.rules.errors import LowkiqError
 
@@ -28,10 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             nodes=given.nodes,
             seconds=given.seconds,
             lease=given.lease,
+            pause=given.pause,
             exclusion=given.exclusion,
             faults=frozenset(filter(None, given.faults.split(","))),
             redis_url=given.redis,
             awaits=given.awaits,
+            shards=given.shards,
         )
         _say(
             f"seed {seed}, {options.nodes} nodes, {options.seconds:g} s, lease {options.lease:g} s, "
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def as_text(report: Report, sides: Sequence[Side] = ()) -> str:
     """A line for each figure, each gate, and each side that was compared."""
-    lines = [f"{name:28} {figure}" for name, figure in report.figures.items()]
+    lines = [f"{name:28} {_text(figure)}" for name, figure in report.figures.items()]
     for gate in report.gates:
         figure = "-" if gate.figure is None else f"{gate.figure:.4g}"
         lines.append(
@@ -60,6 +63,11 @@ def as_text(report: Report, sides: Sequence[Side] = ()) -> str:
         for s in sides
     ]
     return "\n".join(lines)
+
+
+def _text(figure: Any) -> str:
+    """A figure; of a list, also what is in it."""
+    return f"{len(figure)} {'; '.join(figure)}".strip() if isinstance(figure, list) else str(figure)
 
 
 def as_json(report: Report, seed: int, sides: Sequence[Side] = ()) -> str:
@@ -83,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=4, help="worker processes (4)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are made (60)")
     parser.add_argument("--lease", type=float, default=1.0, help="lease time in s (1)")
+    parser.add_argument("--pause", type=float, default=0.4, help="average time between two faults in s (0.4)")
     parser.add_argument("--seed", type=int, help="repeats the faults of a run; drawn when left out")
     parser.add_argument("--exclusion", choices=EXCLUSIONS, default=EXCLUSIONS[0])
     parser.add_argument(
@@ -90,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         default=",".join(name for name in FAULTS if name in DEFAULT_FAULTS),
         help=f"any of {','.join(FAULTS)}; default %(default)s",
     )
+    parser.add_argument("--shards", type=int, default=12, help="shards of the queue (12)")
     parser.add_argument("--redis", metavar="URL", help="your Redis, in place of one of its own")
     parser.add_argument("--async", action="store_true", dest="awaits", help="the task is an async def")
     parser.add_argument("--compare-celery", action="store_true", help="plain Celery's losses beside ours")

@@ -15,6 +15,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq import ordered_task
+from celery_lowkiq.store.jobs.durability import WAIT_MS
 
 from .journal import Journal
 from .recording import Recording
@@ -40,6 +41,8 @@ class Stage:
     exclusion: str = "cooperative"
     #: Whether the task is an ``async def``.
     awaits: bool = False
+    #: Of pushes: `lowkiq_push_durability`.
+    durability: str = "fast"
     #: Fixed seconds of work an id; None draws them.
     work: float | None = None
 
@@ -51,10 +54,11 @@ class Stage:
 def make_app(stage: Stage) -> Celery:
     """An app with the one ordered task of a run, for the processes that push."""
     app = Celery(stage.queue, broker=stage.broker, set_as_current=False)
-    # A lost reply is to be noticed well within a lease.
-    timeout = stage.lease / 2
+    # A lost reply is to be noticed well within a lease; but replicas may take half a second to confirm.
+    timeout = max(stage.lease / 2, 0.0 if stage.durability == "fast" else WAIT_MS / 1000 + 0.25)
     app.conf.update(
         lowkiq_url=stage.url,
+        lowkiq_push_durability=stage.durability,
         lowkiq_lease_seconds=stage.lease,
         lowkiq_exclusion=stage.exclusion,
         lowkiq_redis_options={"socket_timeout": timeout, "socket_connect_timeout": timeout},

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from .history import Acquire, Death, Execution, History, Push
+from .history import Acquire, Death, Execution, History, Push, Settle
 from .ownership import Leases
 
 #: Seconds that the queue may take to get empty after the last fault.
@@ -59,6 +59,7 @@ def check(history: History) -> Report:
     latencies = list(_takeovers(history, leases))
     gates = [
         _none("lost payloads", lost),
+        _none("settled twice", list(_settled_twice(history))),
         _none("overlapping executions", [*true, *frozen] if history.strict else true),
         _none("accepted stale writes", list(leases.stale_settles())),
         _none("epochs that do not grow", list(leases.standing_epochs())),
@@ -94,6 +95,7 @@ def _figures(
         "faults by kind": dict(sorted(faults.items())),
         "frozen overlaps": len(frozen),
         "lost within rollbacks": len(forgiven),
+        **_not_confirmed(history),
         "duplicates": len(_duplicates(history)),
         "deaths at a deadline": sum(death.cause == "deadline" for death in history.deaths),
         "takeovers measured": len(latencies),
@@ -105,13 +107,7 @@ def _figures(
 
 def _lost(history: History) -> tuple[list[str], list[Push]]:
     """Accepted payloads that no run finished; apart from them those that a rollback made Redis forget."""
-    done: dict[tuple[str, int], float] = {}
-    for execution in history.executions:
-        if execution.finished and execution.ended_at is not None:
-            for job_id, payloads in execution.payloads.items():
-                for payload in payloads:
-                    last = done.get((job_id, payload), -math.inf)
-                    done[job_id, payload] = max(last, execution.ended_at)
+    done = _done(history)
     lost: list[str] = []
     forgiven: list[Push] = []
     for push in history.pushes:
@@ -123,6 +119,73 @@ def _lost(history: History) -> tuple[list[str], list[Push]]:
         else:
             lost.append(f"id {push.id} payload {push.payload} accepted at {push.at:.3f}")
     return lost, forgiven
+
+
+def _done(history: History) -> dict[tuple[str, int], float]:
+    """When each payload was last finished."""
+    done: dict[tuple[str, int], float] = {}
+    for execution in history.executions:
+        if execution.finished and execution.ended_at is not None:
+            for one in _payloads(execution):
+                done[one] = max(done.get(one, -math.inf), execution.ended_at)
+    return done
+
+
+def _payloads(execution: Execution) -> Iterator[tuple[str, int]]:
+    for job_id, payloads in execution.payloads.items():
+        for payload in payloads:
+            yield job_id, payload
+
+
+def _not_confirmed(history: History) -> dict[str, Any]:
+    """Payloads of calls that ended with an error, and were not made again; those that nobody ran by name."""
+    if not history.unconfirmed:
+        return {}
+    done, accepted = _done(history), {(push.id, push.payload) for push in history.pushes}
+    given_up = {(push.id, push.payload) for push in history.unconfirmed} - accepted
+    lost = sorted(given_up - done.keys(), key=lambda one: one[1])
+    names = [f"id {job_id} payload {payload}" for job_id, payload in lost]
+    return {"not confirmed": len(given_up), "not confirmed and lost": names}
+
+
+def _settled_twice(history: History) -> Iterator[str]:
+    """Payloads that were settled as done, and run and settled again, though nobody pushed them meanwhile.
+
+    Not where a rollback or a failover made Redis forget the first claim or its settle.
+    """
+    pushed: dict[tuple[str, int], float] = {}
+    for push in (*history.pushes, *history.unconfirmed):
+        pushed[push.id, push.payload] = max(pushed.get((push.id, push.payload), -math.inf), push.at)
+    settled: dict[tuple[str, int], tuple[Execution, Settle]] = {}
+    for execution, settle in sorted(_settles(history), key=lambda one: one[1].at):
+        for one in _payloads(execution):
+            known = settled.get(one)
+            settled[one] = execution, settle
+            if (
+                known is None
+                or execution.claimed_at < known[1].at
+                or pushed.get(one, 0.0) > known[0].claimed_at
+            ):
+                continue
+            if not any(loss.touches(known[0].claimed_at, known[1].at) for loss in history.losses):
+                yield f"id {one[0]} payload {one[1]}: at {known[1].at:.3f} and at {settle.at:.3f}"
+
+
+def _settles(history: History) -> Iterator[tuple[Execution, Settle]]:
+    """Finished runs with their settles: the first ones of the same lease, before its next run."""
+    by_lease: dict[tuple[int, int, int], list[Execution]] = defaultdict(list)
+    for execution in sorted(history.executions, key=lambda one: one.began_at):
+        by_lease[execution.pid, execution.shard, execution.epoch].append(execution)
+    settles: dict[tuple[int, int, int], list[Settle]] = defaultdict(list)
+    for settle in sorted(history.settles, key=lambda one: one.called_at):
+        settles[settle.pid, settle.shard, settle.epoch].append(settle)
+    for lease, executions in by_lease.items():
+        ends = [execution.began_at for execution in executions[1:]]
+        for execution, until in zip(executions, [*ends, math.inf], strict=True):
+            first = bisect_left(settles[lease], execution.ended_at or math.inf, key=lambda one: one.called_at)
+            found = settles[lease][first : first + 1]
+            if execution.finished and found and found[0].called_at < until:
+                yield execution, found[0]
 
 
 def _duplicates(history: History) -> list[str]:

@@ -7,18 +7,37 @@ import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import singledispatchmethod
 
 from .journal import Journal
 from .nodes import Cluster
-from .plan import Cut, Down, Fault, Freeze, Hole, Jump, Kill, KillRedis, Reshard, Resize, Roll, Rollback
+from .pair import Pair
+from .plan import (
+    SHARDS,
+    Cut,
+    Down,
+    Failover,
+    Fault,
+    Freeze,
+    Hole,
+    Jump,
+    Kill,
+    KillRedis,
+    Reshard,
+    Resize,
+    Roll,
+    Rollback,
+)
 from .proxy import Proxy
 from .queue import Queue
 from .victim import Victim
 
 #: Seconds between two looks after nodes that ended by themselves.
 TEND = 0.1
+#: Seconds before a failover of which the replica may not have read all: it was told, and has a queue.
+UNREAD = 0.5
 
 
 class Faults:
@@ -27,8 +46,15 @@ class Faults:
     """
 
     def __init__(
-        self, cluster: Cluster, queue: Queue, proxy: Proxy, victim: Victim | None, journal: Journal
+        self,
+        cluster: Cluster,
+        queue: Queue,
+        proxy: Proxy,
+        victim: Victim | None,
+        journal: Journal,
+        shards: int,
     ) -> None:
+        """``shards``: of the queue's task."""
         self._cluster = cluster
         self._queue = queue
         self._proxy = proxy
@@ -36,6 +62,8 @@ class Faults:
         self._journal = journal
         self._mends: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self._shards = deque(round(part * shards) for part in SHARDS)
+        self._failed_over_at = -math.inf
 
     def run(self, faults: Iterable[Fault], seconds: float) -> None:
         """Make each fault at its time, in ``seconds``; in the end all are mended, also after an error."""
@@ -84,7 +112,10 @@ class Faults:
             mend()
             self._note(kind, began_at)
 
-        heapq.heappush(self._mends, (began_at + seconds, next(self._count), mended))
+        self._mend_in(seconds, mended)
+
+    def _mend_in(self, seconds: float, mend: Callable[[], None]) -> None:
+        heapq.heappush(self._mends, (time.monotonic() + seconds, next(self._count), mend))
 
     @singledispatchmethod
     def _make(self, fault: Fault) -> None:
@@ -132,12 +163,14 @@ class Faults:
             written = victim.written()
 
             def forget() -> None:
+                if self._failed_over_at >= began_at:
+                    return
                 victim.kill()
                 victim.forget(written)
                 victim.restart()
                 self._note("rollback", began_at)
 
-            heapq.heappush(self._mends, (began_at + fault.seconds, next(self._count), forget))
+            self._mend_in(fault.seconds, forget)
 
     @_make.register
     def _(self, fault: Jump) -> None:
@@ -161,6 +194,32 @@ class Faults:
 
     @_make.register
     def _(self, fault: Reshard) -> None:
-        if self._queue.reshard(fault.shards):
+        shards = self._shards[0]
+        if self._queue.reshard(shards):
+            self._shards.rotate(-1)
             # How long its migration takes is not waited for: shards come and go until the end.
             self._mend_after("reshard", math.inf, lambda: None)
+            self._mend_in(fault.seconds, self._cluster.move(shards))
+
+    @_make.register
+    def _(self, fault: Failover) -> None:
+        pair = self._victim
+        if not isinstance(pair, Pair) or not pair.alive or not pair.is_in_sync():
+            return
+        began_at = self._failed_over_at = time.monotonic()
+        kind = "failover of a move" if self._queue.is_moving() else "failover"
+        if fault.lag:
+            pair.detach()
+
+        def promote() -> None:
+            self._proxy.switch(pair.promote())
+            self._note(kind, began_at - UNREAD)
+            pair.add_replica()
+
+        def fail() -> None:
+            pair.fail()
+            self._mend_in(fault.seconds, promote)
+
+        # Nothing else happens to Redis meanwhile.
+        pair.alive = False
+        self._mend_in(fault.lag, fail)

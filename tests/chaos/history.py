@@ -119,11 +119,18 @@ class History:
     settles: tuple[Settle, ...] = ()
     deaths: tuple[Death, ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    #: Calls that ended with an error: Redis may have stored them.
+    unconfirmed: tuple[Push, ...] = ()
 
     @property
     def rollbacks(self) -> tuple[Trouble, ...]:
-        """The periods whose writes Redis lost."""
+        """The periods whose pushes Redis lost."""
         return tuple(trouble for trouble in self.troubles if trouble.kind == "rollback")
+
+    @property
+    def losses(self) -> tuple[Trouble, ...]:
+        """The periods whose writes Redis lost, but for pushes that were confirmed by its replica."""
+        return tuple(one for one in self.troubles if one.kind.startswith(("rollback", "failover")))
 
 
 Line = Mapping[str, Any]
@@ -140,6 +147,7 @@ def history_of(lines: Iterable[Line], *, lease: float, strict: bool, drain: Drai
         strict=strict,
         drain=drain,
         pushes=tuple(push for line in found.get("push", ()) for push in _pushes(line)),
+        unconfirmed=tuple(push for line in found.get("unconfirmed", ()) for push in _pushes(line)),
         executions=_executions(found.get("start", ()), found.get("end", ()), deaths),
         acquires=tuple(Acquire(**_fields(line, Acquire)) for line in found.get("acquire", ())),
         renewals=tuple(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,6 +122,24 @@ class Cluster:
         command = [sys.executable, "-m", "celery", "-A", self._crew.app, "worker", *options, *quiet]
         log = self._crew.directory / f"node{number}.log"
         self._nodes[number] = Node(command, self._crew, self._journal, log)
+
+    def move(self, shards: int) -> Callable[[], None]:
+        """Start a command that moves the queue to a number of shards; return what kills it."""
+        words = ["-A", self._crew.app, "lowkiq", "reshard", self._crew.queue, str(shards)]
+        with (self._crew.directory / "movers.log").open("ab") as output:
+            mover = subprocess.Popen(
+                [sys.executable, "-m", "celery", *words],
+                env={**os.environ, **self._crew.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+        def kill() -> None:
+            mover.kill()
+            mover.wait()
+
+        return kill
 
     def kill(self, number: int) -> None:
         """SIGKILL to a node, and another in its place."""

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
-#: Every kind of fault; all but the last three are on by default.
-FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance", "reshard")
+#: Every kind of fault; the first five are on by default.
+FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance", "reshard", "failover")
 DEFAULT_FAULTS = frozenset(FAULTS[:5])
 #: Faults that need a Redis of our own.
-OWN_REDIS = frozenset({"redis", "rollback", "clock"})
+OWN_REDIS = frozenset({"redis", "rollback", "clock", "failover"})
+#: A migration doubles them.
+MAX_CHAOS_SHARDS = 500
 EXCLUSIONS = ("cooperative", "strict")
 #: Module with the workers' app.
 APP = "tests.chaos.app"
@@ -19,12 +21,15 @@ APP = "tests.chaos.app"
 
 @dataclass(frozen=True)
 class Options:
-    """``seconds`` is how long faults are made, ``lease`` the lease time T; both in s."""
+    """``seconds`` is how long faults are made, ``lease`` the lease time T, ``pause`` the time between two
+    faults on average; all in s.
+    """
 
     seed: int
     nodes: int = 4
     seconds: float = 60.0
     lease: float = 1.0
+    pause: float = 0.4
     exclusion: str = "cooperative"
     faults: frozenset[str] = DEFAULT_FAULTS
     #: A Redis of the user's; None starts one.
@@ -47,8 +52,14 @@ class Options:
             raise ConfigurationError(
                 f"exclusion={self.exclusion!r} is not allowed: {' or '.join(EXCLUSIONS)}"
             )
-        if self.nodes < 1 or self.seconds <= 0:
-            raise ConfigurationError("a run needs at least one node and some seconds")
+        if self.nodes < 1 or self.seconds <= 0 or self.pause <= 0:
+            raise ConfigurationError(
+                "a run needs at least one node, some seconds, and a pause between faults"
+            )
+        if not 1 <= self.shards <= MAX_CHAOS_SHARDS:
+            raise ConfigurationError(
+                f"shards={self.shards} is not allowed: a number from 1 to {MAX_CHAOS_SHARDS}"
+            )
         if not 0.5 <= self.lease <= 60:
             raise ConfigurationError(f"lease={self.lease:g} is not allowed: seconds from 0.5 to 60")
 

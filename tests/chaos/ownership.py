@@ -53,7 +53,7 @@ class Leases:
     def stale_settles(self) -> Iterator[str]:
         """Settles that were accepted although a larger epoch had been granted before they were asked for.
 
-        Not where a rollback made Redis forget that grant.
+        Not where a rollback or a failover made Redis forget that grant.
         """
         for settle in self._history.settles:
             for grant in self._grants[settle.shard]:
@@ -66,13 +66,13 @@ class Leases:
                     break
 
     def _forgotten(self, grant: Acquire, by: float) -> bool:
-        return any(r.touches(grant.called_at, grant.at) and r.began_at < by for r in self._history.rollbacks)
+        return any(r.touches(grant.called_at, grant.at) and r.began_at < by for r in self._history.losses)
 
     def standing_epochs(self) -> Iterator[str]:
         """Grants whose epoch is not larger than that of one answered before they were asked for.
 
-        Where the clock of Redis jumped, too, not against grants that a rollback made Redis forget: it is the
-        clock that tells Redis about those.
+        Where the clock of Redis jumped, too, not against grants that Redis lost: it is the clock that tells
+        Redis about those.
         """
         clock = any(trouble.kind == "clock" for trouble in self._history.troubles)
         for shard, grants in self._grants.items():

@@ -9,10 +9,8 @@ from typing import TypeAlias
 
 from .options import Options
 
-#: Seconds between two faults, on average.
-PAUSE = 0.4
 #: How often a kind comes, beside 1 of others: a Redis that is always away lets nothing happen.
-WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2, "reshard": 4}
+WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2, "reshard": 4, "failover": 3}
 #: Sizes that a cluster is brought to, one after the other.
 SIZES = (1, 4, 2, 8)
 #: Seconds that a cluster gets to settle at each of its sizes.
@@ -20,8 +18,8 @@ SETTLE = 5.0
 #: Seconds that the clock of Redis jumps by.
 JUMPS = (1.0, 60.0, 3600.0)
 YEAR = 365 * 86400.0
-#: Numbers of shards that a queue is brought to, as parts of that of its task.
-SHARDS = (2.0, 1.0, 0.3)
+#: Numbers of shards that a queue is brought to, one after the other, as parts of that of its task.
+SHARDS = (2.0, 1.0, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -106,13 +104,28 @@ class Roll:
 
 @dataclass(frozen=True)
 class Reshard:
-    """A migration to another number of shards begins."""
+    """A migration to the next number of shards begins. A command moves the queue, beside all workers; it gets
+    SIGKILL after ``seconds``.
+    """
 
     at: float
-    shards: int
+    seconds: float
 
 
-Fault: TypeAlias = Kill | Freeze | KillRedis | Cut | Hole | Down | Rollback | Jump | Resize | Roll | Reshard
+@dataclass(frozen=True)
+class Failover:
+    """SIGKILL to the master, ``lag`` s after its replica has followed it no more; ``seconds`` later, the
+    replica takes its place.
+    """
+
+    at: float
+    lag: float
+    seconds: float
+
+
+Fault: TypeAlias = (
+    Kill | Freeze | KillRedis | Cut | Hole | Down | Rollback | Jump | Resize | Roll | Reshard | Failover
+)
 
 
 def plan(seed: int, options: Options) -> Iterator[Fault]:
@@ -127,7 +140,7 @@ def _mixed(chance: random.Random, options: Options) -> Iterator[Fault]:
     weights = [WEIGHTS.get(kind, 1) for kind in kinds]
     at = 0.0
     while kinds:
-        at += chance.uniform(PAUSE / 2, PAUSE * 3 / 2)
+        at += options.pause * chance.uniform(0.5, 1.5)
         if at >= options.seconds:
             return
         (kind,) = chance.choices(kinds, weights)
@@ -171,8 +184,9 @@ def _resize_or_roll(chance: random.Random, at: float, options: Options) -> Fault
     return Roll(at, chance.randrange(options.nodes))
 
 
-def _reshard(chance: random.Random, at: float, options: Options) -> Fault:
-    return Reshard(at, round(chance.choice(SHARDS) * options.shards))
+def _failover(chance: random.Random, at: float, options: Options) -> Fault:
+    lag = chance.choice((0.0, chance.uniform(0.05, 0.5))) * options.lease
+    return Failover(at, lag, chance.choice((0.05, 0.5, 1.5)) * options.lease)
 
 
 _MAKERS: dict[str, Callable[[random.Random, float, Options], Fault]] = {
@@ -183,5 +197,6 @@ _MAKERS: dict[str, Callable[[random.Random, float, Options], Fault]] = {
     "rollback": lambda chance, at, options: Rollback(at, chance.uniform(0.1, 2.0) * options.lease),
     "clock": _jump,
     "rebalance": _resize_or_roll,
-    "reshard": _reshard,
+    "reshard": lambda chance, at, options: Reshard(at, chance.uniform(0.5, 8.0) * options.lease),
+    "failover": _failover,
 }

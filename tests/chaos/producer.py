@@ -18,10 +18,12 @@ PAUSE = 0.05
 
 
 class Producer:
-    """Pushes payloads whose scores grow, each until it is accepted, in a thread of its own."""
+    """Pushes payloads whose scores grow, in a thread of its own."""
 
-    def __init__(self, task: Any, journal: Journal, *, ids: int, seed: int) -> None:
+    def __init__(self, task: Any, journal: Journal, *, ids: int, seed: int, gives_up: float = 0.0) -> None:
+        """``gives_up``: part of the calls that are not made again after an error."""
         self._task = task
+        self._gives_up = gives_up
         self._journal = journal
         self._ids = [str(number) for number in range(ids)]
         self._chance = random.Random(seed)
@@ -50,13 +52,16 @@ class Producer:
             self._error = error
 
     def push(self, payloads: dict[str, int]) -> None:
-        """One call, repeated until it is accepted; the time of the one that was, counts."""
+        """One call, repeated until it is accepted or given up; the time of the one that was, counts."""
         jobs = [{"id": job_id, "payload": n, "score": n} for job_id, n in payloads.items()]
         while True:
             called_at = time.monotonic()
             try:
                 self._task.perform_async(jobs)
             except StoreUnavailable:
+                self._journal.note("unconfirmed", payloads=payloads, called_at=called_at)
+                if self._chance.random() < self._gives_up:
+                    return
                 threading.Event().wait(PAUSE)
             else:
                 self._journal.note("push", payloads=payloads, called_at=called_at)

@@ -50,6 +50,11 @@ class Proxy:
         """Accept and forward again; what was held back arrives."""
         self._do(self._open())
 
+    def switch(self, upstream: Address) -> None:
+        """Close all connections, and forward to another Redis from now on."""
+        self._upstream = upstream
+        self.cut()
+
     def stop(self) -> None:
         """End with all connections."""
         self._do(self._end())

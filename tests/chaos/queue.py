@@ -41,9 +41,16 @@ class Queue:
         return stored
 
     def reshard(self, shards: int) -> bool:
-        """Begin a migration. False where that is not possible now."""
+        """Begin a migration. False where that is not possible now; True also for the number that it has."""
         try:
-            return shards != self._spec().shards and self._migrations.begin(shards)
+            return shards == self._spec().shards or self._migrations.begin(shards)
+        except StoreUnavailable:
+            return False
+
+    def is_moving(self) -> bool:
+        """Whether a migration is going on, as far as Redis answers."""
+        try:
+            return self._migrations.read() is not None
         except StoreUnavailable:
             return False
 

@@ -18,6 +18,7 @@ from .history import Drain, History, history_of
 from .journal import Journal, Reader
 from .nodes import Cluster, Crew
 from .options import OWN_REDIS, Options
+from .pair import Pair
 from .plan import plan
 from .producer import Producer
 from .proxy import Proxy
@@ -29,6 +30,8 @@ START = 60.0
 SHARE = 20.0
 #: Seconds after which a queue that is not empty counts as never empty.
 NEVER = 60.0
+#: Part of the calls that are given up when they are not confirmed: a failover may lose these.
+GIVES_UP = 0.5
 #: Kills at the end, when nothing else is wrong, which show how long a takeover takes.
 CALM_KILLS = 3
 
@@ -56,12 +59,13 @@ def _history(options: Options, directory: Path, say: Say) -> History:
         task = add_task(app, stage)
         queue = Queue(task)
         cluster = Cluster(_crew(options, stage, directory), journal)
-        producer = Producer(task, journal, ids=options.ids, seed=options.seed)
+        gives_up = GIVES_UP if "failover" in options.faults else 0.0
+        producer = Producer(task, journal, ids=options.ids, seed=options.seed, gives_up=gives_up)
         try:
             cluster.resize(options.nodes)
             if wait_for(queue.shared_by(options.nodes, options.lease), START) is None:
                 say(f"the nodes did not share the shards within {START:.0f} s")
-            faults = Faults(cluster, queue, proxy, victim, journal)
+            faults = Faults(cluster, queue, proxy, victim, journal, options.shards)
             producer.start()
             try:
                 faults.run(plan(options.seed, options), options.seconds)
@@ -101,7 +105,8 @@ def _stage(options: Options, directory: Path) -> Iterator[tuple[Stage, Proxy, Vi
     with contextlib.ExitStack() as stack:
         victim = None
         if options.redis_url is None:
-            victim = Victim(Clock(directory) if "clock" in options.faults else None)
+            clock = Clock(directory) if "clock" in options.faults else None
+            victim = Pair(clock) if "failover" in options.faults else Victim(clock)
             stack.callback(victim.stop)
             address = victim.start()
         else:
@@ -126,6 +131,7 @@ def _stage_of(options: Options, directory: Path, url: str) -> Stage:
         shards=options.shards,
         exclusion=options.exclusion,
         awaits=options.awaits,
+        durability="replicated" if "failover" in options.faults else "fast",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from tests.chaos.plan import (
     YEAR,
     Cut,
     Down,
+    Failover,
     Freeze,
     Hole,
     Jump,
@@ -34,6 +36,7 @@ KINDS = {
     "clock": {Jump},
     "rebalance": {Resize, Roll},
     "reshard": {Reshard},
+    "failover": {Failover},
 }
 
 
@@ -47,6 +50,8 @@ def test_faults_come_in_order_every_0_4_seconds_or_so():
     assert all(0.2 <= b - a <= 0.6 for a, b in pairwise(times))
     assert times[-1] < ALL.seconds
     assert len(times) == pytest.approx(600 / 0.4, rel=0.1)
+    slow = [fault.at for fault in plan(7, replace(ALL, pause=4.0))]
+    assert len(slow) == pytest.approx(600 / 4.0, rel=0.2)
 
 
 def test_every_kind_that_is_asked_for_comes_and_no_other():
@@ -64,6 +69,9 @@ def test_times_are_those_of_the_test_plan():
             assert fault.seconds in (0.05 * lease, 0.5 * lease, 1.5 * lease)
         elif isinstance(fault, (Hole, Down)):
             assert 0 < fault.seconds <= 1.5 * lease
+        elif isinstance(fault, Failover):
+            assert 0 <= fault.lag <= 0.5 * lease
+            assert fault.seconds in (0.05 * lease, 0.5 * lease, 1.5 * lease)
         elif isinstance(fault, Rollback):
             assert 0.1 * lease <= fault.seconds <= 2 * lease
         elif isinstance(fault, Jump):
@@ -88,6 +96,8 @@ def test_rebalancing_alone_is_a_plan_of_its_own():
         {"nodes": 0},
         {"seconds": 0},
         {"lease": 0.1},
+        {"shards": 0},
+        {"pause": 0},
     ],
 )
 def test_an_impossible_run_is_refused(bad):

@@ -90,6 +90,18 @@ def test_when_it_is_down_it_refuses_and_comes_back_at_the_same_port(proxy):
         assert says(again, b"b") == b"B"
 
 
+def test_another_server_gets_what_comes_after_a_switch(proxy, tmp_path):
+    with connect(proxy) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        says(one, b"a")
+        proxy.switch(other.getsockname())
+        assert is_closed(one)
+        with connect(proxy) as again:
+            again.sendall(b"b")
+            accepted, _ = other.accept()
+            with accepted:
+                assert accepted.recv(100) == b"b"
+
+
 def test_a_server_that_is_away_closes_the_connection(proxy, echo):
     echo.shutdown()
     echo.server_close()

@@ -26,6 +26,15 @@ def test_nothing_is_lost_overlaps_or_gets_out_of_order(exclusion, awaits):
     assert report.figures["faults"] > 0
 
 
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_what_a_replica_has_confirmed_survives_failovers_while_jobs_move():
+    faults = frozenset({"kill", "freeze", "cut", "redis", "reshard", "failover"})
+    report = run(Options(seed=1, nodes=2, seconds=8.0, shards=24, faults=faults), print)
+    assert report.failed() - OF_TIME == set(), [gate for gate in report.gates if not gate.passed]
+    assert report.figures["faults by kind"].keys() & {"failover", "failover of a move"}
+
+
 @pytest.mark.full
 def test_a_users_redis_is_left_as_it_was(capsys):
     with EmbeddedServer(port=0, config={"requirepass": "sesame"}) as server:

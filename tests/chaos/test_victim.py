@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.errors import ConfigurationError
+from tests.chaos.pair import Pair
 from tests.chaos.victim import Clock, Victim, address_of, can_set_clocks, through_proxy
 from tests.waiting import eventually
 
@@ -16,8 +17,8 @@ from tests.waiting import eventually
 def start():
     started = []
 
-    def start(clock=None):
-        victim = Victim(clock)
+    def start(clock=None, kind=Victim):
+        victim = kind(clock)
         client = redis.Redis(unix_socket_path=victim.start())
         started.append((victim, client))
         return victim, client
@@ -50,6 +51,26 @@ def test_a_rollback_forgets_what_came_since_and_nothing_else(start):
     victim.forget(victim.written() + 100)
     victim.restart()
     assert client.mget("before", "after") == [b"1", b"3"]
+
+
+@pytest.mark.full
+def test_a_replica_takes_the_place_of_its_master(start):
+    """It has all that was confirmed; what came after it had lagged is lost."""
+    pair, client = start(kind=Pair)
+    client.set("a", 1)
+    assert client.wait(1, 10_000) == 1
+    pair.detach()
+    client.set("b", 1)
+    pair.fail()
+    with redis.Redis(unix_socket_path=pair.promote()) as client:
+        assert client.mget("a", "b") == [b"1", None]
+        pair.add_replica()
+        client.set("c", 1)
+        assert client.wait(1, 10_000) == 1
+        eventually(pair.is_in_sync)
+        pair.kill()
+        pair.restart()
+        assert client.mget("a", "c") == [b"1", b"1"]
 
 
 @pytest.mark.skipif(not can_set_clocks(), reason="needs Linux and cc")

@@ -73,9 +73,15 @@ class Victim:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock
         self.alive = False
-        config = {"appendfsync": "everysec", "auto-aof-rewrite-percentage": "0"}
-        executable = clock.executable if clock is not None else None
-        self._server = EmbeddedServer(executable=executable, appendonly=True, config=config)
+        self._server = self._new_server()
+
+    def _new_server(self) -> EmbeddedServer:
+        return self._server_with(appendfsync="everysec")
+
+    def _server_with(self, port: int | None = None, **config: str) -> EmbeddedServer:
+        executable = self.clock.executable if self.clock is not None else None
+        config = {"auto-aof-rewrite-percentage": "0", **config}
+        return EmbeddedServer(executable=executable, port=port, appendonly=True, config=config)
 
     def start(self) -> Address:
         """Start it; where it listens."""

@@ -52,6 +52,12 @@ def test_only_libraries_place_waiting_jobs():
     assert found == MAY_WRITE_INDEX
 
 
+def test_only_scripts_of_migrations_always_look_into_moving():
+    """Others look whether a migration goes on, and pay for the index only then."""
+    found = {name for name in SCRIPTS if "in_migration" in scripts.libraries(source(name))}
+    assert found == {"export", "fence", "hold", "import_jobs", "relay", "stay"}
+
+
 #: Packages of the store, each above those before it, as the contract of import-linter has them.
 LAYERS = (
     *("scripts", "repairs", "jobs", "leases", "redis_store", "inspect", "admin", "tracking"),

@@ -29,6 +29,9 @@ class FakeMover:
             raise self._errors.pop(0)
         return True
 
+    def pause(self, movers):
+        return 0.001
+
 
 @pytest.fixture
 def moved():

@@ -7,9 +7,11 @@ import pytest
 from celery_lowkiq.rules import resharding
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.resharding import (
+    LEAST_SHARE,
     LONGEST_TURN,
     Export,
     Migration,
+    Pace,
     Phase,
     ShardMoves,
     cost,
@@ -17,7 +19,6 @@ from celery_lowkiq.rules.resharding import (
     is_finished,
     last_export,
     pages_of,
-    pause_after,
     paused_turn,
     shards_of_turn,
     turn,
@@ -113,14 +114,43 @@ def test_turns_go_round_over_all_shards(count, round_of):
     assert sorted(index for turn in turns for index in turn) == sorted(2 * list(range(count)))
 
 
+def share(pace, movers=1):
+    """The part of the time that movers work together."""
+    return movers * 0.01 / (0.01 + pace.pause_after(0.01, movers))
+
+
+def paced(*requests):
+    """After requests that took so long (s), again and again."""
+    pace = Pace()
+    for seconds in 50 * requests:
+        pace.asked(seconds)
+    return pace
+
+
 @pytest.mark.parametrize("movers", [1, 2, 8])
 def test_movers_together_leave_half_of_the_time_to_other_work(movers):
-    pause = pause_after(0.01, movers)
-    assert movers * 0.01 / (0.01 + pause) == pytest.approx(0.5)
+    assert share(paced(0.001, 0.0015), movers) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("movers", [1, 8])
+def test_movers_take_half_of_what_other_work_leaves(movers):
+    # Redis is busy for others in two fifths of the time, whatever the way there takes.
+    for way in (0.0001, 0.01):
+        pace = paced(way, 5 * way, way, 3 * way, way)
+        assert pace.busy == pytest.approx(0.4, abs=0.05)
+        assert share(pace, movers) == pytest.approx(0.3, abs=0.03)
+
+
+def test_movers_go_on_slowly_while_redis_is_always_busy():
+    busy = paced(0.0001, *[0.05] * 100)
+    assert share(busy) == pytest.approx(LEAST_SHARE)
+    for _ in range(50):
+        busy.asked(0.0001)
+    assert share(busy) == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_mover_that_was_frozen_in_a_turn_goes_on_soon():
-    assert pause_after(3600.0, 8) == 15 * LONGEST_TURN
+    assert Pace().pause_after(3600.0, 8) == 15 * LONGEST_TURN
 
 
 @pytest.mark.parametrize(("former", "shards"), [(4, 4096), (24, 48), (48, 24), (4096, 1)])

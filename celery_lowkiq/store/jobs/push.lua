@@ -133,7 +133,7 @@ end
 -- In a migration, calls may bring jobs that no claim takes before a mover has sorted them.
 any_moving = any_moving or string.find(policy, 'arriving=', 1, true) ~= nil
 
--- USES: waiting_index moving_index payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
+-- USES: waiting_index moving_job payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
 local refusal = hooks.refusal and hooks.refusal(last_job, now_s)
 if refusal then
   return refusal

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import (
     Export,
     Migration,
+    Pace,
     Phase,
     ShardMoves,
     has_leavers,
@@ -46,13 +48,22 @@ STALE = -1
 class Mover:
     """Moves one queue. Methods raise FormatMismatch, StoreError; the next turn goes on after it."""
 
-    def __init__(self, client: Client, queue: QueueSpec, durability: Durability | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        queue: QueueSpec,
+        durability: Durability | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.client: Client = client
         #: Number of jobs that became claimable by this mover.
         self.sorted_jobs: int = 0
         self._queue = queue
         self._durability = durability or Durability()
+        self._now = (clock or SystemClock()).monotonic
         self._migrations = Migrations(client, queue.name)
+        self._pace = Pace()
+        self._took = 0.0
         self._begin(0)
 
     def _begin(self, gen: int) -> None:
@@ -71,9 +82,19 @@ class Mover:
 
     def turn_steps(self) -> Steps[bool]:
         """Steps of :meth:`turn`."""
-        stored = yield from self._migrations.read_steps()
-        if stored is None:
-            return False
+        began_at = self._now()
+        try:
+            stored = yield from self._migrations.read_steps()
+            self._pace.asked(self._now() - began_at)
+            return stored is not None and (yield from self._turn(stored))
+        finally:
+            self._took = self._now() - began_at
+
+    def pause(self, movers: int) -> float:
+        """Return how many seconds to wait after the last turn, beside other movers; ``movers``: of all."""
+        return self._pace.pause_after(self._took, movers)
+
+    def _turn(self, stored: StoredMigration) -> Steps[bool]:
         migration = stored.migration
         if migration.gen != self._gen:
             self._begin(migration.gen)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from celery_lowkiq.rules.errors import InvalidCall, MigrationAborted, MigrationPaused, QueueMigrating
 from celery_lowkiq.rules.layout import MAX_SHARDS, Layout
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.resharding import pause_after
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.client import Client
@@ -61,8 +59,7 @@ def reshard(
         if stored.is_paused:
             raise MigrationPaused(queue.name, layout)
         tally.begin()
-        before, began_at = mover.sorted_jobs, time.monotonic()
-        moved = mover.turn()
-        threading.Event().wait(pause_after(time.monotonic() - began_at, movers) if moved else LOOK)
+        before = mover.sorted_jobs
+        threading.Event().wait(mover.pause(movers) if mover.turn() else LOOK)
         tally.add(mover.sorted_jobs - before)
     return tally.count

@@ -1,17 +1,7 @@
 -- The index `moving`: waiting jobs that no claim takes until a mover has sorted them (waiting_index.lua).
 --
 -- KEYS: @waiting
--- USES: in_migration waiting_index
-
--- Moves a waiting job to `moving`.
-local function hold(id)
-  if not is_moving(id) then
-    local perform_in, priority = index_score(id), priority_of(id)
-    index_remove(id)
-    index_hold(id, perform_in)
-    index_put(id, perform_in, priority)
-  end
-end
+-- USES: in_migration waiting_index moving_job
 
 -- Jobs of one command: `unpack` takes a limited number of values.
 local HIDDEN = 1000
