@@ -79,6 +79,7 @@ def test_a_payload_of_one_mebibyte(store):
     assert [p.data for p in claim(store, lease).jobs[0].payloads] == [b"small"]
 
 
+@pytest.mark.full
 @here_often()
 def test_a_hundred_thousand_payloads_of_one_id(store):
     """A claim takes at most 1,000 of them, lowest scores first; the rest stays waiting."""

@@ -404,6 +404,7 @@ def passes(pytester, monkeypatch):
     return lambda tests: run(tests, 1)
 
 
+@pytest.mark.full
 def test_sentry(passes):
     pytest.importorskip("sentry_sdk")
     passes(
@@ -440,6 +441,7 @@ def test_it(lowkiq):
     )
 
 
+@pytest.mark.full
 def test_opentelemetry(passes):
     pytest.importorskip("opentelemetry.instrumentation.celery")
     passes(

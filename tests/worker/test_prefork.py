@@ -60,6 +60,7 @@ def test_ordered_calls_run_in_order_beside_plain_tasks(app, start_prefork, ledge
     assert "[ordered queues]" in node.logs()
 
 
+@pytest.mark.full
 def test_lanes_of_the_node_process_have_child_processes(settings, start_prefork, ledger):
     settings["result_backend"] = settings["broker_url"]
     app = in_processes.make_app(**settings)
@@ -76,6 +77,7 @@ def test_lanes_of_the_node_process_have_child_processes(settings, start_prefork,
     app.close()
 
 
+@pytest.mark.full
 def test_only_the_node_process_has_threads(app, start_prefork, ledger):
     """Also when a message has the worker push, and commands act on a queue."""
     node = start_prefork("--max-tasks-per-child=1")
@@ -269,6 +271,7 @@ def test_remote_control(app, start_prefork, ledger, tmp_path):
     ledger.wait_for("end", 2)
 
 
+@pytest.mark.full
 def test_events_come_from_the_worker(app, start_prefork, ledger):
     """Only while they are switched on, as by Flower."""
     record = app.tasks["record"]
