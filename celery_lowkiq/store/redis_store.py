@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
@@ -42,6 +42,8 @@ from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.client import Client, raise_refused
+from celery_lowkiq.store.scripts.cluster_client import ClusterClient
+from celery_lowkiq.store.scripts.cluster_map import ClusterMap
 from celery_lowkiq.store.scripts.keys import (
     nodes_key,
     report_key,
@@ -69,9 +71,13 @@ class RedisStore:
     """Jobs and leases in Redis. Safe to share between threads, not across a fork."""
 
     def __init__(
-        self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
+        self,
+        client: redis.Redis | ClusterMap,
+        durability: Durability = FAST,
+        sending: Callable[[Any], Client] | None = None,
     ) -> None:
-        self.client: Client = sending(client)
+        made: Any = sending or (ClusterClient if isinstance(client, ClusterMap) else Client)
+        self.client: Client = made(client)
         self._durability = durability
         self._admission = Admission(self.client, Repairs(self.client), self._continue_migration)
         self._taking = Admission(self.client, BackgroundRepairs(self.client), self._continue_migration)
@@ -80,7 +86,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Close all connections."""
-        self.client.redis.connection_pool.disconnect()
+        self.client.close()
 
     # -- calls
 
@@ -181,13 +187,13 @@ class RedisStore:
         Returns lanes and turn of all nodes, and the stored number of shards. A node without ``lanes`` has no
         heartbeat there, and reads the numbers only. A refused report does not affect the heartbeat.
         """
-        beats = beat_calls(queues, f"{owner} {lanes}" if lanes else "", turn)
-        replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
+        beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
+        replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
         found = [each for reply in raise_refused(replies[: len(beats)]) for each in parse_beats(reply)]
         return BeatResult(
             [members for members, _ in found],
             [route for _, route in found],
-            heartbeat_reply(news, replies[len(beats) :]) if news else None,
+            heartbeat_reply(self.client, news, replies[len(beats) :]) if news else None,
         )
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
@@ -220,7 +226,8 @@ class RedisStore:
         settling = settle_calls(settle) if settle is not None else None
         calls = settling.calls if settling is not None else []
         claiming = [claim_call(claim)] if claim is not None else []
-        replies = self.client.calls([*calls, *claiming])
+        side_calls = settling.side_calls if settling is not None else 0
+        replies = self.client.calls_in_turn(calls[:side_calls], [*calls[side_calls:], *claiming])
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
@@ -303,7 +310,7 @@ class RedisStore:
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Subscribe to the announcements of the queues. Raises StoreUnavailable."""
-        return PushSubscription(self.client.redis, [queue.name for queue in queues])
+        return PushSubscription(self.client, [queue.name for queue in queues])
 
 
 def _acquire_call(wish: LeaseWatch, owner: str) -> ScriptCall:

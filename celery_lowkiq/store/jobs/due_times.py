@@ -9,7 +9,7 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_time
-from celery_lowkiq.store.scripts.script import load, slices
+from celery_lowkiq.store.scripts.script import load
 
 from .claims import open_claims
 
@@ -32,7 +32,7 @@ def due_times(
 
 def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due]:
     """Return the due time (None) of each of these shards that still has no waiting job, by its number."""
-    parts = slices(numbers, SHARDS)
+    parts = client.slices(numbers, SHARDS)
     calls = [load("find_jobs").call_many([shard_keys(shards[n])["jobs"] for n in part]) for part in parts]
     dues: dict[int, Due] = {}
     for part, (now, *positions) in zip(parts, client.all(calls), strict=True):

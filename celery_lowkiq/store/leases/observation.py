@@ -8,7 +8,7 @@ from celery_lowkiq.rules.models import LeaseState, ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_id, parse_whole
-from celery_lowkiq.store.scripts.script import load, slices
+from celery_lowkiq.store.scripts.script import load
 
 #: Leases that one script reads: about 0.6 ms of work for Redis.
 LEASES = 200
@@ -18,7 +18,7 @@ def observe(client: Client, shards: Sequence[ShardRef]) -> list[LeaseState]:
     """Return the leases of the shards. See ``RedisStore.observe``."""
     calls = [
         load("read_leases").call_many([shard_keys(shard)["lease"] for shard in part])
-        for part in slices(shards, LEASES)
+        for part in client.slices(shards, LEASES)
     ]
     return [state for reply in client.all(calls) for state in _states(*reply)]
 

@@ -76,8 +76,8 @@ def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:
 
 def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
     def attempt() -> list[Any]:
-        connection.send_packed_command(_packed(connection, commands))
-        return [_reply(connection) for _ in commands]
+        connection.send_packed_command(packed(connection, commands))
+        return [read_reply(connection) for _ in commands]
 
     try:
         replies: list[Any] = connection.retry.call_with_retry(attempt, lambda _: connection.disconnect())
@@ -98,7 +98,7 @@ def _is_observed(client: redis.Redis) -> bool:
     )
 
 
-def _packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
+def packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
     """Yield what is sent: small commands together."""
     part: list[bytes] = []
     size = 0
@@ -112,7 +112,8 @@ def _packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
         yield b"".join(part)
 
 
-def _reply(connection: Any) -> Any:
+def read_reply(connection: Any) -> Any:
+    """Read one reply; that of a refused command is its error. Raises RedisError for a lost connection."""
     try:
         return connection.read_response()
     except exceptions.ResponseError as error:
