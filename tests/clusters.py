@@ -37,6 +37,10 @@ class Cluster:
         """A client of one node only."""
         return redis.Redis(port=self.servers[number].port or 0)
 
+    def clients(self) -> list[redis.Redis]:
+        """A client of each node."""
+        return [self.node(number) for number in range(len(self.servers))]
+
     def owner(self, slot: int) -> int:
         """The number of the master that has a slot, as the masters say themselves."""
         for number in range(len(self.servers)):

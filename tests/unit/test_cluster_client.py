@@ -65,6 +65,19 @@ def once(node, reply, then=None):
     node.answer = lambda words: next(replies, number(1) if then is None else then)
 
 
+def without_scripts():
+    """Answers 5 to scripts from the first SCRIPT LOAD on."""
+    loaded = threading.Event()
+
+    def answer(words):
+        if words[0] == b"SCRIPT":
+            loaded.set()
+            return b"$2\r\nok\r\n"
+        return number(5) if loaded.is_set() else NOT_HERE
+
+    return answer
+
+
 def test_each_command_goes_to_its_master_and_replies_keep_their_order(cluster, client):
     for n, node in enumerate(cluster.nodes):
         node.answer = lambda words, n=n: number(n)
@@ -202,15 +215,7 @@ def test_a_master_that_cuts_always_is_unavailable_after_two_attempts(cluster, cl
 
 def test_a_script_is_loaded_where_it_is_missing(cluster, client):
     node = cluster.nodes[1]
-    loaded = threading.Event()
-
-    def answer(words):
-        if words[0] == b"SCRIPT":
-            loaded.set()
-            return b"$2\r\nok\r\n"
-        return number(5) if loaded.is_set() else NOT_HERE
-
-    node.answer = answer
+    node.answer = without_scripts()
     assert results(client, A, B, C) == [1, 5, 1]
     assert [words[0] for words in node.heard] == [b"EVALSHA", b"SCRIPT", b"EVALSHA"]
     assert not any(words[0] == b"SCRIPT" for other in (0, 2) for words in cluster.nodes[other].heard)
@@ -219,15 +224,7 @@ def test_a_script_is_loaded_where_it_is_missing(cluster, client):
 def test_a_script_that_is_missing_where_a_slot_moves_is_loaded_there(cluster, client):
     first, second, _ = cluster.nodes
     first.answer = lambda words: b"-ASK %d %s\r\n" % (slot_of(A), second.place)
-    loaded = threading.Event()
-
-    def answer(words):
-        if words[0] == b"SCRIPT":
-            loaded.set()
-            return b"$2\r\nok\r\n"
-        return number(5) if loaded.is_set() else NOT_HERE
-
-    second.answer = answer
+    second.answer = without_scripts()
     assert results(client, A) == [5]
 
 

@@ -35,7 +35,7 @@ PAUSE = 0.02
 #: What a slot answers that moves or has no master for a moment.
 LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
 #: Codes of errors that redis-py 5.0 does not know, unless its client is one of a cluster.
-LATER_TEXTS = ("TRYAGAIN", "CLUSTERDOWN")
+LATER_TEXTS = tuple("TRYAGAIN CLUSTERDOWN".split())
 LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 #: Of these, what another attempt does not change.
 REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError)
