@@ -39,7 +39,7 @@ def cluster(bench: Bench) -> Iterator[Row]:
             targets = [Target(1.15, ONE, cpu="client")] if batch > 1 else []
             yield Row.of_costs(
                 f"cluster-{batch}",
-                f"claim and settle, batch {batch}, 48 shards on three masters: client, and the busiest master",
+                f"claim and settle, batch {batch}, 48 shards on three masters (redis: the busiest)",
                 interleaved(bench.count(9, 3), sides),
                 *targets,
             )

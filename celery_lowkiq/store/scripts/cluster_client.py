@@ -18,7 +18,7 @@ from celery_lowkiq.rules.errors import NotClusterNode, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
 from .client import Client, store_error
-from .cluster_exchange import exchange_all
+from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
 from .keys import reports_key, shard_keys
@@ -35,7 +35,7 @@ PAUSE = 0.02
 #: What a slot answers that moves or has no master for a moment.
 LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
 #: Codes of errors that redis-py 5.0 does not know, unless its client is one of a cluster.
-LATER_TEXTS = tuple("TRYAGAIN CLUSTERDOWN".split())
+LATER_TEXTS = ("TRYAGAIN ", "CLUSTERDOWN ")
 LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 #: Of these, what another attempt does not change.
 REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError)
@@ -66,7 +66,7 @@ class ClusterClient(Client):
         error: Exception | None = None
         masters = self.cluster.masters()
         for address in masters:
-            (reply,) = exchange_all(self.cluster, {address: [("PING",)]})[address]
+            (reply,) = exchange_one(self.cluster, address, [("PING",)])
             if not isinstance(reply, (exceptions.RedisError, OSError)):
                 return self.cluster.apart(address)
             error = reply
@@ -102,19 +102,27 @@ class ClusterClient(Client):
         try:
             if commands[0][0] == "SCRIPT LOAD":
                 return [self._loaded(*commands[0])]
-            batch = _Batch(self.cluster, commands, list(self._slots(commands)))
-            batch.send(range(len(commands)))
+            slots = list(self._slots(commands))
+            masters = self.cluster.slots()
         except (exceptions.RedisError, OSError) as error:
             if "cluster support disabled" in str(error):
                 raise NotClusterNode() from error
             raise store_error(error) from error
-        for reply in batch.replies:
+        addresses = {masters[slot] for slot in slots}
+        address = addresses.pop()
+        if address is not None and not addresses:
+            replies = exchange_one(self.cluster, address, commands)
+        else:
+            batch = _Batch(self.cluster, commands, slots)
+            batch.send(range(len(commands)))
+            replies = batch.replies
+        for reply in replies:
             if isinstance(reply, (exceptions.RedisError, OSError)):
-                return batch.followed()
-        return batch.replies
+                return _Batch(self.cluster, commands, slots, replies).followed()
+        return replies
 
     def _loaded(self, name: str, text: str, node: Address) -> Any:
-        (reply,) = exchange_all(self.cluster, {node: [(name, text)]})[node]
+        (reply,) = exchange_one(self.cluster, node, [(name, text)])
         # The commands of a node that is away are answered one by one.
         return None if isinstance(reply, LOST) else reply
 
@@ -140,8 +148,14 @@ def _key(command: Command) -> str:
 class _Batch:
     """Commands that are sent together, each with its slot, and their replies so far."""
 
-    def __init__(self, cluster: ClusterMap, commands: Sequence[Command], slots: list[int]) -> None:
-        self.replies: list[Any] = [None] * len(commands)
+    def __init__(
+        self,
+        cluster: ClusterMap,
+        commands: Sequence[Command],
+        slots: list[int],
+        replies: list[Any] | None = None,
+    ) -> None:
+        self.replies: list[Any] = replies or [None] * len(commands)
         self._cluster = cluster
         self._commands = commands
         self._slots = slots

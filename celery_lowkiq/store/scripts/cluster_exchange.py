@@ -10,7 +10,7 @@ from redis import exceptions
 
 from .cluster_map import Address, ClusterMap
 from .connect import PROTOCOL
-from .exchange import Command, packed, read_reply
+from .exchange import Command, packed
 from .keeping_pool import KeepingPool, Kept
 
 #: Redis-py's conversions of replies, by command.
@@ -25,69 +25,76 @@ class _Sent(NamedTuple):
     kept: Kept
 
 
-def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]) -> dict[Address, list[Any]]:
-    """Send each node its commands, then read all replies; that of a refused command is its error.
+def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> list[Any]:
+    """Send a node its commands, and read all replies; that of a refused command is its error.
 
-    What a node has not answered has the ConnectionError or TimeoutError as its reply; the node may have
+    What the node has not answered has the ConnectionError or TimeoutError as its reply; the node may have
     executed it.
     """
+    try:
+        sent = _send(cluster.pool(address), address, commands)
+    except (exceptions.RedisError, OSError) as error:
+        return [error] * len(commands)
+    return _read(sent, commands)
+
+
+def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]) -> dict[Address, list[Any]]:
+    """Send each node its commands, then read all replies. See :func:`exchange_one`."""
     opened: list[_Sent] = []
     replies: dict[Address, list[Any]] = {}
     try:
         # In one order for all threads: none has a connection that another one waits for, while it waits for
         # one of that other's.
-        for address in sorted(parts) if len(parts) > 1 else parts:
+        for address in sorted(parts):
             try:
-                _send(cluster.pool(address), address, parts[address], opened)
+                opened.append(_send(cluster.pool(address), address, parts[address]))
             except (exceptions.RedisError, OSError) as error:
                 replies[address] = [error] * len(parts[address])
         while opened:
-            sent = opened[-1]
+            sent = opened.pop()
             replies[sent.address] = _read(sent, parts[sent.address])
-            opened.pop()
         return replies
     finally:
         for sent in opened:
             _give_up(sent)
 
 
-def _send(pool: KeepingPool, address: Address, commands: Sequence[Command], opened: list[_Sent]) -> None:
-    """Send commands over a connection of the pool, and add it to those that are open."""
+def _send(pool: KeepingPool, address: Address, commands: Sequence[Command]) -> _Sent:
+    """Send commands over a connection of the pool."""
+    if any(" " in command[0] for command in commands):
+        # Redis-py splits such names, hiredis does not.
+        commands = [(*name.split(), *values) for name, *values in commands]
     kept = pool.take_kept() or pool.take_new()
-    opened.append(_Sent(address, pool, kept))
     try:
-        kept.connection.send_packed_command(packed(kept.connection, list(map(_words, commands))))
-    except (exceptions.RedisError, OSError):
-        _give_up(opened.pop())
+        kept.connection.send_packed_command(packed(kept.connection, commands))
+    except BaseException:
+        _give_up(_Sent(address, pool, kept))
         raise
-
-
-def _words(command: Command) -> Command:
-    # Redis-py splits them, hiredis does not.
-    return (*command[0].split(), *command[1:]) if " " in command[0] else command
+    return _Sent(address, pool, kept)
 
 
 def _read(sent: _Sent, commands: Sequence[Command]) -> list[Any]:
     """Read all replies, and give the connection back."""
     found: list[Any] = []
+    read = sent.kept.connection.read_response
     try:
         for command in commands:
-            found.append(_reply(sent, command))
-    except (exceptions.RedisError, OSError) as error:
+            try:
+                reply = read()
+            except exceptions.ResponseError as error:
+                error.node = sent.address  # type: ignore[attr-defined]
+                found.append(error)
+                continue
+            convert = _CONVERT.get(command[0])
+            found.append(reply if convert is None else convert(reply))
+    except BaseException as error:
         _give_up(sent)
+        if not isinstance(error, (exceptions.RedisError, OSError)):
+            raise
         found += [error] * (len(commands) - len(found))
     else:
         sent.pool.keep(sent.kept)
     return found
-
-
-def _reply(sent: _Sent, command: Command) -> Any:
-    reply = read_reply(sent.kept.connection)
-    if isinstance(reply, exceptions.ResponseError):
-        reply.node = sent.address  # type: ignore[attr-defined]
-        return reply
-    convert = _CONVERT.get(command[0])
-    return reply if convert is None else convert(reply)
 
 
 def _give_up(sent: _Sent) -> None:

@@ -77,7 +77,7 @@ def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:
 def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
     def attempt() -> list[Any]:
         connection.send_packed_command(packed(connection, commands))
-        return [read_reply(connection) for _ in commands]
+        return [_reply(connection) for _ in commands]
 
     try:
         replies: list[Any] = connection.retry.call_with_retry(attempt, lambda _: connection.disconnect())
@@ -112,8 +112,7 @@ def packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
         yield b"".join(part)
 
 
-def read_reply(connection: Any) -> Any:
-    """Read one reply; that of a refused command is its error. Raises RedisError for a lost connection."""
+def _reply(connection: Any) -> Any:
     try:
         return connection.read_response()
     except exceptions.ResponseError as error:
