@@ -196,6 +196,19 @@ class Client:
         """Run scripts as :meth:`calls` does, those of ``first`` before the others."""
         return self.calls([*first, *then])
 
+    def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts in one round trip. Raises the first StoreError among the replies.
+
+        On a cluster, the StoreUnavailable of a master that is away stays a reply.
+        """
+        return self.all(calls)
+
+    def check_away(self, replies: Iterable[Any]) -> None:
+        """Raise the first StoreUnavailable among the replies; none on a cluster, as it is of one master."""
+        for reply in replies:
+            if isinstance(reply, StoreUnavailable):
+                raise reply
+
     # -- scripts and commands
 
     def execute(self, steps: Steps[T]) -> T:

@@ -17,7 +17,7 @@ from redis import exceptions
 from celery_lowkiq.rules.errors import NotClusterNode, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
-from .client import Client, store_error
+from .client import Client, raise_refused, store_error
 from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
@@ -82,15 +82,24 @@ class ClusterClient(Client):
         slots = self.cluster.slots()
         return list({slots[slot_of(shard_keys(shard)["meta"])]: shard for shard in shards}.values())
 
+    def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts; a reply may be the StoreUnavailable of a master that is away. Raises other errors."""
+        replies = self.calls(calls)
+        raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
+        return replies
+
+    def check_away(self, replies: Iterable[Any]) -> None:
+        """Raise nothing: the other masters are not away."""
+
     def calls_in_turn(self, first: Sequence[ScriptCall], then: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in two round trips, since masters execute what is sent together in any order.
 
-        Raises StoreUnavailable, before the second one, when a script of ``first`` may not have been executed.
+        When one of ``first`` may not have been executed, its StoreUnavailable answers the others, too.
         """
-        replies = self.calls(first) if first else []
+        replies = self.calls(first)
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
-                raise reply
+                return [*replies, *(reply for _ in then)]
         return [*replies, *self.calls(then)]
 
     def _server_of(self, reply: Any) -> tuple[Any, ...]:
