@@ -186,6 +186,50 @@ def test_a_dead_master_takes_no_answer_from_others(cluster, client):
     assert cluster.nodes[2].keys() == [C, C]
 
 
+def test_the_outage_of_a_master_is_logged_once_and_its_end(cluster, client, caplog):
+    node = cluster.nodes[0]
+    node.answer = lambda words: None
+    for _ in range(3):
+        results(client, A, B)
+    node.answer = lambda words: number(1)
+    results(client, A, B)
+    host, port = node.address
+    away, back = [record.getMessage() for record in caplog.records]
+    assert away.startswith(f"Redis {host}:{port} is away: ")
+    assert away.endswith("Its shards wait, the others go on.")
+    assert back.startswith(f"Redis {host}:{port} is back after ")
+
+
+def test_a_master_that_is_silent_is_asked_by_the_thread_of_the_map_alone(cluster, make_client, monkeypatch):
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    monkeypatch.setattr(cluster_map, "ASK_SECONDS", 0.1)
+    client = make_client(socket_timeout=0.3)
+    results(client, A, B)
+    node, frozen = cluster.nodes[0], threading.Event()
+    slots, node._slots = node._slots, lambda: frozen.wait(10) and slots()
+    node.answer = lambda words: frozen.wait(10) and number(1)
+    assert isinstance(results(client, A, B)[0], StoreUnavailable)
+    began = time.monotonic()
+    for _ in range(20):
+        refused, answered = results(client, A, B)
+        assert isinstance(refused, StoreUnavailable)
+        assert answered == 1
+    assert time.monotonic() - began < 0.3 * 5
+    frozen.set()
+    eventually(lambda: results(client, A, B) == [1, 1], 10)
+    assert not client.cluster.away
+
+
+def test_a_dead_master_that_was_replaced_is_away_no_more(cluster, client, monkeypatch):
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    results(client, A)
+    cluster.nodes[0].stop()
+    results(client, A)
+    assert client.cluster.away
+    cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
+    eventually(lambda: results(client, A) == [1] and not client.cluster.away, 10)
+
+
 def test_a_connection_that_is_cut_after_the_write_is_replaced_once(cluster, client):
     node = cluster.nodes[0]
     cuts = iter([None])

@@ -24,7 +24,10 @@ class Masters(FakeStore):
         self.away = set()
 
     def observe(self, shards):
-        return [None if s in self.away else state for s, state in zip(shards, super().observe(shards), strict=True)]
+        return [
+            None if s in self.away else state
+            for s, state in zip(shards, super().observe(shards), strict=True)
+        ]
 
     def acquire_all(self, wanted, owner):
         return [
@@ -42,11 +45,10 @@ class Masters(FakeStore):
 
     def exchange(self, settle, claim):
         settled, claimed = (
-            asked if asked is None or asked.lease.shard not in self.away else AWAY for asked in (settle, claim)
+            asked if asked is None or asked.lease.shard not in self.away else AWAY
+            for asked in (settle, claim)
         )
-        answers = super().exchange(
-            None if settled is AWAY else settle, None if claimed is AWAY else claim
-        )
+        answers = super().exchange(None if settled is AWAY else settle, None if claimed is AWAY else claim)
         return tuple(a if a is AWAY else b for a, b in zip((settled, claimed), answers, strict=True))
 
 

@@ -117,18 +117,24 @@ class ClusterClient(Client):
             if "cluster support disabled" in str(error):
                 raise NotClusterNode() from error
             raise store_error(error) from error
-        addresses = {masters[slot] for slot in slots}
-        address = addresses.pop()
-        if address is not None and not addresses:
-            replies = exchange_one(self.cluster, address, commands)
-        else:
-            batch = _Batch(self.cluster, commands, slots)
-            batch.send(range(len(commands)))
-            replies = batch.replies
+        replies = self._first_replies(commands, slots, masters)
         for reply in replies:
             if isinstance(reply, (exceptions.RedisError, OSError)):
                 return _Batch(self.cluster, commands, slots, replies).followed()
+        if self.cluster.away:
+            self.cluster.answered(masters[slot] for slot in slots)
         return replies
+
+    def _first_replies(
+        self, commands: Sequence[Command], slots: list[int], masters: Sequence[Address | None]
+    ) -> list[Any]:
+        addresses = {masters[slot] for slot in slots}
+        address = addresses.pop()
+        if address is not None and not addresses:
+            return exchange_one(self.cluster, address, commands)
+        batch = _Batch(self.cluster, commands, slots)
+        batch.send(range(len(commands)))
+        return batch.replies
 
     def _loaded(self, name: str, text: str, node: Address) -> Any:
         (reply,) = exchange_one(self.cluster, node, [(name, text)])
@@ -216,7 +222,19 @@ class _Batch:
             sent = self._in_order(left)
             self.send(sent)
             left = self._refused(left)
+        self._note_outages()
         return [_final(reply) for reply in self.replies]
+
+    def _note_outages(self) -> None:
+        masters = self._cluster.slots()
+        for n, reply in enumerate(self.replies):
+            address = self._asked.get(n) or masters[self._slots[n]]
+            if address is None or isinstance(reply, REFUSED):
+                continue
+            if isinstance(reply, LOST):
+                self._cluster.lost(address, reply)
+            else:
+                self._cluster.answered([address])
 
     def _refused(self, positions: Iterable[int]) -> list[int]:
         found: list[int] = []
@@ -273,7 +291,8 @@ def _is_ask(reply: Any) -> bool:
 
 
 def _is_lost(reply: Any) -> bool:
-    return isinstance(reply, LOST) and not isinstance(reply, REFUSED)
+    # Not after a timeout: the next attempt would take as long.
+    return isinstance(reply, LOST) and not isinstance(reply, (*REFUSED, exceptions.TimeoutError))
 
 
 def _may_follow(reply: Any) -> bool:

@@ -32,7 +32,7 @@ def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Comma
     executed it.
     """
     try:
-        sent = _send(cluster.pool(address), address, commands)
+        sent = _send(cluster, address, commands)
     except (exceptions.RedisError, OSError) as error:
         return [error] * len(commands)
     return _read(sent, commands)
@@ -47,7 +47,7 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
         # one of that other's.
         for address in sorted(parts):
             try:
-                opened.append(_send(cluster.pool(address), address, parts[address]))
+                opened.append(_send(cluster, address, parts[address]))
             except (exceptions.RedisError, OSError) as error:
                 replies[address] = [error] * len(parts[address])
         while opened:
@@ -59,8 +59,12 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
             _give_up(sent)
 
 
-def _send(pool: KeepingPool, address: Address, commands: Sequence[Command]) -> _Sent:
+def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> _Sent:
     """Send commands over a connection of the pool."""
+    if cluster.silent and address in cluster.silent:
+        cluster.refresh()
+        raise exceptions.ConnectionError(f"{address[0]}:{address[1]} did not answer in time")
+    pool = cluster.pool(address)
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
         commands = [(*name.split(), *values) for name, *values in commands]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -14,6 +15,8 @@ from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
+
+from celery_lowkiq.rules.loggers import store_logger as logger
 
 from .keeping_pool import KeepingPool
 
@@ -65,6 +68,11 @@ class ClusterMap:
         self._is_reading = False
         self._next_reading = 0.0
         self._changed = threading.Condition()
+        #: Nodes that do not answer, with the monotonic time since when.
+        self.away: dict[Address, float] = {}
+        #: Of these, the ones that accept connections or commands and say nothing. Only the thread that reads
+        #: the map asks them again.
+        self.silent: set[Address] = set()
 
     @property
     def text(self) -> str:
@@ -90,6 +98,25 @@ class ClusterMap:
     def moved(self, slot: int, address: Address) -> None:
         """Note the master that another node has named."""
         self.slots()[slot] = address
+
+    def lost(self, address: Address, error: Exception) -> None:
+        """Note that a node does not answer; the first time, log it."""
+        if isinstance(error, exceptions.TimeoutError):
+            self.silent.add(address)
+        if self.away.setdefault(address, now := time.monotonic()) == now:
+            text = str(error).rstrip(".")
+            logger.error("Redis %s:%d is away: %s. Its shards wait, the others go on.", *address, text)
+
+    def answered(self, addresses: Iterable[Address | None]) -> None:
+        """Note that nodes answer; after an outage, log it."""
+        for address in self.away.keys() & addresses:
+            self._end_outage(address, "is back")
+
+    def _end_outage(self, address: Address, how: str) -> None:
+        self.silent.discard(address)
+        since = self.away.pop(address, None)
+        if since is not None:
+            logger.warning("Redis %s:%d %s after %.1f s.", *address, how, time.monotonic() - since)
 
     def refresh(self) -> None:
         """Have the map read by another thread, unless that is going on or was just done."""
@@ -142,6 +169,16 @@ class ClusterMap:
             self._is_reading = False
             self._next_reading = time.monotonic() + BETWEEN_READINGS
             self._changed.notify_all()
+        for address in list(self.away):
+            if found and address not in found:
+                self._end_outage(address, "has no slots any more")
+        self._ask_silent()
+
+    def _ask_silent(self) -> None:
+        for address in list(self.silent):
+            with contextlib.suppress(exceptions.RedisError, OSError):
+                self._read_from(address)
+                self.silent.discard(address)
 
     def _read_from(self, address: Address) -> Slots:
         timeouts = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
