@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.cluster_map import slot_of
@@ -141,12 +143,27 @@ def test_a_dead_master_takes_its_own_shards_only():
         dead = (registry + 1) % 3
         cluster.servers[dead].kill()
         lost = [shard for shard in SHARDS if slot(shard) * 3 // 16384 == dead]
-        for shard in SHARDS:
-            if shard in lost:
-                with pytest.raises(StoreUnavailable):
-                    take(store, QUEUE, shard.index)
-            else:
-                run_all(store, [take(store, QUEUE, shard.index)])
+        living = [shard for shard in SHARDS if shard not in lost]
+        assert [state is None for state in store.observe(SHARDS)] == [shard in lost for shard in SHARDS]
+        leases = [take(store, QUEUE, shard.index) for shard in living]
+        run_all(store, leases)
+        away = replace(leases[0], shard=lost[0])
+        assert store.renew([leases[0], away, leases[1]]) == [True, None, True]
+        assert [due is None for due in store.next_due([living[0], lost[0]])] == [False, True]
+        assert [due is None for due in store.next_due([living[0], lost[0]], (), [True, True])] == [
+            False,
+            True,
+        ]
+        watch = LeaseWatch(QUEUE, lost[0], NEVER_SEEN)
+        (refused,) = store.acquire_all([watch], "me")
+        assert isinstance(refused, StoreUnavailable)
+        settle = SettleRequest(QUEUE, away, (Settlement("1", 1, Disposition.DONE),))
+        settled, claimed = store.exchange(settle, ClaimRequest(QUEUE, leases[0], 1000))
+        assert isinstance(settled, StoreUnavailable)
+        assert isinstance(claimed, Claim)
+        beat = store.beat(["orders", *map(str, range(20))], "me", 1, 2)
+        assert beat.routes[0] == "12"
+        assert None in beat.members
         cluster.servers[dead].restart()
         # It kept nothing on disk: its shards are empty, and are served again.
         store.push(QUEUE, jobs(100, 1000), pauses=[0.2] * 50)
