@@ -182,6 +182,14 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def cluster(session: nox.Session) -> None:
+    """The tests of the store on a cluster of three masters; arguments go to pytest."""
+    _install(session)
+    paths = session.posargs or ("tests/store",)
+    session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_CLUSTER": "1"})
+
+
+@nox.session
 def repeat(session: nox.Session) -> None:
     """The tests with real worker processes, 20 times."""
     _install(session)

@@ -9,8 +9,12 @@ from typing import Any
 import hypothesis
 import pytest
 
+#: LOWKIQ_TEST_CLUSTER=1 runs the tests of the store on a cluster.
+ON_CLUSTER = os.environ.get("LOWKIQ_TEST_CLUSTER", "0") == "1"
 #: LOWKIQ_TEST_OLDEST=0 leaves Redis 6.2 out.
 SERVERS = ["here", "6.2"] if os.environ.get("LOWKIQ_TEST_OLDEST", "1") == "1" else ["here"]
+if ON_CLUSTER:
+    SERVERS = ["cluster"]
 
 
 def first_often(cases: Collection[Any]) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from ..bench import Bench
 from ..row import Row
 from . import (
+    cluster,
     deploys,
     enqueue,
     idle,
@@ -50,6 +51,7 @@ GROUPS: dict[str, Group] = {
     "ways": ways.ways,
     "deploys": deploys.deploys,
     "limits": limits.limits,
+    "cluster": cluster.cluster,
     "operators": operators.operators,
     "pages": pages.pages,
     "reshard": resharding.resharding,

@@ -118,13 +118,23 @@ class StoreError(LowkiqError):
 
 
 class ClusterNode(StoreError, ConfigurationError):
-    """The server is a node of a Redis Cluster, which is not supported."""
+    """The server is a node of a Redis Cluster, and the URL is not one of a cluster."""
 
     def __init__(self) -> None:
         super().__init__(
             "lowkiq_url, or broker_url without it, is a node of a Redis Cluster: expected a server without "
-            "cluster mode, since Redis Cluster is not supported yet. Set lowkiq_url to such a server, or to "
-            "its sentinels"
+            "cluster mode, or a URL of a cluster. Set lowkiq_url to redis+cluster://host:port (with TLS "
+            "rediss+cluster://host:port)"
+        )
+
+
+class NotClusterNode(StoreError, ConfigurationError):
+    """The URL is one of a cluster, and the server is no node of one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "lowkiq_url begins with redis+cluster://, but its server has no cluster mode: expected nodes of "
+            "a Redis Cluster. Set it to redis://host:port/db for one server"
         )
 
 

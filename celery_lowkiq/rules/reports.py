@@ -129,12 +129,12 @@ class UpdateReply(NamedTuple):
 
 class BeatResult(NamedTuple):
     """The answer to a heartbeat: of each queue, lanes and turn of all nodes, and its stored number of shards;
-    and the answer to its update.
+    and the answer to its update. None for a queue whose master is away.
     """
 
-    members: list[dict[str, tuple[int, int]]]
+    members: list[dict[str, tuple[int, int]] | None]
     #: As text, empty when none is stored.
-    routes: list[str]
+    routes: list[str | None]
     reply: UpdateReply | StoreError | None = None
 
 

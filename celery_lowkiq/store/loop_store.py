@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -31,13 +31,14 @@ class LoopStore:
     def __init__(
         self,
         store: Callable[[], RedisStore],
-        connect: Callable[[], redis.asyncio.Redis],
+        connect: Callable[[], redis.asyncio.Redis | None],
         connections: int,
         timeout: float,
     ) -> None:
         """``timeout``: how long a push waits for a connection while Redis does not answer, in s.
 
-        Both functions are called at the first push.
+        Both functions are called at the first push. When ``connect`` returns None, as for a cluster, threads
+        send what is to be sent.
         """
         self._store = store
         self._connect = connect
@@ -78,11 +79,11 @@ class LoopStore:
         finally:
             closed()
             self._threads.shutdown(wait=False)
-            if "_redis" in self.__dict__:
-                await self._redis.connection_pool.disconnect()
+            if self.__dict__.get("_redis") is not None:
+                await self.__dict__["_redis"].connection_pool.disconnect()
 
     @cached_property
-    def _redis(self) -> redis.asyncio.Redis:
+    def _redis(self) -> redis.asyncio.Redis | None:
         return self._connect()
 
     async def _act(self, step: Step) -> Any:
@@ -93,18 +94,21 @@ class LoopStore:
         return await self.in_thread(step.function)
 
     async def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        client = self._redis
+        if client is None:
+            return await self.in_thread(partial(self._store().client.act, Send(commands)))
         try:
             if len(commands) == 1:
-                return [await self._one(commands[0])]
-            async with self._redis.pipeline(transaction=False) as pipe:
+                return [await self._one(client, commands[0])]
+            async with client.pipeline(transaction=False) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)
                 return list(await pipe.execute(raise_on_error=False))
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
 
-    async def _one(self, command: tuple[Any, ...]) -> Any:
+    async def _one(self, client: redis.asyncio.Redis, command: tuple[Any, ...]) -> Any:
         try:
-            return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+            return await client.execute_command(*command)  # type: ignore[no-untyped-call]
         except exceptions.ResponseError as error:
             return error

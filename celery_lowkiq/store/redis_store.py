@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis
@@ -42,6 +42,8 @@ from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.client import Client, raise_refused
+from celery_lowkiq.store.scripts.cluster_client import ClusterClient
+from celery_lowkiq.store.scripts.cluster_map import ClusterMap
 from celery_lowkiq.store.scripts.keys import (
     nodes_key,
     report_key,
@@ -69,9 +71,13 @@ class RedisStore:
     """Jobs and leases in Redis. Safe to share between threads, not across a fork."""
 
     def __init__(
-        self, client: redis.Redis, durability: Durability = FAST, sending: type[Client] = Client
+        self,
+        client: redis.Redis | ClusterMap,
+        durability: Durability = FAST,
+        sending: Callable[[Any], Client] | None = None,
     ) -> None:
-        self.client: Client = sending(client)
+        made: Any = sending or (ClusterClient if isinstance(client, ClusterMap) else Client)
+        self.client: Client = made(client)
         self._durability = durability
         self._admission = Admission(self.client, Repairs(self.client), self._continue_migration)
         self._taking = Admission(self.client, BackgroundRepairs(self.client), self._continue_migration)
@@ -80,7 +86,7 @@ class RedisStore:
 
     def close(self) -> None:
         """Close all connections."""
-        self.client.redis.connection_pool.disconnect()
+        self.client.close()
 
     # -- calls
 
@@ -118,8 +124,8 @@ class RedisStore:
 
     # -- leases
 
-    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
-        """Read the leases of the shards, in one round trip.
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
+        """Read the leases of the shards, in one round trip; None for a shard whose master is away.
 
         A key of the wrong type counts as no lease: an acquire of the shard reports it.
         """
@@ -140,9 +146,12 @@ class RedisStore:
         """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
 
         Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, or
-        ShardRepairing when lost keys are being repaired in the background. Raises StoreUnavailable.
+        ShardRepairing when lost keys are being repaired in the background. Raises StoreUnavailable; on a
+        cluster it is the answer about a shard whose master is away.
         """
-        return self._acquired(self._taking, wanted, owner)
+        answers = self._acquired(self._taking, wanted, owner)
+        self.client.check_away(answers)
+        return answers
 
     @staticmethod
     def _acquired(
@@ -159,8 +168,9 @@ class RedisStore:
 
     def renew(
         self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False, turn: int = 0
-    ) -> list[bool]:
-        """Move the counter of each lease, in one round trip; False for a lease that is no longer ours.
+    ) -> list[bool | None]:
+        """Move the counter of each lease, in one round trip; False for a lease that is no longer ours, None
+        for one whose master is away.
 
         A ``lapsed`` lease is renewed only by the server that gave it. Leases that need a closer look, such as
         lost ones, take another round trip. The leases show the number of the owner's ``turn``.
@@ -181,13 +191,18 @@ class RedisStore:
         Returns lanes and turn of all nodes, and the stored number of shards. A node without ``lanes`` has no
         heartbeat there, and reads the numbers only. A refused report does not affect the heartbeat.
         """
-        beats = beat_calls(queues, f"{owner} {lanes}" if lanes else "", turn)
-        replies = self.client.calls([*beats, *(report_calls(news) if news else [])])
-        found = [each for reply in raise_refused(replies[: len(beats)]) for each in parse_beats(reply)]
+        beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
+        replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
+        answers = replies[: len(beats)]
+        self.client.check_away(answers)
+        raise_refused([reply for reply in answers if not isinstance(reply, StoreUnavailable)])
+        found: list[tuple[Any, str | None]] = []
+        for reply in answers:
+            found += [(None, None)] if isinstance(reply, StoreUnavailable) else parse_beats(reply)
         return BeatResult(
             [members for members, _ in found],
             [route for _, route in found],
-            heartbeat_reply(news, replies[len(beats) :]) if news else None,
+            heartbeat_reply(self.client, news, replies[len(beats) :]) if news else None,
         )
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
@@ -215,18 +230,19 @@ class RedisStore:
 
         A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
         Jobs in processing of claims other than ``in_hand`` go back. Each answer may be an error of its own,
-        such as NotOwner. Raises StoreUnavailable.
+        such as NotOwner, or on a cluster StoreUnavailable. Raises StoreUnavailable.
         """
         settling = settle_calls(settle) if settle is not None else None
         calls = settling.calls if settling is not None else []
         claiming = [claim_call(claim)] if claim is not None else []
-        replies = self.client.calls([*calls, *claiming])
-        for reply in replies:
-            if isinstance(reply, StoreUnavailable):
-                raise reply
+        first = settling.tracker_calls if settling is not None else 0
+        replies = self.client.calls_in_turn(calls[:first], [*calls[first:], *claiming])
+        self.client.check_away(replies)
         answer = settling.reply(replies[: len(calls)]) if settling is not None else None
         if claim is None:
             return answer, None
+        if isinstance(replies[-1], StoreUnavailable):
+            return answer, replies[-1]
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
         return answer, claimed(claim, self._admission.claim_reply(claim_sent, replies[-1]))
 
@@ -293,8 +309,9 @@ class RedisStore:
 
     def next_due(
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
-    ) -> list[Due]:
-        """Read the smallest claimable ``perform_in`` of each shard, in one round trip.
+    ) -> list[Due | None]:
+        """Read the smallest claimable ``perform_in`` of each shard, in one round trip; None for a shard whose
+        master is away.
 
         The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
         ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.
@@ -303,7 +320,7 @@ class RedisStore:
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Subscribe to the announcements of the queues. Raises StoreUnavailable."""
-        return PushSubscription(self.client.redis, [queue.name for queue in queues])
+        return PushSubscription(self.client, [queue.name for queue in queues])
 
 
 def _acquire_call(wish: LeaseWatch, owner: str) -> ScriptCall:

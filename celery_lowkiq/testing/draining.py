@@ -85,6 +85,7 @@ def _shards(store: RedisStore, specs: Iterable[QueueSpec]) -> Iterator[list[_Sha
         for spec in specs:
             refs = [ShardRef(spec.name, index) for index in range(spec.shards)]
             for ref, seen in zip(refs, store.observe(refs), strict=True):
+                assert seen is not None
                 # A shard that another drain left, when its task raised a BaseException, is recovered.
                 assert not seen.owner or seen.owner.startswith(HOSTNAME), f"a worker serves {spec.name!r}"
                 shards.append(_Shard(store, spec, store.acquire(spec, ref, owner, seen, seen.epoch)))

@@ -51,10 +51,13 @@ class Mover(Protocol):
 
 
 class Store(Protocol):
-    """What a node asks of Redis. Every method may raise StoreUnavailable, and may be repeated then."""
+    """What a node asks of Redis. Every method may raise StoreUnavailable, and may be repeated then.
 
-    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
-        """Read the leases of the shards in one round trip."""
+    On a cluster, an answer about one shard or queue may say that its master is away.
+    """
+
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
+        """Read the leases of the shards in one round trip; None for a shard whose master is away."""
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each watched shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
@@ -62,8 +65,11 @@ class Store(Protocol):
         Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, and such.
         """
 
-    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
-        """Move the counter of each lease; False for a lease that is no longer ours.
+    def renew(
+        self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int
+    ) -> list[bool | None]:
+        """Move the counter of each lease; False for a lease that is no longer ours, None for one whose master
+        is away.
 
         A ``lapsed`` lease, silent for too long, is renewed only by the server that gave it. ``stopping`` is
         written into the lease: jobs that such an owner leaves do not count as crashed. So is ``turn``, the
@@ -115,8 +121,8 @@ class Store(Protocol):
 
     def next_due(
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
-    ) -> list[Due]:
-        """Read the smallest claimable ``perform_in`` of each shard.
+    ) -> list[Due | None]:
+        """Read the smallest claimable ``perform_in`` of each shard; None for a shard whose master is away.
 
         The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
         ``were_empty``, only waiting jobs are looked for.

@@ -33,7 +33,7 @@ class Queue:
 
     def leases(self) -> list[LeaseState]:
         """Of all shards, in order."""
-        return self._store.observe(self._spec().shard_refs())
+        return [lease or LeaseState() for lease in self._store.observe(self._spec().shard_refs())]
 
     def _spec(self) -> QueueSpec:
         """With the number of shards that it has now."""

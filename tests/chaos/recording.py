@@ -68,7 +68,9 @@ class RecordedStore:
                 self._note("acquire", called_at=called_at, owner=owner, **_place(lease))
         return answers
 
-    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
+    def renew(
+        self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int
+    ) -> list[bool | None]:
         """As the store's."""
         called_at = time.monotonic()
         renewed = self._store.renew(leases, lapsed, stopping, turn)

@@ -199,7 +199,7 @@ class Soak:
 
     def _owners(self) -> set[str]:
         shards = [shard for task in self._tasks for shard in task.queue_spec.shard_refs()]
-        return {lease.owner for lease in self._store.observe(shards) if lease.owner}
+        return {lease.owner for lease in self._store.observe(shards) if lease and lease.owner}
 
     def _drained(self) -> bool:
         stats = [task.ordered_queue.stats() for task in self._tasks]

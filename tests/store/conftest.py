@@ -1,4 +1,4 @@
-"""A store on an empty server: the one at hand, and Redis 6.2."""
+"""A store on an empty server: the one at hand, and Redis 6.2; or on a cluster (``nox -s cluster``)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,56 @@ import pytest
 import redis
 
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.connect import connect
-from tests.marks import SERVERS
+from tests.clusters import Cluster, running_cluster
+from tests.marks import ON_CLUSTER, SERVERS
+
+from .on_cluster import ClusterAsServer
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a cluster, only what is of use there runs."""
+    if not ON_CLUSTER:
+        return
+    others = [
+        item
+        for item in items
+        if "/store/" in str(item.path)
+        and ("client" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("one_server"))
+    ]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(params=SERVERS)
-def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis | ClusterAsServer]:
+    if request.param == "cluster":
+        yield from _on_cluster(request.getfixturevalue("cluster"), request)
+        return
     name = "redis_server" if request.param == "here" else "redis_62_server"
     server = request.getfixturevalue(name)
     client = connect({"path": server.socket_path}, pool_size=8, pool_timeout=5)
     client.flushall()
     yield client
     client.connection_pool.disconnect()
+
+
+def _on_cluster(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[ClusterAsServer]:
+    cluster.flush()
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    # Tests send their own commands to it.
+    monkeypatch.setattr(ClusterClient, "redis", property(lambda client: client.cluster), raising=False)
+    client = ClusterAsServer(cluster)
+    yield client
+    client.close()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +13,10 @@ import redis
 from celery import Celery
 
 from celery_lowkiq import ordered_task, track
-from celery_lowkiq.embedded import EmbeddedServer, ServerFailed, find_server
+from celery_lowkiq.embedded import EmbeddedServer, find_server
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
+from tests.clusters import free_port
 from tests.waiting import eventually
 
 CALLERS = 8
@@ -78,58 +78,34 @@ def test_p8_who_waits_for_a_tracker_takes_no_connection_from_callers(server):
             eventually(lambda: len(named(client)) == 1)
 
 
-def slot_ranges(server, ranges):
-    with redis.Redis(unix_socket_path=server.socket_path) as client:
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", *ranges)
-
-
-@pytest.fixture
-def cluster():
-    """Two nodes that share the slots; URL of the first."""
-    with contextlib.ExitStack() as stack:
-        nodes = []
-        for _ in range(2):
-            for attempt in range(20):
-                try:
-                    nodes.append(stack.enter_context(EmbeddedServer(port=free_port(), config=CLUSTERED)))
-                    break
-                except ServerFailed:
-                    assert attempt < 19
-        for node, ranges in zip(nodes, [(0, 8191), (8192, 16383)], strict=True):
-            slot_ranges(node, ranges)
-        with redis.Redis(unix_socket_path=nodes[0].socket_path) as client:
-            client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port)
-            eventually(lambda: "cluster_state:ok" in cluster_info(client), 60)
-        yield nodes[0].url
-
-
-def cluster_info(client):
-    return "\n".join(f"{name}:{value}" for name, value in client.execute_command("CLUSTER INFO").items())
-
-
-def free_port():
-    """Of a node, whose bus has a port that is 10,000 higher."""
-    while True:
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            if port < 55000:
-                bus.bind(("127.0.0.1", port + 10000))
-                return port
-
-
-CLUSTERED = {"cluster-enabled": "yes", "cluster-node-timeout": "15000"}
-
-
 def test_p8_a_node_of_a_cluster_is_named_as_such(cluster):
     """P8: the error said "Redis refused a command: 10988 127.0.0.1:24712"."""
-    with made(cluster) as sync:
+    with made(cluster.servers[0].url) as sync:
         with pytest.raises(ConfigurationError, match=r"lowkiq_url.* is a node of a Redis Cluster") as raised:
             for number in range(50):
                 sync.delay(number, "x")
         assert isinstance(raised.value, StoreError)
+        assert "redis+cluster://host:port" in str(raised.value)
         with pytest.raises(ConfigurationError, match="is a node of a Redis Cluster"):
             sync.ordered_queue.stats()
+
+
+def test_calls_reach_a_cluster(cluster):
+    cluster.flush()
+    with made(cluster.url) as sync:
+        for number in range(30):
+            sync.delay(number, "x")
+        asyncio.run(sync.adelay("a", "x"))
+        assert sync.ordered_queue.stats().length == 31
+    with made(cluster.url) as sync:
+        sync.delay(0, "x")
+        assert sync.ordered_queue.stats().length == 31
+
+
+def test_a_server_without_cluster_mode_is_no_cluster():
+    refused = pytest.raises(ConfigurationError, match=r"its server has no cluster mode.* redis://host")
+    with EmbeddedServer(port=0) as one, made(f"redis+cluster://127.0.0.1:{one.port}") as sync, refused:
+        sync.delay(1, "x")
 
 
 @pytest.fixture

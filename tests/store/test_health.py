@@ -61,6 +61,7 @@ def test_the_clocks_are_compared_to_half_of_a_round_trip(store, monkeypatch):
     assert server.ahead == pytest.approx(0, abs=60)
 
 
+@pytest.mark.one_server
 def test_what_a_worker_asks_about_memory_needs_no_config(store, client):
     """P1: managed servers forbid CONFIG; where INFO is forbidden as well, nothing is known."""
     client.execute_command("ACL", "SETUSER", "managed", "on", ">x", "~*", "+@all", "-config")
@@ -99,6 +100,7 @@ def test_a_clock_that_differs(store):
         assert "behind this host's" in found(store)["clock", WARNING]
 
 
+@pytest.mark.one_server
 def test_what_the_user_may_not_read(store, client):
     client.execute_command("ACL", "SETUSER", "few", "on", ">x", "~*", "+@all", "-config", "-info")
     known = {"path": client.connection_pool.connection_kwargs["path"], "username": "few", "password": "x"}

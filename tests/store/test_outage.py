@@ -294,6 +294,7 @@ def test_a_server_that_cannot_write_for_now_is_an_outage(error):
     assert isinstance(store_error(error), StoreUnavailable)
 
 
+@pytest.mark.one_server
 def test_a_read_only_replica_is_an_outage(store, client):
     push(store, "1", ("a", 1))
     client.replicaof("127.0.0.1", 1)

@@ -62,6 +62,7 @@ def id_of(shard):
     return next(job_id for job_id in map(str, range(100_000)) if shard_of(job_id, 250) == shard.index)
 
 
+@pytest.mark.one_server
 def test_one_script_renews_a_hundred_leases(store, leases, scripts):
     before, calls = counters(store), scripts()
     assert store.renew(leases) == [True] * 250
@@ -69,6 +70,7 @@ def test_one_script_renews_a_hundred_leases(store, leases, scripts):
     assert counters(store) == [counter + 1 for counter in before]
 
 
+@pytest.mark.one_server
 def test_one_script_reads_two_hundred_leases_each_as_it_is(store, client, leases, scripts):
     """Holders are sent once; no field of a lease is taken from another one."""
     released, leaving, taken, damaged, missing, foreign, alike = range(7)
@@ -169,6 +171,7 @@ def test_a_turn_is_the_owners_and_of_its_epoch(store, client, leases):
     assert turns(store)[:2] == [10, 0]
 
 
+@pytest.mark.one_server
 def test_one_script_looks_into_hundreds_of_empty_shards(store, leases, scripts):
     dues = store.next_due(SHARDS)
     calls = scripts()
@@ -178,6 +181,7 @@ def test_one_script_looks_into_hundreds_of_empty_shards(store, leases, scripts):
     assert all(0 <= due.now - dues[0].now < 60 for due in found)
 
 
+@pytest.mark.one_server
 def test_what_waits_in_a_shard_that_was_empty_is_found(store, leases, scripts):
     later, urgent, paused = SHARDS[3], SHARDS[77], SHARDS[249]
     push(store, id_of(later), ("a", 1.0), perform_in=4e9, queue=MANY)
@@ -201,6 +205,7 @@ def test_shards_that_were_empty_and_others_are_answered_in_order(store, leases):
     assert [due.next_due for due in found] == [None if n % 10 else 1.0 + n for n in range(250)]
 
 
+@pytest.mark.one_server
 def test_a_heartbeat_of_many_queues_is_a_few_scripts(store, client, scripts):
     store.beat(QUEUES, "other", 2, 1)
     calls = scripts()
@@ -211,6 +216,7 @@ def test_a_heartbeat_of_many_queues_is_a_few_scripts(store, client, scripts):
     assert client.hgetall(nodes_key(QUEUES[249])) == {b"other 2": b"1", b"me 4": b"1"}
 
 
+@pytest.mark.one_server
 def test_equal_heartbeats_of_queues_are_sent_once(store, client):
     """No queue gets the nodes of another one, however their names and numbers are written."""
     alike, later, foreign, joined = QUEUES[:50], QUEUES[50], QUEUES[51], QUEUES[52]
@@ -221,10 +227,11 @@ def test_equal_heartbeats_of_queues_are_sent_once(store, client):
     asked = [*alike, later, foreign, joined]
     me, others = {"me": (4, 1)}, [*[{"a": (2, 7)}] * 50, {"a": (2, 8)}, {}, {"a 2\x007\0b": (2, 7)}]
     assert store.beat(asked, "me", 4, 1).members == [found | me for found in others]
-    (reply,) = store.client.all(beat_calls(asked, "me 4", 1))
+    (reply,) = store.client.all(beat_calls(store.client, asked, "me 4", 1))
     assert len(reply[0]) == 4
 
 
+@pytest.mark.one_server
 def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
     specs = [QueueSpec("large", shards=1200), *(QueueSpec(name, shards=2) for name in QUEUES)]
     for spec in specs:

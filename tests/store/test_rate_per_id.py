@@ -15,6 +15,9 @@ from celery_lowkiq.store.scripts.clocked import FakeClockClient
 from .helpers import take
 from .test_policies import Shard
 
+#: The clock of tests is a key, which is not in the slot of the scripts.
+pytestmark = pytest.mark.one_server
+
 #: Once in ten s.
 RATE = 0.1
 BUCKETS = "lowkiq:1:{orders:0}:buckets"

@@ -118,6 +118,7 @@ def test_rule_5_max_retries_1_means_two_runs(store):
     assert (rest.retry_count, [p.data for p in rest.payloads]) == (-1, [b"large"])
 
 
+@pytest.mark.one_server
 def test_rule_7_a_failure_is_one_change(store, client):
     """Watched from outside, there is no moment in which a payload is in two places, or in none."""
     lease = take(store)

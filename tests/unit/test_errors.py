@@ -18,6 +18,7 @@ ERRORS = [
     errors.ShardRepairing("orders", 2, "its keys are gone"),
     errors.UnknownTracker("abc"),
     errors.ClusterNode(),
+    errors.NotClusterNode(),
     errors.InvalidCall("no id", 7),
 ]
 

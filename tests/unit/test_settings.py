@@ -175,6 +175,48 @@ def test_p8_urls_as_others_write_them(url, same):
 
 
 @pytest.mark.parametrize(
+    "url, seeds",
+    [
+        ("redis+cluster://me:sec%40ret@a:7000,b:7001", [("a", 7000), ("b", 7001)]),
+        ("valkey+cluster://me:sec%40ret@a,b:1/0", [("a", 6379), ("b", 1)]),
+        ("redis+cluster://me:sec%40ret@[::1]:7,b/", [("::1", 7), ("b", 6379)]),
+        ("rediss+cluster://me:sec%40ret@a,b?ssl_cert_reqs=none", [("a", 6379), ("b", 6379)]),
+        ("valkeys+cluster://me:sec%40ret@a/0?ssl_cert_reqs=none", [("a", 6379)]),
+    ],
+)
+def test_urls_of_clusters(url, seeds):
+    found = parameters(url)
+    assert found["cluster"] == seeds
+    assert (found["username"], found["password"]) == ("me", "sec@ret")
+    assert not found.keys() & {"host", "port", "db"}
+    is_tls = url.startswith(("rediss+", "valkeys+"))
+    assert ("SSL" in found.get("connection_class", dict).__name__) is is_tls
+
+
+@pytest.mark.parametrize(
+    "url, words",
+    [
+        ("redis+cluster://:hunter2@a:1/2", "db=2: expected none, or 0. A cluster has only database 0"),
+        ("redis+cluster://:hunter2@a:1,b:x", "lowkiq_url is invalid: expected"),
+        ("redis+cluster://:hunter2@", "lowkiq_url is invalid: expected"),
+        ("redis+cluster://:hunter2@a,,b", "lowkiq_url is invalid: expected"),
+        ("rediss+cluster://:hunter2@a,b", "lowkiq_url is invalid: expected"),
+    ],
+)
+def test_a_bad_url_of_a_cluster_is_refused_and_not_shown(url, words):
+    with pytest.raises(ConfigurationError, match=words) as raised:
+        parameters(url)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_cluster_is_no_broker():
+    made = Celery("unit", broker="redis+cluster://:hunter2@a,b", set_as_current=False)
+    with pytest.raises(ConfigurationError, match="Set lowkiq_url to this URL, and broker_url to") as raised:
+        context.parameters(made, read_settings(made))
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     "scheme, instead", [("valkey", "redis"), ("valkeys", "rediss"), ("unix", r"redis.socket")]
 )
 def test_p8_a_broker_that_celery_does_not_know_is_refused(scheme, instead):

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.loop_store import LoopStore
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect, connect_async
+from celery_lowkiq.store.scripts.connect import connect, connect_async, connect_cluster
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
@@ -75,10 +75,11 @@ class AppContext:
 
     def open_store(self, connections: int) -> RedisStore:
         """Return a new store with at most ``connections`` connections. Raises ConfigurationError."""
-        client = connect(
-            self.redis_parameters(), pool_size=connections, pool_timeout=self.settings.pool_timeout
-        )
-        check_arguments(client.connection_pool)
+        found = self.redis_parameters()
+        is_cluster = "cluster" in found
+        opened: Any = connect_cluster if is_cluster else connect
+        client = opened(found, pool_size=connections, pool_timeout=self.settings.pool_timeout)
+        check_arguments(client if is_cluster else client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
         return RedisStore(client, durability)
 
@@ -86,7 +87,10 @@ class AppContext:
         connections = self.settings.client_pool_size
 
         def connect_loop() -> Any:
-            client = connect_async(self.redis_parameters(), pool_size=connections)
+            found = self.redis_parameters()
+            if "cluster" in found:
+                return None
+            client = connect_async(found, pool_size=connections)
             check_arguments(client.connection_pool)
             return client
 

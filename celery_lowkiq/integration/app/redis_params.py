@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from celery import Celery
 from celery.app import backends
@@ -25,6 +27,15 @@ SCHEMES = {
     "unix": "redis+socket",
     "sentinel": "sentinel",
 }
+#: Of these, the URLs of clusters; and Celery's name for a URL of one of their nodes.
+CLUSTER_SCHEMES = {
+    "redis+cluster": "redis",
+    "rediss+cluster": "rediss",
+    "valkey+cluster": "redis",
+    "valkeys+cluster": "rediss",
+}
+#: Default port of a node of a cluster.
+DEFAULT_PORT = 6379
 #: Default port of a sentinel, as in kombu.
 SENTINEL_PORT = 26379
 #: Timeouts in s. Shorter than a lease, so that a hanging call does not cost a node its shards.
@@ -40,8 +51,9 @@ FROM_BROKER = (
 )
 FORMS = (
     "redis:// or valkey://user:password@host:port/db, rediss:// or valkeys://...?ssl_cert_reqs=required, "
-    "redis+socket:///path?virtual_host=db, unix:///path?db=db, or sentinel://host:port;sentinel://host:port"
-    "?master_name=name, with percent-encoding in user and password"
+    "redis+socket:///path?virtual_host=db, unix:///path?db=db, sentinel://host:port;sentinel://host:port"
+    "?master_name=name, or redis+cluster://user:password@host:port,host:port, with percent-encoding in user "
+    "and password"
 )
 
 
@@ -50,6 +62,8 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     source, url = source_of(app, settings)
     if url.startswith("sentinel://"):
         return _behind_sentinels(app, source, url, settings)
+    if url.partition("://")[0] in CLUSTER_SCHEMES:
+        return _of_cluster(app, source, url, settings)
     backend = _backend(app, source, url.partition(";")[0] if source == "broker_url" else url)
     return _merged(backend, app, settings) | settings.redis_options
 
@@ -63,10 +77,18 @@ def source_of(app: Celery, settings: Settings) -> tuple[str, str]:
         if is_fallback_app(app):
             raise ConfigurationError(NO_APP)
         scheme = "(no scheme)"  # the text may be a password
+    if scheme in CLUSTER_SCHEMES:
+        if settings.url:
+            return source, url
+        raise ConfigurationError(
+            f"broker_url is a {scheme!r} URL: expected a broker that Celery supports, since it has no "
+            "transport for a cluster. Set lowkiq_url to this URL, and broker_url to another broker"
+        )
     if scheme not in SCHEMES:
+        known = [*SCHEMES, *CLUSTER_SCHEMES]
         raise ConfigurationError(
             f"ordered tasks need Redis, but {source} is a {scheme!r} URL: "
-            f"set lowkiq_url to one that begins with {', '.join(f'{s}://' for s in SCHEMES)}"
+            f"set lowkiq_url to one that begins with {', '.join(f'{s}://' for s in known)}"
         )
     if not settings.url and scheme not in TRANSPORT_ALIASES and scheme != "redis+socket":
         raise ConfigurationError(
@@ -114,6 +136,30 @@ def _merged(backend: Any, app: Celery, settings: Settings) -> dict[str, Any]:
 
 def _invalid_url(source: str) -> ConfigurationError:
     return ConfigurationError(f"{source} is invalid: expected {FORMS}")
+
+
+def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[str, Any]:
+    """Return the parameters for a cluster; user, password and options of the URL are those of each node."""
+    scheme, _, rest = url.partition("://")
+    hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+    login, at, hosts = hosts.rpartition("@")
+    tail = rest[len(login + at + hosts) :]
+    try:
+        parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
+        seeds = [(part.hostname or "", part.port or DEFAULT_PORT) for part in parts]
+    except ValueError:
+        raise _invalid_url(source) from None
+    if not all(host for host, _ in seeds):
+        raise _invalid_url(source)
+    first = f"{CLUSTER_SCHEMES[scheme]}://{login}{at}{hosts.partition(',')[0]}{tail}"
+    arguments = _merged(_backend(app, source, first), app, settings) | settings.redis_options
+    if db := arguments.pop("db", 0):
+        raise ConfigurationError(
+            f"{source} is a cluster's URL with db={db!r}: expected none, or 0. A cluster has only database 0"
+        )
+    for name in ("host", "port"):
+        arguments.pop(name, None)
+    return {**arguments, "cluster": seeds}
 
 
 def _behind_sentinels(app: Celery, source: str, url: str, settings: Settings) -> dict[str, Any]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import redis
-from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.client import store_error
+from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import channel, queue_of_channel
 from celery_lowkiq.store.scripts.listener import Listener
 
@@ -19,13 +17,8 @@ from celery_lowkiq.store.scripts.listener import Listener
 class PushSubscription(Listener):
     """One connection that listens to the queues' channels."""
 
-    def __init__(self, client: redis.Redis, queues: Sequence[str]) -> None:
+    def __init__(self, client: Client, queues: Sequence[str]) -> None:
         """Raises StoreUnavailable, AccessDenied."""
-        try:
-            # A Redis that is loading accepts subscriptions, but cannot run commands.
-            client.ping()
-        except (exceptions.RedisError, OSError) as error:
-            raise store_error(error) from error
         super().__init__(client, *map(channel, queues))
         # Disable silent reconnects: announcements meanwhile would be missed.
         self._pubsub.connection.retry = Retry(NoBackoff(), 0)

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import LowkiqError, StoreError
+from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import Disposition, Job, Lease, Settlement, ShardRef
 from celery_lowkiq.rules.priorities import turn
@@ -122,6 +122,8 @@ class SettleCalls:
 
     shard: ShardRef
     calls: list[ScriptCall]
+    #: The first calls, of trackers: executed before the others.
+    tracker_calls: int
     #: The first calls, of trackers and of groups of failures; they do not decide about the settle.
     side_calls: int
     #: Ids that the settle call settles together.
@@ -137,8 +139,9 @@ class SettleCalls:
         if self.releases:
             *replies, release_reply = replies
             released = release_reply == 1
+        answer = replies[-1]
         for reply in replies[: self.side_calls]:
-            if isinstance(reply, StoreError):
+            if isinstance(reply, StoreError) and not isinstance(answer, StoreUnavailable):
                 logger.warning(
                     "trackers and failures: the end of some calls of shard %s is unknown: %s",
                     self.shard,
@@ -147,7 +150,7 @@ class SettleCalls:
         for reply in replies[self.side_calls :]:
             if isinstance(reply, StoreError):
                 return reply
-        now, next_due, all_done, *ids = replies[-1]
+        now, next_due, all_done, *ids = answer
         accepted = frozenset(map(parse_id, ids)) | (self.done if all_done else frozenset())
         return SettleReply(accepted, float(now), parse_time(next_due), released)
 
@@ -166,6 +169,7 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
         rest += _settlement_values(settlement)
     news = [each for settlement in settle.settlements for each in settlement.news]
     calls = [call for _, call in update_commands(news)] if news else []
+    tracker_calls = len(calls)
     if failures := [each.failure for each in others if each.failure is not None]:
         calls.append(record_call(settle.lease.shard.queue, failures))
     side_calls = len(calls)
@@ -176,7 +180,7 @@ def settle_calls(settle: SettleRequest) -> SettleCalls:
     calls.append(owned("settle", settle.lease, rest, claim=claim, done=len(done), **words))
     if settle.release:
         calls.append(release_call(settle.lease))
-    return SettleCalls(settle.lease.shard, calls, side_calls, frozenset(ids), settle.release)
+    return SettleCalls(settle.lease.shard, calls, tracker_calls, side_calls, frozenset(ids), settle.release)
 
 
 def _split(settle: SettleRequest) -> tuple[list[Settlement], list[Settlement]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_lowkiq.rules.claims import Due, OpenClaims
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_time
-from celery_lowkiq.store.scripts.script import load, slices
+from celery_lowkiq.store.scripts.script import load
 
 from .claims import open_claims
 
@@ -19,23 +20,29 @@ SHARDS = 500
 
 def due_times(
     client: Client, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims], were_empty: Sequence[bool]
-) -> list[Due]:
+) -> list[Due | None]:
     """Return the due time of each shard. See ``RedisStore.next_due``."""
     claims: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
     dues = _still_empty(client, shards, [n for n, was_empty in enumerate(were_empty) if was_empty])
     left = [n for n in range(len(shards)) if n not in dues]
     calls = [load("next_due").call(shard_keys(shards[n]), open=open_claims(claims[n])) for n in left]
-    for n, (now, next_due) in zip(left, client.all(calls), strict=True):
-        dues[n] = Due(parse_time(next_due), float(now))
+    for n, reply in zip(left, client.answers(calls), strict=True):
+        dues[n] = None if isinstance(reply, StoreUnavailable) else Due(parse_time(reply[1]), float(reply[0]))
     return [dues[n] for n in range(len(shards))]
 
 
-def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due]:
-    """Return the due time (None) of each of these shards that still has no waiting job, by its number."""
-    parts = slices(numbers, SHARDS)
+def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due | None]:
+    """Return by its number each of these shards that still has no waiting job, with a due time of None, and
+    each whose master is away.
+    """
+    parts = client.slices(numbers, SHARDS)
     calls = [load("find_jobs").call_many([shard_keys(shards[n])["jobs"] for n in part]) for part in parts]
-    dues: dict[int, Due] = {}
-    for part, (now, *positions) in zip(parts, client.all(calls), strict=True):
+    dues: dict[int, Due | None] = {}
+    for part, reply in zip(parts, client.answers(calls), strict=True):
+        if isinstance(reply, StoreUnavailable):
+            dues.update(dict.fromkeys(part))
+            continue
+        now, *positions = reply
         dues.update(dict.fromkeys(part, Due(None, float(now))))
         for position in positions:
             del dues[part[position - 1]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
@@ -15,6 +16,7 @@ from celery_lowkiq.store.scripts.steps import Steps
 #: Timeout of one WAIT in ms, and of all its repetitions in s.
 WAIT_MS = 500
 CONFIRM_SECONDS = 5.0
+WAIT_FSYNC = ("WAITAOF", 1, 0, WAIT_MS)
 
 
 class Level(str, enum.Enum):
@@ -35,8 +37,10 @@ class Durability:
     level: Level = Level.FAST
     replicas: int = 1
 
-    def confirm_steps(self, client: Client, shard: ShardRef, clock: Clock | None = None) -> Steps[None]:
-        """Wait until earlier writes have reached the level.
+    def confirm_steps(
+        self, client: Client, shards: Iterable[ShardRef], clock: Clock | None = None
+    ) -> Steps[None]:
+        """Wait until earlier writes to the shards have reached the level.
 
         Raises StoreUnavailable when they have not within CONFIRM_SECONDS: the push is stored, but not
         confirmed, and may be repeated. Raises ConfigurationError when the server does not support the level.
@@ -45,26 +49,30 @@ class Durability:
             return
         now = (clock or SystemClock()).monotonic
         deadline = now() + CONFIRM_SECONDS
-        while not (yield from self._confirmed(client, shard)):
+        left = client.streams(shards)
+        while left := (yield from self._unconfirmed(client, left)):
             if now() >= deadline:
                 raise StoreUnavailable(
                     f"the push was stored, but not confirmed as {self.level.value} within "
                     f"{CONFIRM_SECONDS:.0f} s; to call again is safe"
                 )
 
-    def _confirmed(self, client: Client, shard: ShardRef) -> Steps[bool]:
-        # WAIT counts writes of its own connection: this one changes nothing, and comes after the push.
-        write = ("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0)
-        if self.level is Level.REPLICATED:
-            _, replicas = yield from client.command_steps([write, ("WAIT", self.replicas, WAIT_MS)])
-            return bool(replicas >= self.replicas)
+    def _unconfirmed(self, client: Client, shards: Sequence[ShardRef]) -> Steps[list[ShardRef]]:
+        wait = ("WAIT", self.replicas, WAIT_MS) if self.level is Level.REPLICATED else WAIT_FSYNC
+        # Both count writes of their own connection: this one changes nothing, and comes after the push.
+        writes = [("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0) for shard in shards]
         try:
-            _, (on_disk, _) = yield from client.command_steps([write, ("WAITAOF", 1, 0, WAIT_MS)])
+            replies = yield from client.command_steps([each for write in writes for each in (write, wait)])
         except StoreUnavailable:
             raise
         except StoreError as error:
+            if self.level is Level.REPLICATED:
+                raise
             raise ConfigurationError(
                 "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes: "
                 f"{error}"
             ) from error
-        return bool(on_disk >= 1)
+        answers = zip(shards, replies[1::2], strict=True)
+        if self.level is Level.REPLICATED:
+            return [shard for shard, replicas in answers if replicas < self.replicas]
+        return [shard for shard, (on_disk, _) in answers if on_disk < 1]

@@ -45,8 +45,9 @@ class PushSteps:
             as_stored = queue if layout is None else queue.with_layout(layout)
             waiting = yield from self._push(sender, as_stored, waiting, left, stored)
         if jobs:
-            # All shards of a Redis share one replication stream, so confirming the last write confirms all.
-            yield from self._durability.confirm_steps(self._client, as_stored.shard_of(jobs[-1].id))
+            yield from self._durability.confirm_steps(
+                self._client, (as_stored.shard_of(job.id) for job in jobs)
+            )
 
     def _push(
         self,

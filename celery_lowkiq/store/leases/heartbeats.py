@@ -32,7 +32,7 @@ from celery_lowkiq.store.scripts.keys import (
     shard_keys,
 )
 from celery_lowkiq.store.scripts.records import number_text, parse_id
-from celery_lowkiq.store.scripts.script import ScriptCall, Value, load, slices
+from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Seconds for which a node's last report is kept.
 REPORT_TTL = 3600
@@ -70,17 +70,17 @@ def seconds(time: Any) -> float:
     return float(time[0]) + float(time[1]) / 1_000_000
 
 
-def beat_calls(queues: Sequence[str], member: str, turn: int) -> list[ScriptCall]:
+def beat_calls(client: Client, queues: Sequence[str], member: str, turn: int) -> list[ScriptCall]:
     """Return the calls that move a node's heartbeat in these queues, and read their numbers of shards."""
     return [
         load("heartbeat").call_many(
             [key for queue in part for key in (nodes_key(queue), queue_key(queue))], member=member, turn=turn
         )
-        for part in slices(queues, QUEUES)
+        for part in client.slices(queues, QUEUES)
     ]
 
 
-def report_calls(news: NodeUpdate) -> list[ScriptCall]:
+def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
     """Return the calls for the report, then for the counters of shards, then for samples."""
     report = load("write_report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
@@ -92,9 +92,9 @@ def report_calls(news: NodeUpdate) -> list[ScriptCall]:
     counters = [
         load("read_counters").call_many([shard_keys(shard)["meta"] for shard in part])
         for queue in news.counted
-        for part in slices(queue.shard_refs(), SHARDS)
+        for part in client.slices(queue.shard_refs(), SHARDS)
     ]
-    return [report, *counters, *(sample_call(part) for part in slices(news.samples, QUEUES))]
+    return [report, *counters, *(sample_call(part) for part in client.slices(news.samples, QUEUES))]
 
 
 def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
@@ -109,7 +109,7 @@ def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
     return load("write_samples").call_many(keys, values, ttl=KEPT + STEP)
 
 
-def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
+def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
     """Return the parsed replies to :func:`report_calls`, or the first error among them."""
     if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
         return error
@@ -117,7 +117,7 @@ def heartbeat_reply(news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | S
     counters = iter(replies[1:])
     samples = []
     for queue in news.counted:
-        parts = list(islice(counters, len(slices(queue.shard_refs(), SHARDS))))
+        parts = list(islice(counters, len(client.slices(queue.shard_refs(), SHARDS))))
         processed = tuple(count for _, *of_part in parts for count in of_part)
         samples.append((queue.name, Counters(now, processed, sum(failed for failed, *_ in parts))))
     return UpdateReply(now, tuple(samples))

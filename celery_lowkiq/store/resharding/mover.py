@@ -6,7 +6,7 @@ Any number of movers may work on one queue, and each may stop at any step: what 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -120,7 +120,7 @@ class Mover:
         closed = yield from self._send(fences)
         if any(int(gen) != migration.gen for _, gen, *_ in closed):
             return False
-        yield from self._confirm()
+        yield from self._confirm(migration.shards)
         if any(transfers for *_, transfers in closed) and not (yield from self._deliver(migration)):
             return False
         floors = {
@@ -254,7 +254,7 @@ class Mover:
         received = yield from self._send([*imports, *answered])
         arrived = [each for each, reply in zip(taken, received, strict=False) if reply != STALE]
         if arrived:
-            yield from self._confirm()
+            yield from self._confirm(export.shard for export, _ in arrived)
             yield from self._send(
                 [
                     self._call(
@@ -351,8 +351,8 @@ class Mover:
         replies = yield from self.client.call_steps(calls)
         return raise_refused(replies)
 
-    def _confirm(self) -> Steps[None]:
-        yield from self._durability.confirm_steps(self.client, self._shard(0))
+    def _confirm(self, shards: Iterable[int]) -> Steps[None]:
+        yield from self._durability.confirm_steps(self.client, map(self._shard, shards))
 
 
 def _moves(reply: list[Any]) -> ShardMoves:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -21,7 +21,9 @@ from celery_lowkiq.rules.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from celery_lowkiq.rules.models import ShardRef
 
+from .connect import apart
 from .exchange import exchange
 from .keys import shard_of_key
 from .records import pairs
@@ -161,9 +163,57 @@ class Client:
         # Whether the server supports script flags (Redis 7); cleared when it rejects the first script.
         self._flags = True
 
+    # -- what differs on a cluster
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.redis.connection_pool.disconnect()
+
+    def address(self) -> str:
+        """Return where Redis is, without user and password."""
+        options = self.redis.connection_pool.connection_kwargs
+        location = options.get("path") or f"{options.get('host', '')}:{options.get('port', '')}"
+        return f"{location} db {options.get('db') or 0}"
+
+    def apart(self) -> redis.Redis:
+        """Return a client with its own pool, for a subscription; close it. Raises RedisError when Redis is
+        loading, since it accepts subscriptions then.
+        """
+        self.redis.ping()
+        return apart(self.redis)
+
+    def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
+        """Return shards or queues in parts of at most ``size``, one for each call of a script with repeated
+        keys.
+        """
+        return [values[start : start + size] for start in range(0, len(values), size)]
+
+    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
+        """Return one shard of each replication stream, whose last write confirms those of the others."""
+        return list(shards)[-1:]
+
+    def calls_in_turn(self, first: Sequence[ScriptCall], then: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts as :meth:`calls` does, those of ``first`` before the others."""
+        return self.calls([*first, *then])
+
+    def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts in one round trip. Raises the first StoreError among the replies.
+
+        On a cluster, the StoreUnavailable of a master that is away stays a reply.
+        """
+        return self.all(calls)
+
+    def check_away(self, replies: Iterable[Any]) -> None:
+        """Raise the first StoreUnavailable among the replies; none on a cluster, as it is of one master."""
+        for reply in replies:
+            if isinstance(reply, StoreUnavailable):
+                raise reply
+
+    # -- scripts and commands
+
     def execute(self, steps: Steps[T]) -> T:
         """Execute a procedure, blocking this thread. Raises what the procedure raises."""
-        return execute(steps, self._act)
+        return execute(steps, self.act)
 
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip; the reply of a refused call is its StoreError.
@@ -185,7 +235,7 @@ class Client:
             missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
             if not missing:
                 break
-            yield from self._load_steps({calls[i].script for i in missing})
+            yield from self._load_steps([(calls[i].script, replies[i]) for i in missing])
             again = yield Send([self._evalsha(calls[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
@@ -236,7 +286,8 @@ class Client:
                 raise store_error(reply) from reply
         return readable
 
-    def _act(self, step: Step) -> Any:
+    def act(self, step: Step) -> Any:
+        """Do one step of a procedure. Raises StoreError."""
         if isinstance(step, Send):
             return self._send(step.commands)
         if isinstance(step, Pause):
@@ -276,13 +327,18 @@ class Client:
         self._flags = False
         return True
 
-    def _load_steps(self, scripts: set[Script]) -> Steps[None]:
-        for script in scripts:
-            (reply,) = yield Send([("SCRIPT LOAD", script.text(self._flags))])
+    def _load_steps(self, missing: Sequence[tuple[Script, Any]]) -> Steps[None]:
+        """Load scripts, given with the replies of servers that do not have them."""
+        for script, server in dict.fromkeys((script, self._server_of(reply)) for script, reply in missing):
+            (reply,) = yield Send([("SCRIPT LOAD", script.text(self._flags), *server)])
             if self._rejects_flags(reply):
-                (reply,) = yield Send([("SCRIPT LOAD", script.text(False))])
+                (reply,) = yield Send([("SCRIPT LOAD", script.text(False), *server)])
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
+
+    def _server_of(self, reply: Any) -> tuple[Any, ...]:
+        """Return what tells one of several servers in a SCRIPT LOAD."""
+        return ()
 
 
 def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:

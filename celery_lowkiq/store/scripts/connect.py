@@ -15,6 +15,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import invalid
 
+from .cluster_map import ClusterMap
 from .keeping_pool import KeepingPool
 
 #: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
@@ -44,6 +45,14 @@ class _BlockingSentinelPool(SentinelConnectionPool, KeepingPool):
     def disconnect(self, inuse_connections: bool = True) -> None:
         """Disconnect all. redis-py 5 passes an argument that its own blocking pool does not accept."""
         redis.BlockingConnectionPool.disconnect(self)
+
+
+def connect_cluster(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: float) -> ClusterMap:
+    """Return the map of a cluster for the same arguments as :func:`connect`, and ``cluster``: (host, port)
+    pairs of some of its nodes. Each master has a pool of at most ``pool_size`` connections.
+    """
+    options, _ = _split(parameters)
+    return ClusterMap(options.pop("cluster"), options, pool_size, pool_timeout)
 
 
 def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: float) -> redis.Redis:

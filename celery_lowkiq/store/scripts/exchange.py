@@ -76,7 +76,7 @@ def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:
 
 def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
     def attempt() -> list[Any]:
-        connection.send_packed_command(_packed(connection, commands))
+        connection.send_packed_command(packed(connection, commands))
         return [_reply(connection) for _ in commands]
 
     try:
@@ -98,7 +98,7 @@ def _is_observed(client: redis.Redis) -> bool:
     )
 
 
-def _packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
+def packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
     """Yield what is sent: small commands together."""
     part: list[bytes] = []
     size = 0

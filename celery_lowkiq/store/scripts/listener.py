@@ -5,13 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import redis
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 
-from .client import store_error
-from .connect import apart
+from .client import Client, store_error
 
 #: Timeout in s for the confirmation of a subscription.
 SUBSCRIBE_TIMEOUT = 5.0
@@ -20,10 +18,13 @@ SUBSCRIBE_TIMEOUT = 5.0
 class Listener:
     """Receives messages published after it was created. Use it in a ``with`` block, or close it."""
 
-    def __init__(self, client: redis.Redis, *channels: str) -> None:
+    def __init__(self, client: Client, *channels: str) -> None:
         """Subscribe. Raises StoreUnavailable, AccessDenied."""
-        # Its own connection: the waiting thread also sends commands, and would block on a pool of one.
-        self._client = apart(client)
+        try:
+            # Its own connection: the waiting thread also sends commands, and would block on a pool of one.
+            self._client = client.apart()
+        except (exceptions.RedisError, OSError) as error:
+            raise store_error(error) from error
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         self._closed = False
         self._closing = threading.Lock()

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from .keys import KEY_GROUPS, KEY_TYPES, ShardKeys
 
@@ -34,7 +34,6 @@ FOLDERS = ("jobs", "leases", "repairs", "inspect", "admin", "tracking", "reshard
 PROBES = {"hash": "HLEN", "zset": "ZCARD"}
 
 Value: TypeAlias = str | bytes | int | float
-T = TypeVar("T")
 
 
 class Keys(Protocol):
@@ -103,11 +102,6 @@ class Script:
         texts = (self.text(False).encode(), self.text(True).encode())
         without, with_flags = (hashlib.sha1(text, usedforsecurity=False).hexdigest() for text in texts)
         return without, with_flags
-
-
-def slices(values: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Return the values in parts of at most ``size``, one for each call of a script with a repeated key."""
-    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 @cache

@@ -15,9 +15,7 @@ from .client import Client
 def read_server(client: Client) -> ServerInfo:
     """Return the server's information with its address, without user and password. Raises StoreError."""
     (info,) = client.commands([("INFO",)])
-    options = client.redis.connection_pool.connection_kwargs
-    location = options.get("path") or f"{options.get('host', '')}:{options.get('port', '')}"
-    return replace(server_info(info), address=f"{location} db {options.get('db') or 0}")
+    return replace(server_info(info), address=client.address())
 
 
 def read_memory_limit(client: Client) -> Server:

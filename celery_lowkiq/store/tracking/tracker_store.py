@@ -157,7 +157,7 @@ class TrackerStore:
 
     def listen(self, tracker: str) -> Listener:
         """Subscribe to the message that is sent when no call is pending any more."""
-        return Listener(self._client.redis, tracker_channel(tracker))
+        return Listener(self._client, tracker_channel(tracker))
 
     def _views(self, trackers: Sequence[str]) -> list[TrackerView | None]:
         commands = [("HMGET", TrackerKeys(tracker)["tracker"], *_FIELDS) for tracker in trackers]

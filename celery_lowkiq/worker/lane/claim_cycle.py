@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import KeysView
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
@@ -16,6 +17,8 @@ from ..owned_shard import OwnedShard
 from .claim_window import ClaimWindow, batches_to_claim, mean_duration
 from .lane_state import FAILED_SHARD_DELAY, LaneState
 
+#: Seconds until a lane tries a shard again whose master of a cluster is away.
+PARKED = 0.5
 #: Seconds until a lane tries a shard again in which only suspects are due, while another lane runs one.
 SUSPECT_DELAY = 0.2
 
@@ -33,6 +36,9 @@ class ClaimCycle:
         self._ctx = ctx
         #: The claim that is not settled yet.
         self._window: ClaimWindow | None = None
+        #: Claims that could not be settled, by shard: their masters are away. Replaced as a whole, since
+        #: other threads read it.
+        self._aside: dict[ShardRef, ClaimWindow] = {}
         self._mean_durations: dict[str, float] = {}
 
     @property
@@ -41,9 +47,18 @@ class ClaimCycle:
         window = self._window
         return None if window is None else window.owned.shard
 
+    @property
+    def aside(self) -> KeysView[ShardRef]:
+        """The shards of claims that could not be settled yet, since their masters are away."""
+        return self._aside.keys()
+
     def run_next(self, owned: OwnedShard) -> None:
         """Claim from a shard, and run the batches; the next claim settles them."""
         queue = owned.queue
+        if owned.shard in self._aside:
+            if self._window is not None:
+                self.settle()
+            self._window = self._take_aside(owned.shard)
         wanted = batches_to_claim(self._mean_durations.get(queue.name), self._ctx.window)
         surplus = 0
         try:
@@ -54,6 +69,25 @@ class ClaimCycle:
         except StoreError as error:
             self._on_store_error(owned, error)
         self._return_tokens(queue.name, surplus)
+
+    def settle_aside(self, everything: bool) -> None:
+        """Try again to settle what is aside; only of shards that the lane does not serve, or ``everything``.
+
+        Gives up when the lane does.
+        """
+        for shard, window in self._aside.items():
+            if everything or not self._state.serves(window.owned):
+                self._window = self._take_aside(shard)
+                self.settle()
+        if self._aside and self._state.gives_up():
+            for shard, window in self._aside.items():
+                self._take_aside(shard)
+                self._on_store_error(window.owned, StoreUnavailable("its master is away"))
+
+    def _take_aside(self, shard: ShardRef) -> ClaimWindow:
+        window = self._aside[shard]
+        self._aside = {other: each for other, each in self._aside.items() if other != shard}
+        return window
 
     def settle(self) -> None:
         """Settle what has run, without another claim."""
@@ -95,6 +129,8 @@ class ClaimCycle:
             self._state.drop(owned.shard)
             self._ctx.mailbox.report_gone(owned)
             self._retract_crashes(owned)
+        elif isinstance(error, StoreUnavailable) and not self._state.gives_up():
+            self._state.defer(owned.shard, PARKED)
         elif isinstance(error, StoreUnavailable):
             logger.error(
                 "stopping without Redis: jobs of %s that were claimed will be recovered", owned.shard
@@ -177,7 +213,13 @@ class ClaimCycle:
         if window is not None:
             self._window = None
             assert settled is not None
-            self._on_settled(window, settled)
+            assert to_settle is not None
+            if isinstance(settled, StoreUnavailable):
+                window.restore(to_settle)
+                self._aside = {**self._aside, window.owned.shard: window}
+                self._state.defer(window.owned.shard, PARKED)
+            else:
+                self._on_settled(window, settled)
         if isinstance(claim, StoreError):
             raise claim
         if claim is not None and to_claim is not None:

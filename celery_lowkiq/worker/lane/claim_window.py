@@ -76,6 +76,10 @@ class ClaimWindow:
         settlements = (*self._settlements, *self._returned(self._take_waiting()))
         return SettleRequest(self.owned.queue, self.owned.lease, settlements, release)
 
+    def restore(self, request: SettleRequest) -> None:
+        """Take back what :meth:`to_settle` returned and could not be settled."""
+        self._settlements = list(request.settlements)
+
     def take_unstarted(self, now: float) -> SettleRequest | None:
         """Remove the batches that have waited too long at ``now`` (monotonic), to be returned."""
         if now < self.claimed_at + MAX_WAIT_BEHIND_RUN:

@@ -17,7 +17,7 @@ from ..context import WorkerContext
 from ..forks import end_forks_by_signal
 from ..owned_shard import OwnedShard
 from ..ports import EXIT_CRASHED
-from .claim_cycle import ClaimCycle
+from .claim_cycle import PARKED, ClaimCycle
 from .lane_state import DueQuery, LaneState
 
 
@@ -37,7 +37,7 @@ class Lane(LaneState):
     @property
     def working(self) -> frozenset[ShardRef]:
         """Shards that the lane claims from, runs or settles now; a crashed lane keeps them."""
-        shards = (self._picked, self._cycle.unsettled)
+        shards = (self._picked, self._cycle.unsettled, *self._cycle.aside)
         return frozenset(shard for shard in shards if shard is not None)
 
     @property
@@ -54,12 +54,15 @@ class Lane(LaneState):
     def _main(self) -> None:
         end_forks_by_signal()
         try:
-            while not self.stopping or self._cycle.unsettled:
+            while not self.stopping or self._cycle.unsettled or self._cycle.aside:
                 owned = self._next()
                 if owned is not None:
                     self._run(owned)
                 elif self._cycle.unsettled:
                     self._cycle.settle()
+                elif self.stopping:
+                    self._ctx.outage.stop.wait(PARKED)
+                    self._cycle.settle_aside(everything=True)
         except BaseException as error:  # noqa: BLE001 - whatever it is, a lane never ends silently
             self._crash(error)
         finally:
@@ -72,6 +75,8 @@ class Lane(LaneState):
         everything = self.take_poll()
         if everything is not None:
             self._poll(everything)
+        if everything and self._cycle.aside and not self._cycle.unsettled:
+            self._cycle.settle_aside(everything=False)
         return self.begin_next(self._picker.pick, wait=not self._cycle.unsettled)
 
     def _poll(self, everything: bool) -> None:
@@ -98,7 +103,7 @@ class Lane(LaneState):
         for lane, several in asked:
             lane.end_poll(list(islice(answers, len(several))), seconds)
 
-    def _read_due(self, queries: Sequence[DueQuery]) -> tuple[list[Due], float]:
+    def _read_due(self, queries: Sequence[DueQuery]) -> tuple[list[Due | None], float]:
         """Return the due times, and how many seconds it took to read them."""
         clock, sent_at = self._ctx.clock, self._ctx.clock.monotonic()
         dues = self._ctx.store.next_due(

@@ -171,13 +171,13 @@ class LaneState:
         was_empty = self._due.was_empty(shard, open_claims)
         return DueQuery(shard, open_claims, was_empty, self._due.begin_query(shard))
 
-    def end_poll(self, answers: Sequence[tuple[DueQuery, Due]], seconds: float) -> None:
-        """Record the answers of a poll that took ``seconds``."""
+    def end_poll(self, answers: Sequence[tuple[DueQuery, Due | None]], seconds: float) -> None:
+        """Record the answers of a poll that took ``seconds``; None is an unknown due time."""
         rest = min(POLL_REST * seconds, MAX_POLL_INTERVALS * self._ctx.poll_interval)
         with self._changed:
             self._poll_at = max(self._poll_at, self._ctx.clock.monotonic() + rest)
             for query, due in answers:
-                if query.shard in self._owned:
+                if due is not None and query.shard in self._owned:
                     self._due.record(query.shard, due, query.number, query.open_claims)
             self._changed.notify()
 

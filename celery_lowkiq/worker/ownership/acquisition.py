@@ -110,7 +110,9 @@ class Acquisition:
         states = self._ctx.store.observe(shards) if shards else []
         now = self._ctx.clock.monotonic()
         return [
-            self._table.observe(shard, state, now, self._membership.heartbeat(shard.queue, state.owner))
+            self._table.doubt(shard)
+            if state is None
+            else self._table.observe(shard, state, now, self._membership.heartbeat(shard.queue, state.owner))
             for shard, state in zip(shards, states, strict=True)
         ]
 
@@ -185,8 +187,8 @@ class Acquisition:
         refused: dict[str, LowkiqError] = {}
         for watch, answer in zip(watches, answers, strict=True):
             if isinstance(answer, StoreUnavailable):
-                raise answer
-            if isinstance(answer, Lease):
+                self._table.doubt(watch.shard)
+            elif isinstance(answer, Lease):
                 owned = OwnedShard(watch.queue, answer, self._ctx.lease_seconds, sent_at)
                 self._table.add(owned, self._emptiest_lane())
             elif isinstance(answer, NotOwner):

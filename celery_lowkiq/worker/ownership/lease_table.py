@@ -165,6 +165,11 @@ class LeaseTable:
         watch = self._watches[shard] = self._watches[shard].observed(state, now, heartbeat)
         return watch
 
+    def doubt(self, shard: ShardRef) -> LeaseWatch:
+        """Record that a shard's Redis does not answer: its owner cannot renew either."""
+        watch = self._watches[shard] = self._watches[shard].doubted()
+        return watch
+
     def postpone(self, shards: Iterable[ShardRef], until: float) -> None:
         """Do not acquire these shards before ``until`` (monotonic)."""
         for shard in shards:

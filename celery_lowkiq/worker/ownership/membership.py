@@ -53,6 +53,8 @@ class Membership:
         now = self._ctx.clock.monotonic()
         members = beats.members if self.shared else []
         for queue, found in zip(list(self._others), members, strict=True):
+            if found is None:
+                continue
             seen = self._others[queue]
             self._others[queue] = {
                 name: seen[name].observed(turn, now) if name in seen else Member(name, lanes, turn, now)
@@ -62,7 +64,7 @@ class Membership:
             gone = [one for one in self._others[queue].values() if one.gone(now, self._ctx.lease_seconds)]
             if gone:
                 self._ctx.store.forget_members(queue, [(member.name, member.lanes) for member in gone])
-        return dict(zip(queues, beats.routes, strict=True))
+        return {queue: r for queue, r in zip(queues, beats.routes, strict=True) if r is not None}
 
     def leave(self) -> None:
         """Take part in no queue from now on. Raises StoreError."""

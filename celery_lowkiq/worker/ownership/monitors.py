@@ -143,7 +143,8 @@ class MisassignmentMonitor:
             return
         states = self._ctx.store.observe(list(shards))
         for (shard, queue), state in zip(shards.items(), states, strict=True):
-            self._watches[shard] = self._watches.get(shard, LeaseWatch(queue, shard)).observed(state, now)
+            watch = self._watches.get(shard, LeaseWatch(queue, shard))
+            self._watches[shard] = watch.doubted() if state is None else watch.observed(state, now)
         self._log(
             [s for s in shards.keys() - self._wanted if self._orphaned(s, now)],
             "no node serves %s: do the node numbers of all nodes together leave a part out?",

@@ -179,6 +179,11 @@ class Ownership:
         leases = [one.lease for one in renewing]
         renewed = self._ctx.store.renew(leases, lapsed, stopping=stopping, turn=self._heartbeat.turn)
         for owned, ours in zip(renewing, renewed, strict=True):
+            if ours is None:
+                # Only its own master is away: its lease runs out unless that is back in time.
+                if sent_at >= owned.deadline:
+                    owned.lost.set()
+                continue
             if not ours:
                 self._forget(owned)
                 continue
@@ -186,7 +191,7 @@ class Ownership:
             owned.renew(sent_at)
             if late:
                 self._table.lane_of(owned.shard).refresh()
-        self._ctx.meter.renewed(sum(renewed))
+        self._ctx.meter.renewed(renewed.count(True))
         self._ctx.exclusion.renewed()
 
     def _forget(self, owned: OwnedShard) -> None:

@@ -92,5 +92,5 @@ class Resizing:
             # The lane reports the damage. The other shards of the node must not wait for its repair.
             return
         for shard, due in zip(shards, dues, strict=True):
-            if due.next_due is None:
+            if due is not None and due.next_due is None:
                 self._table.leave(shard)

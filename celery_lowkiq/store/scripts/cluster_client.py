@@ -1,0 +1,309 @@
+"""Client of a Redis Cluster: each command goes to the master that has its key's slot, to all masters at once.
+
+Redis-py's own cluster pipeline asks the server for the keys of each script, and repeats commands that were
+answered.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import redis
+from redis import exceptions
+
+from celery_lowkiq.rules.errors import NotClusterNode, StoreUnavailable
+from celery_lowkiq.rules.models import ShardRef
+
+from .client import Client, raise_refused, store_error
+from .cluster_exchange import exchange_all, exchange_one
+from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
+from .exchange import Command
+from .keys import reports_key, shard_keys
+from .script import ScriptCall
+
+T = TypeVar("T")
+
+#: Commands without a key. They go where the command before them goes, the first ones where the next one goes.
+KEYLESS = frozenset({"CONFIG GET", "INFO", "PING", "TIME", "WAIT", "WAITAOF"})
+#: How long a batch follows redirections and waits for slots that move, in s.
+PATIENCE = 1.0
+#: Between two attempts at a slot that moves, in s.
+PAUSE = 0.02
+#: What a slot answers that moves or has no master for a moment.
+LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
+#: Codes of errors that redis-py 5.0 does not know, unless its client is one of a cluster.
+LATER_TEXTS = ("TRYAGAIN ", "CLUSTERDOWN ")
+LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+#: Of these, what another attempt does not change.
+REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError)
+
+
+class ClusterClient(Client):
+    """Runs script calls and plain commands on a cluster.
+
+    All keys of a script have one slot. A command whose master is away is answered with a StoreUnavailable of
+    its own; the others of its batch are answered as always.
+    """
+
+    def __init__(self, cluster: ClusterMap) -> None:
+        self.cluster = cluster
+        self._flags = True
+        self._keyless_slot = slot_of(reports_key())
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.cluster.close()
+
+    def address(self) -> str:
+        """Return where the cluster is, without user and password."""
+        return f"cluster {self.cluster.text}"
+
+    def apart(self) -> redis.Redis:
+        """Return a client of one master that answers: the cluster carries what is published to all nodes."""
+        error: Exception | None = None
+        masters = self.cluster.masters()
+        for address in masters:
+            (reply,) = exchange_one(self.cluster, address, [("PING",)])
+            if not isinstance(reply, (exceptions.RedisError, OSError)):
+                return self.cluster.apart(address)
+            error = reply
+        self.cluster.refresh()
+        raise error or exceptions.ConnectionError("no master has a slot")
+
+    def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
+        """Return each shard or queue by itself, since it has a slot of its own."""
+        return [values[n : n + 1] for n in range(len(values))]
+
+    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
+        """Return one shard of each master."""
+        slots = self.cluster.slots()
+        return list({slots[slot_of(shard_keys(shard)["meta"])]: shard for shard in shards}.values())
+
+    def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts; a reply may be the StoreUnavailable of a master that is away. Raises other errors."""
+        replies = self.calls(calls)
+        raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
+        return replies
+
+    def check_away(self, replies: Iterable[Any]) -> None:
+        """Raise nothing: the other masters are not away."""
+
+    def calls_in_turn(self, first: Sequence[ScriptCall], then: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts in two round trips, since masters execute what is sent together in any order.
+
+        When one of ``first`` may not have been executed, its StoreUnavailable answers the others, too.
+        """
+        replies = self.calls(first)
+        for reply in replies:
+            if isinstance(reply, StoreUnavailable):
+                return [*replies, *(reply for _ in then)]
+        return [*replies, *self.calls(then)]
+
+    def _server_of(self, reply: Any) -> tuple[Any, ...]:
+        return (reply.node,)
+
+    def _send(self, commands: Sequence[Command]) -> list[Any]:
+        if not commands:
+            return []
+        try:
+            if commands[0][0] == "SCRIPT LOAD":
+                return [self._loaded(*commands[0])]
+            slots = list(self._slots(commands))
+            masters = self.cluster.slots()
+        except (exceptions.RedisError, OSError) as error:
+            if "cluster support disabled" in str(error):
+                raise NotClusterNode() from error
+            raise store_error(error) from error
+        replies = self._first_replies(commands, slots, masters)
+        for reply in replies:
+            if isinstance(reply, (exceptions.RedisError, OSError)):
+                return _Batch(self.cluster, commands, slots, replies).followed()
+        if self.cluster.away:
+            self.cluster.answered(masters[slot] for slot in slots)
+        return replies
+
+    def _first_replies(
+        self, commands: Sequence[Command], slots: list[int], masters: Sequence[Address | None]
+    ) -> list[Any]:
+        addresses = {masters[slot] for slot in slots}
+        address = addresses.pop()
+        if address is not None and not addresses:
+            return exchange_one(self.cluster, address, commands)
+        batch = _Batch(self.cluster, commands, slots)
+        batch.send(range(len(commands)))
+        return batch.replies
+
+    def _loaded(self, name: str, text: str, node: Address) -> Any:
+        (reply,) = exchange_one(self.cluster, node, [(name, text)])
+        # The commands of a node that is away are answered one by one.
+        return None if isinstance(reply, LOST) else reply
+
+    def _slots(self, commands: Sequence[Command]) -> Iterator[int]:
+        last = None
+        for command in commands:
+            name = command[0]
+            if name == "EVALSHA":
+                last = slot_of(command[3])
+            elif name not in KEYLESS:
+                last = slot_of(_key(command))
+            elif last is None:
+                keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
+                last = next(map(slot_of, keyed), self._keyless_slot)
+            yield last
+
+
+def _key(command: Command) -> str:
+    name = command[0]
+    return str(command[3 if name in ("EVALSHA", "EVAL") else 2 if name == "MEMORY" else 1])
+
+
+class _Batch:
+    """Commands that are sent together, each with its slot, and their replies so far."""
+
+    def __init__(
+        self,
+        cluster: ClusterMap,
+        commands: Sequence[Command],
+        slots: list[int],
+        replies: list[Any] | None = None,
+    ) -> None:
+        self.replies: list[Any] = replies or [None] * len(commands)
+        self._cluster = cluster
+        self._commands = commands
+        self._slots = slots
+        #: By position, the node that a slot moves to, to which the command was redirected once.
+        self._asked: dict[int, Address] = {}
+
+    def send(self, positions: Iterable[int]) -> None:
+        """Send commands to their masters, and note the replies."""
+        masters = self._cluster.slots()
+        parts: dict[Address, list[Command]] = {}
+        places: dict[Address, list[int | None]] = {}
+        for n in positions:
+            asked = self._asked.get(n) if self._asked else None
+            address = asked or masters[self._slots[n]]
+            if address is None:
+                self.replies[n] = exceptions.ClusterDownError(f"no master has slot {self._slots[n]}")
+                continue
+            if address not in parts:
+                parts[address], places[address] = [], []
+            if asked:
+                parts[address].append(("ASKING",))
+                places[address].append(None)
+            parts[address].append(self._commands[n])
+            places[address].append(n)
+        for address, found in exchange_all(self._cluster, parts).items():
+            for place, reply in zip(places[address], found, strict=True):
+                if place is not None:
+                    self.replies[place] = reply
+
+    def followed(self) -> list[Any]:
+        """Send refused commands again where they belong, as long as there is hope; return all replies.
+
+        What was answered is not repeated, and commands of a slot stay in their order.
+        """
+        deadline = time.monotonic() + PATIENCE
+        attempts, redirections = 1, 3
+        left = self._refused(range(len(self._commands)))
+        while left and time.monotonic() < deadline:
+            if any(_is_lost(self.replies[n]) for n in left):
+                self._cluster.refresh()
+                if not attempts:
+                    left = [n for n in left if not _is_lost(self.replies[n])]
+                    continue
+                attempts -= 1
+            redirections -= 1
+            # Nodes that have not heard of a failover redirect to each other.
+            if not self._redirect(left) or redirections < 0:
+                threading.Event().wait(PAUSE)
+            sent = self._in_order(left)
+            self.send(sent)
+            left = self._refused(left)
+        self._note_outages()
+        return [_final(reply) for reply in self.replies]
+
+    def _note_outages(self) -> None:
+        masters = self._cluster.slots()
+        for n, reply in enumerate(self.replies):
+            address = self._asked.get(n) or masters[self._slots[n]]
+            if address is None or isinstance(reply, REFUSED):
+                continue
+            if isinstance(reply, LOST):
+                self._cluster.lost(address, reply)
+            else:
+                self._cluster.answered([address])
+
+    def _refused(self, positions: Iterable[int]) -> list[int]:
+        found: list[int] = []
+        for n in positions:
+            # What is asked of a server about the command before is asked again.
+            follows = self._commands[n][0] in KEYLESS and found and found[-1] == n - 1
+            if follows or _may_follow(self.replies[n]):
+                found.append(n)
+        return found
+
+    def _redirect(self, positions: Iterable[int]) -> bool:
+        """Note where commands are to be sent. False when a slot must be waited for."""
+        at_once = True
+        self._asked = {}
+        for n in positions:
+            reply = self.replies[n]
+            if self._commands[n][0] in KEYLESS and n - 1 in self._asked:
+                self._asked[n] = self._asked[n - 1]
+            elif _is_redirect(reply):
+                slot, address = parse_redirect(reply, reply.node)
+                if _is_ask(reply):
+                    self._asked[n] = address
+                else:
+                    self._cluster.moved(slot, address)
+                    self._cluster.refresh()
+            elif isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS):
+                # The slot may have moved on, or its master may have been replaced.
+                self._cluster.refresh()
+                at_once = False
+        return at_once
+
+    def _in_order(self, positions: Iterable[int]) -> list[int]:
+        """Return those that overtake no command of their slot, which is sent to another node."""
+        first: dict[int, Address | None] = {}
+        held: set[int] = set()
+        found: list[int] = []
+        for n in positions:
+            slot, asked = self._slots[n], self._asked.get(n)
+            if slot in held or first.setdefault(slot, asked) != asked:
+                held.add(slot)
+            else:
+                found.append(n)
+        return found
+
+
+def _is_redirect(reply: Any) -> bool:
+    return isinstance(reply, exceptions.ResponseError) and (
+        isinstance(reply, exceptions.AskError) or str(reply).startswith(("MOVED ", "ASK "))
+    )
+
+
+def _is_ask(reply: Any) -> bool:
+    return not isinstance(reply, exceptions.MovedError) and not str(reply).startswith("MOVED ")
+
+
+def _is_lost(reply: Any) -> bool:
+    # Not after a timeout: the next attempt would take as long.
+    return isinstance(reply, LOST) and not isinstance(reply, (*REFUSED, exceptions.TimeoutError))
+
+
+def _may_follow(reply: Any) -> bool:
+    """Whether another attempt may be answered."""
+    if not isinstance(reply, (exceptions.RedisError, OSError)):
+        return False
+    is_later = isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS)
+    return is_later or _is_lost(reply) or _is_redirect(reply)
+
+
+def _final(reply: Any) -> Any:
+    if _is_redirect(reply):
+        return exceptions.ConnectionError(f"a slot moves: {reply}")
+    return exceptions.ConnectionError(str(reply)) if isinstance(reply, OSError) else reply

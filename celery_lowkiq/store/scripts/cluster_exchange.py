@@ -1,0 +1,107 @@
+"""Exchanges with several masters of a Redis Cluster at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import redis
+from redis import exceptions
+
+from .cluster_map import Address, ClusterMap
+from .connect import PROTOCOL
+from .exchange import Command, packed
+from .keeping_pool import KeepingPool, Kept
+
+#: Redis-py's conversions of replies, by command.
+_CONVERT: Mapping[str, Any] = redis.Redis(
+    connection_pool=redis.ConnectionPool(protocol=PROTOCOL)
+).response_callbacks
+
+
+class _Sent(NamedTuple):
+    address: Address
+    pool: KeepingPool
+    kept: Kept
+
+
+def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> list[Any]:
+    """Send a node its commands, and read all replies; that of a refused command is its error.
+
+    What the node has not answered has the ConnectionError or TimeoutError as its reply; the node may have
+    executed it.
+    """
+    try:
+        sent = _send(cluster, address, commands)
+    except (exceptions.RedisError, OSError) as error:
+        return [error] * len(commands)
+    return _read(sent, commands)
+
+
+def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]) -> dict[Address, list[Any]]:
+    """Send each node its commands, then read all replies. See :func:`exchange_one`."""
+    opened: list[_Sent] = []
+    replies: dict[Address, list[Any]] = {}
+    try:
+        # In one order for all threads: none has a connection that another one waits for, while it waits for
+        # one of that other's.
+        for address in sorted(parts):
+            try:
+                opened.append(_send(cluster, address, parts[address]))
+            except (exceptions.RedisError, OSError) as error:
+                replies[address] = [error] * len(parts[address])
+        while opened:
+            sent = opened.pop()
+            replies[sent.address] = _read(sent, parts[sent.address])
+        return replies
+    finally:
+        for sent in opened:
+            _give_up(sent)
+
+
+def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> _Sent:
+    """Send commands over a connection of the pool."""
+    if cluster.silent and address in cluster.silent:
+        cluster.refresh()
+        raise exceptions.ConnectionError(f"{address[0]}:{address[1]} did not answer in time")
+    pool = cluster.pool(address)
+    if any(" " in command[0] for command in commands):
+        # Redis-py splits such names, hiredis does not.
+        commands = [(*name.split(), *values) for name, *values in commands]
+    kept = pool.take_kept() or pool.take_new()
+    try:
+        kept.connection.send_packed_command(packed(kept.connection, commands))
+    except BaseException:
+        _give_up(_Sent(address, pool, kept))
+        raise
+    return _Sent(address, pool, kept)
+
+
+def _read(sent: _Sent, commands: Sequence[Command]) -> list[Any]:
+    """Read all replies, and give the connection back."""
+    found: list[Any] = []
+    read = sent.kept.connection.read_response
+    try:
+        for command in commands:
+            try:
+                reply = read()
+            except exceptions.ResponseError as error:
+                error.node = sent.address  # type: ignore[attr-defined]
+                found.append(error)
+                continue
+            convert = _CONVERT.get(command[0])
+            found.append(reply if convert is None else convert(reply))
+    except BaseException as error:
+        _give_up(sent)
+        if not isinstance(error, (exceptions.RedisError, OSError)):
+            raise
+        found += [error] * (len(commands) - len(found))
+    else:
+        sent.pool.keep(sent.kept)
+    return found
+
+
+def _give_up(sent: _Sent) -> None:
+    # Replies may be left in the connection.
+    sent.kept.connection.disconnect()
+    sent.pool.release(sent.kept.connection)

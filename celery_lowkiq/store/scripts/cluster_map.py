@@ -1,0 +1,213 @@
+"""The map of a Redis Cluster: which master has each slot, and connections to each master."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import redis
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.retry import Retry
+
+from celery_lowkiq.rules.loggers import store_logger as logger
+
+from .keeping_pool import KeepingPool
+
+#: Host and port of a node.
+Address: TypeAlias = tuple[str, int]
+#: The master of each slot; None: no master that is known has it.
+Slots: TypeAlias = list["Address | None"]
+
+SLOTS = 16384
+#: Timeout in s of each node that is asked for the map: another one can answer when it does not.
+ASK_SECONDS = 1.0
+#: Timeout in s for the first map.
+FIRST_SECONDS = 5.0
+#: Minimum seconds between two readings of the map.
+BETWEEN_READINGS = 0.25
+
+
+@lru_cache(maxsize=65536)
+def slot_of(key: str) -> int:
+    """Return the slot of a key."""
+    return int(key_slot(key.encode()))
+
+
+class ClusterMap:
+    """Knows the masters of a cluster. Safe to share between threads, not across a fork.
+
+    Nothing is connected before the first use. The map is read by a thread of its own, so that a node that
+    does not answer delays no caller that knows its master.
+    """
+
+    def __init__(
+        self, seeds: Sequence[Address], options: Mapping[str, Any], pool_size: int, pool_timeout: float
+    ) -> None:
+        """``seeds``: some nodes; ``options``: arguments of each connection but host and port."""
+        arguments = dict(options)
+        self.connection_class: Any = arguments.pop("connection_class", redis.Connection)
+        #: Those of a connection to the first seed.
+        self.connection_kwargs: dict[str, Any] = {
+            # The caller of a pool repeats what was not answered.
+            **(arguments | {"retry": Retry(NoBackoff(), 0)}),
+            "host": seeds[0][0],
+            "port": seeds[0][1],
+        }
+        self._seeds = list(seeds)
+        self._pool_options = {"max_connections": pool_size, "timeout": pool_timeout}
+        self._pools: dict[Address, KeepingPool] = {}
+        self._slots: Slots | None = None
+        self._error: Exception | None = None
+        self._is_reading = False
+        self._next_reading = 0.0
+        self._changed = threading.Condition()
+        #: Nodes that do not answer, with the monotonic time since when.
+        self.away: dict[Address, float] = {}
+        #: Of these, the ones that accept connections or commands and say nothing. Only the thread that reads
+        #: the map asks them again.
+        self.silent: set[Address] = set()
+
+    @property
+    def text(self) -> str:
+        """The seeds, without user and password."""
+        return ",".join(f"{host}:{port}" for host, port in self._seeds)
+
+    def slots(self) -> Slots:
+        """Return the masters of all slots. Raises RedisError, OSError when no seed tells them."""
+        return self._slots or self._first_slots()
+
+    def _first_slots(self) -> Slots:
+        self.refresh()
+        with self._changed:
+            self._changed.wait_for(lambda: self._slots or not self._is_reading, FIRST_SECONDS)
+            if self._slots is None:
+                raise self._error or exceptions.ConnectionError(f"no node of {self.text} has answered")
+            return self._slots
+
+    def masters(self) -> list[Address]:
+        """Return the masters that have slots. Raises as :meth:`slots`."""
+        return list(dict.fromkeys(address for address in self.slots() if address))
+
+    def moved(self, slot: int, address: Address) -> None:
+        """Note the master that another node has named."""
+        self.slots()[slot] = address
+
+    def lost(self, address: Address, error: Exception) -> None:
+        """Note that a node does not answer; the first time, log it."""
+        if isinstance(error, exceptions.TimeoutError):
+            self.silent.add(address)
+        if self.away.setdefault(address, now := time.monotonic()) == now:
+            text = str(error).rstrip(".")
+            logger.error("Redis %s:%d is away: %s. Its shards wait, the others go on.", *address, text)
+
+    def answered(self, addresses: Iterable[Address | None]) -> None:
+        """Note that nodes answer; after an outage, log it."""
+        for address in self.away.keys() & addresses:
+            self._end_outage(address, "is back")
+
+    def _end_outage(self, address: Address, how: str) -> None:
+        self.silent.discard(address)
+        since = self.away.pop(address, None)
+        if since is not None:
+            logger.warning("Redis %s:%d %s after %.1f s.", *address, how, time.monotonic() - since)
+
+    def refresh(self) -> None:
+        """Have the map read by another thread, unless that is going on or was just done."""
+        with self._changed:
+            if self._is_reading or time.monotonic() < self._next_reading:
+                return
+            self._is_reading = True
+        threading.Thread(target=self._read, name="lowkiq-cluster-map", daemon=True).start()
+
+    def pool(self, address: Address) -> KeepingPool:
+        """Return the pool of a node."""
+        pool = self._pools.get(address)
+        if pool is None:
+            with self._changed:
+                pool = self._pools.get(address)
+                if pool is None:
+                    pool = self._pools[address] = KeepingPool(
+                        connection_class=self.connection_class, **self._to(address), **self._pool_options
+                    )
+        return pool
+
+    def apart(self, address: Address) -> redis.Redis:
+        """Return a client of one node with its own pool; close it."""
+        own: redis.ConnectionPool = redis.ConnectionPool(
+            connection_class=self.connection_class, **self._to(address)
+        )
+        return redis.Redis(connection_pool=own)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for pool in list(self._pools.values()):
+            pool.disconnect()
+
+    def _to(self, address: Address) -> dict[str, Any]:
+        return {**self.connection_kwargs, "host": address[0], "port": address[1]}
+
+    def _read(self) -> None:
+        known = list({address for address in self._slots or () if address})
+        random.shuffle(known)
+        found, error = None, None
+        for address in dict.fromkeys([*known, *self._seeds]):
+            try:
+                found = self._read_from(address)
+                break
+            except (exceptions.RedisError, OSError) as failure:
+                error = failure
+        with self._changed:
+            self._slots = found or self._slots
+            self._error = error
+            self._is_reading = False
+            self._next_reading = time.monotonic() + BETWEEN_READINGS
+            self._changed.notify_all()
+        for address in list(self.away):
+            if found and address not in found:
+                self._end_outage(address, "has no slots any more")
+        self._ask_silent()
+
+    def _ask_silent(self) -> None:
+        for address in list(self.silent):
+            with contextlib.suppress(exceptions.RedisError, OSError):
+                self._read_from(address)
+                self.silent.discard(address)
+
+    def _read_from(self, address: Address) -> Slots:
+        timeouts = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
+        connection = self.connection_class(**{**self._to(address), **timeouts})
+        try:
+            connection.connect()
+            # Redis 6.2 does not know CLUSTER SHARDS.
+            connection.send_command("CLUSTER", "SLOTS")
+            return parse_slots(connection.read_response(), address)
+        finally:
+            connection.disconnect()
+
+
+def parse_slots(reply: Sequence[Any], asked: Address) -> Slots:
+    """Read the reply of CLUSTER SLOTS; a node that does not know its host has that where it was ``asked``."""
+    slots: Slots = [None] * SLOTS
+    for first, last, (host, port, *_), *_ in reply:
+        address = (_text(host) or asked[0], int(port))
+        slots[first : last + 1] = [address] * (last + 1 - first)
+    return slots
+
+
+def parse_redirect(error: Exception, asked: Address) -> tuple[int, Address]:
+    """Read slot and node of a MOVED or ASK."""
+    slot, _, place = str(error).removeprefix("MOVED ").removeprefix("ASK ").partition(" ")
+    host, _, port = place.rpartition(":")
+    return int(slot), (host or asked[0], int(port))
+
+
+def _text(host: Any) -> str:
+    text = host.decode() if isinstance(host, bytes) else host or ""
+    return "" if text == "?" else text

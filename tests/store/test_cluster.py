@@ -1,0 +1,171 @@
+"""One queue over the masters of a real cluster."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.cluster_map import slot_of
+from celery_lowkiq.store.scripts.connect import connect_cluster
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+from celery_lowkiq.store.scripts.server import read_server
+from tests.clusters import running_cluster
+from tests.waiting import eventually
+
+from .helpers import claim, end, take
+
+QUEUE = QueueSpec("orders", shards=12, batch_size=10)
+SHARDS = QUEUE.shard_refs()
+
+
+def slot(shard):
+    return slot_of(shard_keys(shard)["meta"])
+
+
+def opened(cluster, **options):
+    return RedisStore(connect_cluster({"cluster": cluster.addresses, **options}, pool_size=4, pool_timeout=5))
+
+
+@pytest.fixture
+def store(cluster):
+    cluster.flush()
+    store = opened(cluster)
+    yield store
+    store.close()
+
+
+def jobs(count, start=0):
+    return [NewJob(str(n), b"x", None) for n in range(start, start + count)]
+
+
+def acquired(store):
+    watches = [LeaseWatch(QUEUE, *each) for each in zip(SHARDS, store.observe(SHARDS), strict=True)]
+    return store.acquire_all(watches, "me")
+
+
+def run_all(store, leases):
+    """Claim and settle until nothing is due; the ids in the order of their runs."""
+    done = []
+    for lease in leases:
+        while (claimed := claim(store, lease)).jobs:
+            done += [job.id for job in claimed.jobs]
+            end(store, lease, claimed, queue=QUEUE)
+    return done
+
+
+def test_the_shards_of_a_queue_lie_on_all_masters(cluster, store):
+    store.push(QUEUE, jobs(600))
+    assert {cluster.owner(slot(shard)) for shard in SHARDS} == {0, 1, 2}
+    leases = acquired(store)
+    assert store.renew(leases) == [True] * 12
+    assert len(store.next_due(SHARDS)) == len(store.next_due(SHARDS, (), [True] * 12)) == 12
+    assert store.beat(["orders", "others"], "me", 1, 1).routes == ["12", ""]
+    assert sorted(run_all(store, leases), key=int) == [str(n) for n in range(600)]
+    assert Queries(store).stats(QUEUE).processed == 600
+    assert all(store.release(lease) for lease in leases)
+    assert read_server(store.client).address == f"cluster {store.client.cluster.text}"
+
+
+def test_what_is_pushed_on_any_master_is_heard(store):
+    with store.subscribe([QUEUE]) as subscription:
+        for number, shard in enumerate(SHARDS):
+            job = next(job for job in jobs(500, 500 * number) if QUEUE.shard_of(job.id) == shard)
+            store.push(QUEUE, [job])
+        heard = set()
+        eventually(lambda: heard.add((subscription.wait_pushed(1) or [None])[0]) or heard >= {*SHARDS}, 20)
+
+
+def test_scripts_that_one_master_has_lost_are_loaded_there(cluster, store):
+    store.push(QUEUE, jobs(100))
+    with cluster.node(1) as node:
+        node.script_flush()
+    store.push(QUEUE, jobs(100, 100))
+    assert Queries(store).stats(QUEUE).length == 200
+
+
+def test_a_slot_that_is_held_half_moved_stops_its_shard_only(cluster, store):
+    """Every half of its keys lies elsewhere: the shard waits, the others go on, and nothing is lost."""
+    store.push(QUEUE, jobs(300))
+    (lease, *_) = acquired(store)
+    shard = lease.shard
+    target = (cluster.owner(slot(shard)) + 1) % 3
+    source = cluster.begin_move(slot(shard), target)
+    cluster.move_keys(slot(shard), source, target, most=3)
+    there = next(job for job in jobs(500, 1000) if QUEUE.shard_of(job.id) == shard)
+    elsewhere = next(job for job in jobs(500, 1000) if QUEUE.shard_of(job.id) == SHARDS[5])
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        store.push(QUEUE, [there, elsewhere])
+    assert time.monotonic() - began < 5
+    assert Queries(store).has_job(QUEUE, elsewhere.id)
+    ended = threading.Timer(0.2, lambda: finish(cluster, shard, source, target))
+    ended.start()
+    # The patience of a batch covers the rest of the move.
+    store.push(QUEUE, [there], pauses=[0.5, 0.5, 0.5])
+    ended.join()
+    done = run_all(store, [lease])
+    assert there.id in done
+    assert Queries(store).shard_stats(QUEUE)[shard.index].length == 0
+
+
+def finish(cluster, shard, source, target):
+    cluster.move_keys(slot(shard), source, target)
+    cluster.end_move(slot(shard), target)
+
+
+def test_a_slot_that_moves_between_claim_and_settle_loses_nothing(cluster, store):
+    store.push(QUEUE, jobs(200))
+    leases = acquired(store)
+    claims = [claim(store, lease) for lease in leases]
+    for shard in SHARDS[:4]:
+        cluster.move(slot(shard), (cluster.owner(slot(shard)) + 1) % 3)
+    for lease, claimed in zip(leases, claims, strict=True):
+        end(store, lease, claimed, queue=QUEUE)
+    ran = [job.id for claimed in claims for job in claimed.jobs] + run_all(store, leases)
+    assert sorted(ran, key=int) == [str(n) for n in range(200)]
+
+
+@pytest.mark.full
+def test_a_dead_master_takes_its_own_shards_only():
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=1.0)
+        store.push(QUEUE, jobs(300))
+        registry = cluster.owner(slot_of(queue_key("orders")))
+        dead = (registry + 1) % 3
+        cluster.servers[dead].kill()
+        lost = [shard for shard in SHARDS if slot(shard) * 3 // 16384 == dead]
+        living = [shard for shard in SHARDS if shard not in lost]
+        assert [state is None for state in store.observe(SHARDS)] == [shard in lost for shard in SHARDS]
+        leases = [take(store, QUEUE, shard.index) for shard in living]
+        run_all(store, leases)
+        away = replace(leases[0], shard=lost[0])
+        assert store.renew([leases[0], away, leases[1]]) == [True, None, True]
+        assert [due is None for due in store.next_due([living[0], lost[0]])] == [False, True]
+        assert [due is None for due in store.next_due([living[0], lost[0]], (), [True, True])] == [
+            False,
+            True,
+        ]
+        watch = LeaseWatch(QUEUE, lost[0], NEVER_SEEN)
+        (refused,) = store.acquire_all([watch], "me")
+        assert isinstance(refused, StoreUnavailable)
+        settle = SettleRequest(QUEUE, away, (Settlement("1", 1, Disposition.DONE),))
+        settled, claimed = store.exchange(settle, ClaimRequest(QUEUE, leases[0], 1000))
+        assert isinstance(settled, StoreUnavailable)
+        assert isinstance(claimed, Claim)
+        beat = store.beat(["orders", *map(str, range(20))], "me", 1, 2)
+        assert beat.routes[0] == "12"
+        assert None in beat.members
+        cluster.servers[dead].restart()
+        # It kept nothing on disk: its shards are empty, and are served again.
+        store.push(QUEUE, jobs(100, 1000), pauses=[0.2] * 50)
+        assert take(store, QUEUE, lost[0].index).shard == ShardRef("orders", lost[0].index)
+        store.close()

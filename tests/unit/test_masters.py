@@ -1,0 +1,182 @@
+"""One master of a cluster is away: its shards wait, and those of the others go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
+from celery_lowkiq.rules.models import Disposition, LeaseState
+from celery_lowkiq.worker.lane import claim_cycle, lane
+from tests.waiting import eventually
+
+from .fakes import FakeStore
+from .nodes import SHARDS
+
+AWAY = StoreUnavailable("Redis is not available: its master is away")
+HERE, THERE = SHARDS[1], SHARDS[0]
+
+
+class Masters(FakeStore):
+    """Answers for each shard alone; ``away``: the shards of a master that does not answer."""
+
+    def __init__(self):
+        super().__init__()
+        self.away = set()
+
+    def observe(self, shards):
+        return [
+            None if s in self.away else state
+            for s, state in zip(shards, super().observe(shards), strict=True)
+        ]
+
+    def acquire_all(self, wanted, owner):
+        return [
+            AWAY if one.shard in self.away else super(Masters, self).acquire_all([one], owner)[0]
+            for one in wanted
+        ]
+
+    def renew(self, leases, lapsed, stopping, turn):
+        renewed = iter(super().renew([x for x in leases if x.shard not in self.away], [], stopping, turn))
+        return [None if lease.shard in self.away else next(renewed) for lease in leases]
+
+    def next_due(self, shards, in_hand=(), were_empty=()):
+        dues = super().next_due(shards, in_hand, were_empty)
+        return [None if s in self.away else due for s, due in zip(shards, dues, strict=True)]
+
+    def exchange(self, settle, claim):
+        settled, claimed = (
+            asked if asked is None or asked.lease.shard not in self.away else AWAY
+            for asked in (settle, claim)
+        )
+        answers = super().exchange(None if settled is AWAY else settle, None if claimed is AWAY else claim)
+        return tuple(a if a is AWAY else b for a, b in zip((settled, claimed), answers, strict=True))
+
+
+@pytest.fixture
+def one(node, monkeypatch):
+    monkeypatch.setattr(claim_cycle, "PARKED", 0.02)
+    monkeypatch.setattr(lane, "PARKED", 0.02)
+    return node(store=Masters(), lanes=1, poll_interval=0.05, lease_seconds=5.0)
+
+
+def ids(store):
+    return [job_id for job_id, _ in store.settled]
+
+
+def test_a_lane_goes_on_with_the_shards_of_other_masters(one):
+    one.start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    one.store.away = {THERE}
+    one.store.push(THERE, "waits")
+    one.store.push(HERE, "runs")
+    one.ran("runs")
+    assert "waits" not in ids(one.store)
+    one.store.away = set()
+    one.ran("waits")
+
+
+def test_a_claim_that_cannot_be_settled_is_set_aside_and_settled_once(one):
+    one.start_with_run("1", THERE)
+    one.store.away = {THERE}
+    one.store.push(THERE, "next")
+    one.gate.set()
+    for number in range(3):
+        one.store.push(HERE, f"here-{number}")
+    one.ran("here-0", "here-1", "here-2")
+    assert ids(one.store).count("1") == 0
+    (only,) = one.runtime._lanes
+    assert THERE in only.working
+    one.store.away = set()
+    one.ran("1", "next")
+    assert [job_id for job_id, _ in one.runner.runs].count("1") == 1
+    assert ids(one.store).count("1") == 1
+    eventually(lambda: not only.working)
+
+
+def test_two_claims_of_two_shards_are_aside_at_once(one):
+    """As many as there are shards, one of each."""
+    one.start_with_run("1", THERE)
+    one.store.push(SHARDS[2], "2", announce=False)
+    away = {THERE, SHARDS[2]}
+    begun = one.runner.act
+
+    def act(batch):
+        begun(batch)
+        if batch.jobs[0].id == "2":
+            one.store.away = away
+
+    one.runner.act = act
+    one.store.away = {THERE}
+    one.gate.set()
+    (only,) = one.runtime._lanes
+    eventually(lambda: set(only._cycle.aside) == away)
+    one.store.push(HERE, "here")
+    one.ran("here")
+    one.store.away = set()
+    one.ran("1", "2")
+    assert sorted(job_id for job_id, _ in one.runner.runs) == ["1", "2", "here"]
+
+
+def test_what_is_aside_is_given_up_when_the_shard_is_lost(one):
+    one.start_with_run("1", THERE)
+    one.store.away = {THERE}
+    one.gate.set()
+    (only,) = one.runtime._lanes
+    eventually(lambda: THERE in only._cycle.aside)
+    one.store.steal(THERE)
+    one.store.away = set()
+    eventually(lambda: THERE not in only.working)
+    assert "1" not in ids(one.store)
+    assert THERE not in one.owns()
+
+
+def test_a_node_that_stops_settles_what_is_aside_when_its_master_is_back(one):
+    one.start_with_run("1", THERE)
+    one.store.away = {THERE}
+    one.gate.set()
+    (only,) = one.runtime._lanes
+    eventually(lambda: THERE in only._cycle.aside)
+    one.runtime.drain()
+    one.store.away = set()
+    assert one.runtime.join(10)
+    assert ids(one.store) == ["1"]
+    assert one.owns() == []
+
+
+def test_a_lease_whose_master_is_away_runs_out_alone(node):
+    one = node(store=Masters(), lease_seconds=0.5, poll_interval=0.05).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    counters = {shard: one.store.leases[shard].counter for shard in SHARDS}
+    one.store.away = {THERE}
+    owned = {each.shard: each for each in one.runtime._ownership._table.owned()}
+    eventually(owned[THERE].lost.is_set)
+    assert not any(owned[shard].lost.is_set() for shard in SHARDS[1:])
+    assert all(one.store.leases[shard].counter > counters[shard] for shard in SHARDS[1:])
+    one.store.away = set()
+    eventually(lambda: not owned[THERE].lost.is_set())
+
+
+def test_what_was_seen_of_other_masters_is_not_doubted(node):
+    """A shard that waits out its owner's silence waits on while another master is away."""
+    store = Masters()
+    for shard in SHARDS[:2]:
+        store.leases[shard] = LeaseState("dead", 1, 1)
+    one = node(store=store, lease_seconds=0.5).start()
+    eventually(lambda: HERE in one.owns() or one.runtime._ownership._table.watch(HERE).since)
+    store.away = {THERE}
+    eventually(lambda: HERE in one.owns(), 5)
+    assert THERE not in one.owns()
+    watch = one.runtime._ownership._table.watch(THERE)
+    eventually(lambda: one.runtime._ownership._table.watch(THERE).since is None or watch.since is None)
+    store.away = set()
+    eventually(lambda: THERE in one.owns(), 5)
+
+
+def test_the_errors_of_others_are_no_outage_of_a_master(one):
+    one.start_with_run("1", THERE)
+    one.store.fail["settle"] = lambda after: (_ for _ in ()).throw(NotOwner("taken"))
+    one.gate.set()
+    (only,) = one.runtime._lanes
+    eventually(lambda: THERE not in only.working)
+    assert not only._cycle.aside
+    assert (("1", Disposition.DONE)) not in one.store.settled

@@ -1,0 +1,81 @@
+"""Workers whose store is a cluster, with the broker elsewhere."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from celery_lowkiq.integration.calls.producer import CallUnavailable
+from celery_lowkiq.store.scripts.cluster_map import slot_of
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+from tests.clusters import running_cluster
+from tests.waiting import eventually
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def settings(settings, cluster):
+    cluster.flush()
+    return {**settings, "lowkiq_url": cluster.url}
+
+
+@pytest.mark.full
+def test_two_workers_share_a_queue_over_three_masters(app, start_worker, ledger):
+    start_worker("-c", "2")
+    start_worker("-c", "2")
+    record = app.tasks["record"]
+    for number in range(100):
+        record.delay(str(number), number)
+    ends = ledger.wait_for("end", 100)
+    assert {line["id"]: line["payloads"] for line in ends} == {str(n): [n] for n in range(100)}
+    eventually(lambda: record.ordered_queue.stats().processed == 100)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("of_queue", [False, True], ids=["other", "of the queue"])
+def test_shards_of_living_masters_go_on_while_one_is_dead(app, settings, start_worker, ledger, of_queue):
+    """Also while that of the queue's own keys and of its heartbeats is dead."""
+    with running_cluster() as cluster:
+        settings["lowkiq_url"] = app.conf.lowkiq_url = cluster.url
+        record = app.tasks["record"]
+        spec = record.queue_spec
+        registry = cluster.owner(slot_of(queue_key(spec.name)))
+        dead = registry if of_queue else (registry + 1) % 3
+        for number in range(60):
+            record.delay(str(number), number)
+        worker = start_worker("-c", "2")
+        ledger.wait_for("end", 60)
+        living = [n for n in map(str, range(1000, 2000)) if _master(spec, n) != dead]
+        lost = next(n for n in map(str, range(2000, 3000)) if _master(spec, n) == dead)
+        cluster.servers[dead].kill()
+        waits = []
+        for n in range(40):
+            began = time.monotonic()
+            record.delay(living[n], n)
+            ends = ledger.wait_for("end", 61 + n)
+            waits.append(max(0.0, ends[-1]["at"] - began))
+        assert "Its shards wait, the others go on" in worker.logs()
+        cluster.servers[dead].restart()
+        eventually(lambda: _called(record, lost))
+        ledger.wait_for("end", 101)
+        assert "is back after" in worker.logs()
+        print(f"longest wait on a living master: {max(waits):.2f} s")
+        assert max(waits) < 3.0
+
+
+def _master(spec, job_id):
+    return slot_of(shard_keys(spec.shard_of(job_id))["meta"]) * 3 // 16384
+
+
+def _called(record, job_id):
+    try:
+        record.delay(job_id, 1)
+    except CallUnavailable:
+        return False
+    return True
