@@ -96,15 +96,24 @@ def arguments(state):
             (),
         ),
         "delete": (
-            {"policy": POLICY, "only_failed": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
+            {"policy": POLICY, "only_failed": 0, "upto": "", "cursor": "", "limit": 99},
             ("long", "failed"),
         ),
         "delete_call_records": (owner, ("a", "z")),
+        "delete_dead": (
+            {"merge": "min", "policy": POLICY, "maximum": "+inf", **ANNOUNCED, **bounds},
+            ("dead",),
+        ),
         "delete_wrong_type": ({"probe": "ZCARD"}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
             {"merge": "min", "policy": POLICY, "id": "failed", "payload": "a", "replaced": 1, "other": "b"}
             | {"digest": digest(b"a"), "other_digest": digest(b"b")},
+            (),
+        ),
+        "edit_dead": (
+            {"merge": "min", "policy": POLICY, **ANNOUNCED, "id": "dead", "payload": "a"}
+            | {"replaced": 1, "other": "b"},
             (),
         ),
         "export": (
@@ -137,6 +146,7 @@ def arguments(state):
             | {"past": 1, "limit": 10, "reverse": 0},
             (),
         ),
+        "hold_ids": ({"wanted": 1, **ANNOUNCED}, ("dead", "new")),
         "pause_ids": ({"wanted": 1, **ANNOUNCED}, ("long", "new")),
         "pause_ids resumes": ({"wanted": 0, **ANNOUNCED}, ("held",)),
         "pause_queue": ({"wanted": 1}, ()),
@@ -230,7 +240,7 @@ READERS = {
     *("read_moves", "read_progress", "stats", "read_counters", "track_page", "why"),
 }
 #: The keys that scripts for several kinds of keys are bound to here.
-BOUND = {"index": "due", "second_index": "failed", "records": "jobs"}
+BOUND = {"index": "due", "records": "jobs"}
 PLANTS = {
     "string": lambda client, key: client.set(key, "planted"),
     "list": lambda client, key: client.rpush(key, "planted"),
