@@ -19,15 +19,6 @@ class AfterFailure(str, enum.Enum):
     NOW = "now"
 
 
-class OnDeath(str, enum.Enum):
-    """What the death of a payload means for newer payloads of its id."""
-
-    #: They run, as in Lowkiq.
-    GO_ON = "go_on"
-    #: They wait until an operator has decided about the dead one.
-    HOLD = "hold"
-
-
 class WhenFull(str, enum.Enum):
     """What a push does with a new job when its shard is full."""
 

@@ -29,16 +29,6 @@ def shard(store):
     return Shard(store, hold=10_000)
 
 
-@pytest.fixture
-def pausing(store):
-    return Pausing(store.client)
-
-
-@pytest.fixture
-def actions(store):
-    return Actions(store)
-
-
 def held(store, queue):
     return [one.id for one in Queries(store).held_ids(queue).items]
 

@@ -11,7 +11,7 @@ from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.app.rate_limits import RATE, read_rate
 from celery_lowkiq.integration.calls.validation import PRIORITIES, is_priority
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.policies import DROP_STALE_SECONDS, NONE, AfterFailure, OnDeath, Policies, WhenFull
+from celery_lowkiq.rules.policies import DROP_STALE_SECONDS, NONE, AfterFailure, Policies, WhenFull
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.retry_delays import MAX_RETRY_DELAY
 from celery_lowkiq.rules.validators import Option, invalid, is_whole, matching, one_of, whole
@@ -22,6 +22,7 @@ Duration = float | timedelta
 OnPushAfterFailure = Literal["wait", "now"]
 WhenQueueFull = Literal["refuse", "drop_newest", "drop_oldest"]
 WhenDead = Literal["go_on", "hold"]
+HOLD = "hold"
 #: Default of ``hold_max``.
 HOLD_MAX = 10_000
 
@@ -168,7 +169,7 @@ _AGAINST_HOLD = {
 
 
 def _conflicts_of_death(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if options["on_death"] != OnDeath.HOLD.value:
+    if options["on_death"] != HOLD:
         if options["hold_max"] != HOLD_MAX:
             yield "hold_max", "on_death='hold' beside it", "Without it no payload waits for a dead one"
         return
@@ -230,7 +231,7 @@ def policies_of(task: Any) -> Policies:
         priority_max_wait=context_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
         anew_on_push=newest_runs,
-        hold=task.hold_max if task.on_death == OnDeath.HOLD.value else None,
+        hold=task.hold_max if task.on_death == HOLD else None,
         per_run=1 if task.by is not None and not task.latest else task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

@@ -94,12 +94,8 @@ class Actions:
         shard = queue.shard_of(job_id)
         call = load("edit").call(
             shard_keys(shard),
-            merge=queue.merge.value,
-            policy=queue.policy,
-            id=id_bytes(job_id),
-            payload=payload,
-            replaced=int(other is not None),
-            other=other or b"",
+            (),
+            **_edit(queue, job_id, payload, other),
             digest=digest(payload) if kept else b"",
             other_digest=digest(other or b"") if kept else b"",
         )
@@ -113,16 +109,8 @@ class Actions:
         Return whether the job had the payload.
         """
         shard = queue.shard_of(job_id)
-        call = load("edit_dead").call(
-            shard_keys(shard),
-            merge=queue.merge.value,
-            policy=queue.policy,
-            id=id_bytes(job_id),
-            payload=payload,
-            replaced=int(other is not None),
-            other=other or b"",
-            **announcement(shard),
-        )
+        edited = _edit(queue, job_id, payload, other)
+        call = load("edit_dead").call(shard_keys(shard), (), **edited, **announcement(shard))
         return bool(self._client.call(call))
 
     def delete(
@@ -236,6 +224,12 @@ class Actions:
         for calls in orphaned_records(self._client, shard, orphans, of):
             self._left(calls, dead)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
+
+
+def _edit(queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> dict[str, Value]:
+    """Arguments of scripts that edit a payload."""
+    words = {"merge": queue.merge.value, "policy": queue.policy, "id": id_bytes(job_id)}
+    return {**words, "payload": payload, "replaced": int(other is not None), "other": other or b""}
 
 
 def _parts(queue: QueueSpec, pages: Pages) -> Iterator[tuple[ShardRef, list[Value]]]:
