@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import QueueMigrating, StoreUnavailable
 from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.registry import Registry
@@ -50,7 +50,20 @@ class Queue:
     def empty(self) -> bool:
         """Whether nothing waits and nothing is in processing."""
         stats = self._task.ordered_queue.stats()
-        return bool(stats.length == stats.busy == 0)
+        return bool(stats.length == stats.busy == stats.morgue_length == 0)
+
+    def requeue_held(self, mend: Callable[[int], object]) -> int:
+        """Mend the payloads that hold ids, and requeue them; how many ids. 0 where that is not possible."""
+        queue = self._task.ordered_queue
+        try:
+            ids = [one.id for one in queue.held_ids().items]
+            for job_id in ids:
+                dead = queue.job(job_id).dead
+                for payload in dead.payloads if dead else ():
+                    mend(payload.value)
+            return int(queue.requeue(ids))
+        except (StoreUnavailable, QueueMigrating):
+            return 0
 
     def at_rest(self) -> bool:
         """Whether it is empty, and no job is moved."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from celery_lowkiq.rules.errors import StoreError
 
-from .app import Stage, add_task, make_app
+from .app import Stage, add_task, make_app, mended
 from .checker import Report, check
 from .faults import Faults
 from .history import Drain, History, history_of
@@ -29,6 +30,8 @@ START = 60.0
 SHARE = 20.0
 #: Seconds after which a queue that is not empty counts as never empty.
 NEVER = 60.0
+#: Seconds between two looks for held ids.
+REQUEUE = 0.5
 #: Kills at the end, when nothing else is wrong, which show how long a takeover takes.
 CALM_KILLS = 3
 
@@ -57,7 +60,9 @@ def _history(options: Options, directory: Path, say: Say) -> History:
         queue = Queue(task)
         cluster = Cluster(_crew(options, stage, directory), journal)
         producer = Producer(task, journal, ids=options.ids, seed=options.seed)
+        operator = contextlib.ExitStack()
         try:
+            operator.enter_context(_operator(options, stage, queue))
             cluster.resize(options.nodes)
             if wait_for(queue.shared_by(options.nodes, options.lease), START) is None:
                 say(f"the nodes did not share the shards within {START:.0f} s")
@@ -69,12 +74,33 @@ def _history(options: Options, directory: Path, say: Say) -> History:
                 producer.stop()
             drain = _drain(options, cluster, queue, faults, say)
         finally:
+            operator.close()
             cluster.stop()
             _clean_up(queue, stage.queue, say)
             app.close()
     return history_of(
         Reader(directory).new_lines(), lease=options.lease, strict=options.exclusion == "strict", drain=drain
     )
+
+
+@contextlib.contextmanager
+def _operator(options: Options, stage: Stage, queue: Queue) -> Iterator[None]:
+    """Somebody who requeues what holds ids, now and then."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(REQUEUE):
+            queue.requeue_held(lambda payload: mended(stage.directory, payload).touch())
+
+    thread = threading.Thread(target=look, name="chaos-operator", daemon=True)
+    if options.on_death == "hold":
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join()
 
 
 def _clean_up(queue: Queue, name: str, say: Say) -> None:
@@ -126,6 +152,7 @@ def _stage_of(options: Options, directory: Path, url: str) -> Stage:
         shards=options.shards,
         exclusion=options.exclusion,
         awaits=options.awaits,
+        on_death=options.on_death,
     )
 
 
