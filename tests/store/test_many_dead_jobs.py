@@ -14,8 +14,8 @@ from celery_lowkiq.rules.models import Disposition, NewJob
 from .helpers import claim, end, take
 
 JOBS = 100_000
-#: Maximum time of a script on the server, in us.
-LIMIT_US = 20_000
+#: Maximum time of a script on the server, in s.
+LIMIT_S = 0.020
 
 
 @pytest.fixture
@@ -42,19 +42,31 @@ def queue(redis_server):
     app.close()
 
 
+def cpu_s(client):
+    used = client.info("cpu")
+    return used["used_cpu_user"] + used["used_cpu_sys"]
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_100_000_dead_jobs_are_requeued_by_filter_and_no_script_takes_20_ms(queue, redis_server):
+def test_100_000_dead_jobs_are_requeued_by_filter_and_no_script_takes_20_ms(queue, redis_server, monkeypatch):
+    """Server time is the server's CPU: on a busy machine, others take its turns."""
     assert (queue.stats().held, queue.stats().paused_jobs) == (JOBS, JOBS)
+    store_client = queue._context.store.client
+    send, spent = store_client.call, []
     with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
-        client.config_set("slowlog-log-slower-than", 1000)
-        client.config_set("slowlog-max-len", 10_000)
-        client.slowlog_reset()
-        client.config_resetstat()
+
+        def timed(call):
+            before = cpu_s(client)
+            reply = send(call)
+            spent.append((cpu_s(client) - before, call.script.name))
+            return reply
+
+        monkeypatch.setattr(store_client, "call", timed)
         wanted = FailureFilter(error="ValueError: bad sku*")
         assert queue.change_matching(queue.requeue, wanted, dead=True) == JOBS
-        slow = sorted((entry["duration"] for entry in client.slowlog_get(10_000)), reverse=True)
-        print("slowest us:", slow[:5], client.info("commandstats").get("cmdstat_evalsha"))
-    assert queue.stats().held == 0
-    assert (queue.stats().morgue_length, queue.stats().paused_jobs) == (0, 0)
-    assert not slow or slow[0] < LIMIT_US, slow[:10]
+    found = queue.stats()
+    assert (found.held, found.morgue_length, found.paused_jobs, found.length) == (0, 0, 0, JOBS)
+    spent.sort(reverse=True)
+    print("slowest:", spent[:3], "mean:", sum(s for s, _ in spent) / len(spent), "scripts:", len(spent))
+    assert spent[0][0] < LIMIT_S

@@ -58,6 +58,7 @@ def arguments(state):
     seen = {"seen_owner": "me", "seen_epoch": state.epoch, "seen_counter": state.counter}
     seen |= {"seen_server": state.server, "known_epoch": 0}
     bounds = {"limit": 10, "max_bytes": 10**6}
+    words = {"merge": "min", "policy": POLICY}
     return {
         "accept_spill_difference": ({}, ()),
         "acquire": (
@@ -95,15 +96,9 @@ def arguments(state):
             | {**bounds, "max_payloads": 9, "suspects": 1, "max_wait": 60},
             (),
         ),
-        "delete": (
-            {"policy": POLICY, "only_failed": 0, "upto": "", "cursor": "", "limit": 99},
-            ("long", "failed"),
-        ),
+        "delete": ({"policy": POLICY, "only_failed": 0, "upto": "", "cursor": "", "limit": 9}, ("failed",)),
         "delete_call_records": (owner, ("a", "z")),
-        "delete_dead": (
-            {"merge": "min", "policy": POLICY, "maximum": "+inf", **ANNOUNCED, **bounds},
-            ("dead",),
-        ),
+        "delete_dead": ({"maximum": "+inf", **words, **ANNOUNCED, **bounds}, ("dead",)),
         "delete_wrong_type": ({"probe": "ZCARD"}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
@@ -111,11 +106,7 @@ def arguments(state):
             | {"digest": digest(b"a"), "other_digest": digest(b"b")},
             (),
         ),
-        "edit_dead": (
-            {"merge": "min", "policy": POLICY, **ANNOUNCED, "id": "dead", "payload": "a"}
-            | {"replaced": 1, "other": "b"},
-            (),
-        ),
+        "edit_dead": ({**words, **ANNOUNCED, "id": "dead", "payload": "a", "replaced": 1, "other": "b"}, ()),
         "export": (
             {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
             ("long", "failed", "dead", "recorded", "held"),
