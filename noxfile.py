@@ -49,10 +49,10 @@ def _lint(session: nox.Session) -> None:
     session.run("python", "-m", "tests.lint")
 
 
-def _minutes(words: list[str]) -> tuple[float, list[str]]:
+def _minutes(words: list[str], default: float = RANDOM_MINUTES) -> tuple[float, list[str]]:
     """The value of ``--minutes``, and the other arguments."""
     if "--minutes" not in words:
-        return RANDOM_MINUTES, words
+        return default, words
     at = words.index("--minutes")
     return float(words[at + 1]), words[:at] + words[at + 2 :]
 
@@ -101,6 +101,15 @@ def processes(session: nox.Session) -> None:
     env = {"LOWKIQ_PROCESS_ROUNDS": "100", "LOWKIQ_RECYCLINGS": "10000"}
     paths = session.posargs or ("tests/worker/test_processes.py", "tests/worker/test_process_long.py")
     session.run("pytest", "-s", "--timeout", "7200", *paths, env=env)
+
+
+@nox.session
+def prefork(session: nox.Session) -> None:
+    """Celery's children are replaced beside lanes: 10 minutes, or those of ``-- --minutes M``."""
+    _install(session)
+    minutes, words = _minutes(session.posargs, 10.0)
+    env = {"LOWKIQ_PREFORK_MINUTES": f"{minutes:g}"}
+    session.run("pytest", "-s", "tests/worker/test_prefork_long.py", *words, env=env)
 
 
 @nox.session

@@ -71,6 +71,12 @@ class Bench:
             pipe.hget(shard_keys(shard)["lease"], "owner")
         return [(owner or b"").decode() for owner in pipe.execute()]
 
+    def is_dealt(self, queue: QueueSpec, nodes: int) -> bool:
+        """Whether each of so many nodes has its part of the shards."""
+        owners = self.owned(queue)
+        counts = [owners.count(owner) for owner in set(owners)]
+        return "" not in owners and len(counts) == nodes and min(counts) == queue.shards // nodes
+
     def _sum(self, queue: QueueSpec, ask: Callable[[Any, Any], Any]) -> int:
         pipe = self.direct.pipeline(transaction=False)
         for shard in queue.shard_refs():

@@ -30,6 +30,8 @@ class Process:
         self.log = bench.directory / f"{name}.log"
         self.stamps = bench.directory / f"{name}.stamps"
         self.counts_children = False
+        #: Others whose processor time and memory are counted with this one.
+        self.beside: Sequence[Process] = ()
         self._command = list(command)
         self._env = {**os.environ, "BENCH_STAMPS": str(self.stamps), **env}
 
@@ -50,10 +52,18 @@ class Process:
             self._process.wait()
 
     def cpu_seconds(self) -> float:
-        """Processor time of the process so far, in s, and of its children with ``counts_children``."""
+        """Processor time so far, in s."""
+        return sum(times.user + times.system for times in (each.cpu_times() for each in self._processes()))
+
+    def pss_mib(self) -> float:
+        """Memory, with a fair part of what processes share, in MiB."""
+        return sum(each.memory_full_info().pss for each in self._processes()) / 2**20
+
+    def _processes(self) -> list[psutil.Process]:
+        """The process, and its children with ``counts_children``."""
         main = psutil.Process(self._process.pid)
         children = main.children(recursive=True) if self.counts_children else []
-        return sum(times.user + times.system for times in (each.cpu_times() for each in (main, *children)))
+        return [main, *children, *(each for one in self.beside for each in one._processes())]
 
     def started(self) -> dict[str, tuple[float, float]]:
         """When each job started: monotonic and Unix time in s, by what the job was called with."""
@@ -72,9 +82,9 @@ class Process:
         """Jobs a second in the middle of working through ``total`` jobs."""
         return rate(self._watched(done, total), high=high)
 
-    def cost(self, done: Callable[[], int], total: int) -> Cost:
+    def cost(self, done: Callable[[], int], total: int, high: float = 0.9) -> Cost:
         """The cost of a job in the middle of working through ``total`` jobs."""
-        seconds, jobs, worker, redis = middle_part(self._watched(done, total))
+        seconds, jobs, worker, redis = middle_part(self._watched(done, total), high=high)
         wall, worker, redis = (took / jobs * 1e6 for took in (seconds, worker, redis))
         return Cost(wall, worker=worker, redis=redis)
 

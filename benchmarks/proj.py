@@ -32,6 +32,7 @@ def make_app(**settings: Any) -> Celery:
     add_blank(app)
     add_with_results(app)
     add_working(app)
+    add_ways(app)
     add_idle(app)
     return app
 
@@ -106,6 +107,28 @@ def add_working(app: Celery) -> None:
     @ordered_task(**ordered, name="stamped")
     def stamped(payloads_by_id: dict[str, list[Any]]) -> None:
         stamp(*payloads_by_id)
+
+
+def add_ways(app: Celery) -> None:
+    """Tasks that compute, or wait, for some ms: as ``def`` and as ``async def``."""
+    ordered = {"app": app, "shared": False, "shards": 40}
+    for name, compute, wait in (("computes", True, 0.0), ("waits", False, NAP)):
+
+        def work(payloads_by_id: dict[str, list[Any]], compute: bool = compute, wait: float = wait) -> None:
+            computed() if compute else time.sleep(wait)
+
+        async def work_async(
+            job_id: str, payloads: list[Any], compute: bool = compute, wait: float = wait
+        ) -> None:
+            computed() if compute else await asyncio.sleep(wait)
+
+        ordered_task(**ordered, name=name)(work)
+        ordered_task(**ordered, name=f"{name}-async", batch_size=50, per_id=True)(work_async)
+
+
+def computed() -> int:
+    """Some 5 ms of plain Python."""
+    return sum(number * number for number in range(100_000))
 
 
 def add_idle(app: Celery) -> None:

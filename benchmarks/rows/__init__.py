@@ -20,6 +20,7 @@ from . import (
     size,
     sleeping,
     waiting,
+    ways,
 )
 
 Group = Callable[[Bench], Iterator[Row]]
@@ -46,6 +47,7 @@ GROUPS: dict[str, Group] = {
     "nodes": sleeping.nodes,
     "lanes": sleeping.lanes,
     "async": sleeping.bodies,
+    "ways": ways.ways,
     "deploys": deploys.deploys,
     "limits": limits.limits,
     "operators": operators.operators,

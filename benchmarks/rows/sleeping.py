@@ -69,13 +69,6 @@ def _throughput(bench: Bench, nodes: int, lanes: int, count: int) -> float:
         workers = [
             stack.enter_context(Worker(bench, "naps", lanes=lanes, name=f"w{n}")) for n in range(nodes)
         ]
-        fair = queue.shards // nodes
-        workers[0].until(
-            lambda: (
-                "" not in (owners := bench.owned(queue))
-                and len(set(owners)) == nodes
-                and min(map(owners.count, set(owners))) == fair
-            )
-        )
+        workers[0].until(lambda: bench.is_dealt(queue, nodes))
         bench.fill(queue, count)
         return workers[0].rate(lambda: bench.processed(queue), count, high=MOST)

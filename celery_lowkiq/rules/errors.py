@@ -64,7 +64,8 @@ class QueueMigrating(LowkiqError):
     def __init__(self, queue: str, layout: Layout) -> None:
         super().__init__(
             f"queue {queue!r} is moving from {layout.former} to {layout.shards} shards. Do the same again "
-            f"when that has ended: `celery -A proj lowkiq reshard {queue} --watch` waits for it"
+            f"when that has ended: `celery -A proj lowkiq reshard {queue} --watch` waits for it, and shows "
+            "whether it is paused"
         )
 
 
@@ -84,6 +85,15 @@ class MigrationAborted(LowkiqError):
 
     def __init__(self, queue: str, shards: int) -> None:
         super().__init__(f"the move of queue {queue!r} to {shards} shards was aborted")
+
+
+class NotMigrating(LowkiqError):
+    """There is no migration of the queue that could be paused, resumed or aborted."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__(
+            f"queue {queue!r} is not moving to another number of shards, or all its jobs have moved"
+        )
 
 
 class OutdatedNodes(LowkiqError):

@@ -68,6 +68,8 @@ class QueueState:
     damages: tuple[Damage, ...] = ()
     #: Number of shards before the migration that is going on.
     former: int | None = None
+    #: Whether that is paused.
+    migration_paused: bool = False
     #: Whether a rate limit applies.
     limited: bool = False
 
@@ -225,10 +227,14 @@ def _format(queue: QueueState, reads: int) -> Iterator[Finding]:
 
 def _shard_count(queue: QueueState) -> Iterator[Finding]:
     if queue.former is not None:
-        text = f"It is moving from {queue.former} to {queue.stored} shards."
-        command = f"celery -A proj lowkiq reshard {queue.name} --watch"
-        advice = f"{command} shows whether it is paused, and waits for the end."
-        yield queue.finding(WARNING, text, advice)
+        text = f"It is moving from {queue.former} to {queue.stored} shards"
+        command = f"celery -A proj lowkiq reshard {queue.name}"
+        if queue.migration_paused:
+            yield queue.finding(
+                WARNING, f"{text}, and the move is paused.", f"Resume it: {command} --resume."
+            )
+        else:
+            yield queue.finding(WARNING, f"{text}.", f"{command} --watch waits for the end.")
     elif queue.stored not in (None, queue.declared):
         text = f"It has {queue.stored} shards, the code declares {queue.declared}; the stored number applies."
         advice = (

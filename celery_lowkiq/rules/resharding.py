@@ -117,19 +117,15 @@ class Turn:
 
 
 def shards_of_turn(migration: Migration, number: int) -> range:
-    """Return the shards of a turn, by its number: turns go round, so that no shard waits for another one."""
-    size = _shards_of_turn(migration)
-    start = number % turns_of_round(migration) * size
-    return migration.shards[start : start + size]
+    """Return the shards of a turn, by its number: turns go round, and each has its part of the sources."""
+    turns = turns_of_round(migration)
+    return migration.shards[number % turns :: turns]
 
 
 def turns_of_round(migration: Migration) -> int:
     """Return the number of turns after which each shard had one."""
-    return -(-len(migration.shards) // _shards_of_turn(migration))
-
-
-def _shards_of_turn(migration: Migration) -> int:
-    return max(TURN_SHARDS, -(-len(migration.shards) // MAX_TURNS_OF_ROUND))
+    count = len(migration.shards)
+    return -(-count // max(TURN_SHARDS, -(-count // MAX_TURNS_OF_ROUND)))
 
 
 def pause_after(seconds: float, movers: int) -> float:
@@ -140,9 +136,12 @@ def pause_after(seconds: float, movers: int) -> float:
     return min(seconds, LONGEST_TURN) * (2 * movers - 1)
 
 
-def page_of(shards: int, stuck: int) -> int:
-    """Return how many ids to read in a shard; ``stuck``: those that could not be sorted before."""
-    return max(1, TURN_JOBS // shards) + stuck
+def pages_of(migration: Migration, shards: range) -> dict[int, int]:
+    """Return how many ids to read in each shard of a turn: sources share it as if there were no others."""
+    sources = sum(index < migration.former for index in shards)
+    return {
+        index: max(1, TURN_JOBS // (sources if index < migration.former else len(shards))) for index in shards
+    }
 
 
 def turn(migration: Migration, moves: Mapping[int, ShardMoves], strays: Mapping[int, Iterable[str]]) -> Turn:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from celery_lowkiq.rules.errors import (
     InvalidCall,
     LowkiqError,
+    MigrationAborted,
+    NotMigrating,
     OutdatedNodes,
     PayloadError,
     QueueMigrating,
@@ -33,6 +35,8 @@ STATUSES: dict[type[LowkiqError], int] = {
     PayloadError: 422,
     UnknownTracker: 404,
     InvalidCall: 400,
+    MigrationAborted: 409,
+    NotMigrating: 409,
     OutdatedNodes: 409,
     QueueMigrating: 409,
     QueueResharded: 409,

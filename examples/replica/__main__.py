@@ -1,4 +1,4 @@
-"""``python -m examples.replica [--events FILE | --repo DIR] [--redis URL]``."""
+"""``python -m examples.replica [--events FILE | --repo DIR] [--redis URL] [--pool P] [--run-in R]``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from .repository import read_history, read_tree
 from .run import RedisInUse, Stalled, run_side
 from .sides import OrderedSide, PlainSide
 from .stream import SHIPPED, Event, StreamError, final_tree, read_events, with_copies
+from .tasks import RUN_IN_VARIABLE
 from .worker import WorkerDied
 
 #: Share of the messages that is delivered twice.
@@ -42,6 +43,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     source.add_argument("--repo", type=Path, metavar="DIR", help="git repository to take the history of")
     parser.add_argument(
         "--redis", type=redis_url, metavar="URL", help="Redis to use; by default a private server is started"
+    )
+    parser.add_argument("--pool", choices=("threads", "prefork"), default="threads", help="Celery's -P")
+    parser.add_argument(
+        "--run-in",
+        choices=("thread", "process"),
+        default="thread",
+        help="lowkiq_run_in, for the ordered task",
     )
     return parser.parse_args(arguments)
 
@@ -71,10 +79,11 @@ def run(options: argparse.Namespace) -> int:
     )
     with ExitStack() as stack:
         url = options.redis or stack.enter_context(EmbeddedServer()).url
-        os.environ.update(dict.fromkeys(BROKER_VARIABLES, url))
+        os.environ.update({**dict.fromkeys(BROKER_VARIABLES, url), RUN_IN_VARIABLE: options.run_in})
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replica-")))
         celery, ordered = (
-            run_side(side, messages, expected, directory) for side in (PlainSide(), OrderedSide())
+            run_side(side, messages, expected, directory, options.pool)
+            for side in (PlainSide(), OrderedSide())
         )
     print(table(celery, ordered))
     print(as_json(len(events), paths, celery, ordered))

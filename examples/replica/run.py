@@ -30,8 +30,10 @@ class RedisInUse(Exception):
     """Messages of another run are left in the queue."""
 
 
-def run_side(side: Side, messages: Sequence[Event], expected: Mapping[str, str], directory: Path) -> Outcome:
-    """Send the messages through one task, and check the mirror.
+def run_side(
+    side: Side, messages: Sequence[Event], expected: Mapping[str, str], directory: Path, pool: str
+) -> Outcome:
+    """Send the messages through one task, to a worker with this pool, and check the mirror.
 
     Raises ``RedisInUse`` when another run's messages are in the way, and ``Stalled`` or ``WorkerDied``
     after the end of the worker's log went to stderr.
@@ -45,7 +47,7 @@ def run_side(side: Side, messages: Sequence[Event], expected: Mapping[str, str],
                 f"{left} jobs of another run of this example are in this Redis: use another database"
             )
         try:
-            with _explained(Worker(file, directory / f"{side.name}.log")) as worker:
+            with _explained(Worker(file, directory / f"{side.name}.log", pool)) as worker:
                 seconds = _send_and_wait(side, messages, mirror, worker)
         finally:
             side.clear(messages)

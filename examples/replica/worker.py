@@ -22,19 +22,20 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """``celery worker -P threads -c 8`` on the tasks of this example; a context manager.
+    """``celery worker -P POOL -c 8`` on the tasks of this example; a context manager.
 
     It writes to the mirror in ``mirror_file`` and logs to ``log``.
     """
 
-    def __init__(self, mirror_file: Path, log: Path) -> None:
+    def __init__(self, mirror_file: Path, log: Path, pool: str) -> None:
+        self._pool = pool
         self._name = f"replica-{mirror_file.stem}-{os.getpid()}@localhost"
         self._environ = {**os.environ, MIRROR_VARIABLE: str(mirror_file)}
         self._log = log
 
     def __enter__(self) -> Worker:
         command = [sys.executable, "-m", "celery", "-A", "examples.replica.tasks", "worker"]
-        command += ["-P", "threads", "-c", str(LANES), "-n", self._name, "-l", "INFO"]
+        command += ["-P", self._pool, "-c", str(LANES), "-n", self._name, "-l", "INFO"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log

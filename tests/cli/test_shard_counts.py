@@ -105,7 +105,7 @@ def test_a_dry_run_shows_the_cost_and_changes_nothing(stored, queue, run):
 
 
 def test_a_migration_is_paused_watched_and_resumed(stored, queue, run):
-    assert run("reshard", "sync_order", "--pause").exit_code == 2
+    assert run("reshard", "sync_order", "--pause").exit_code == 1
     Migrations(stored.client, queue.name).begin(4)
     said = "the move of queue sync_order to other shards: "
     assert run("reshard", "sync_order", "--pause").stdout == f"{said}paused\n"
@@ -123,11 +123,15 @@ def test_a_migration_is_paused_watched_and_resumed(stored, queue, run):
 
 
 def test_a_migration_is_aborted(stored, queue, run):
-    assert run("reshard", "sync_order", "--abort").exit_code == 2
+    assert run("reshard", "sync_order", "--abort").exit_code == 1
     migrations = Migrations(stored.client, queue.name)
     migrations.begin(4)
     while migrations.read().phase is not Phase.MOVE:
         stored.mover(queue.spec).turn()
+    assert run("stats", "sync_order").stdout.count("moving 6>4\n") == 1
+    assert "the move is paused" not in run("doctor").output
+    queue.pause_migration()
+    assert "from 6 to 4 shards, and the move is paused" in run("doctor").output
     assert run("reshard", "sync_order", "--abort").stdout == "queue sync_order has 6 shards\n"
     assert (queue.migration(), queue.stats().length) == (None, 10)
 
@@ -136,11 +140,14 @@ def test_the_progress_is_shown_in_words(stored, queue, run):
     Migrations(stored.client, queue.name).begin(4)
     queue.pause_migration()
     process = start("reshard", "sync_order", "--watch", stderr=subprocess.PIPE)
-    with process:
+    try:
         assert process.stderr.readline() == (b"6>4, paused: about 10 jobs left to move\n")
         assert b"no worker that serves queue sync_order is alive" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-    assert process.returncode == 0
+        _, said = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, b"")
+    finally:
+        process.kill()
     assert not queue.pause_migration()
     assert queue.resume_migration()
     assert not queue.resume_migration()

@@ -113,7 +113,8 @@ def test_nodes_that_died_or_are_quiet():
     "found, level, text",
     [
         (queue(stored=5), WARNING, "It has 5 shards, the code declares 2; the stored number applies"),
-        (queue(stored=5, former=4), WARNING, "It is moving from 4 to 5 shards"),
+        (queue(stored=5, former=4), WARNING, "It is moving from 4 to 5 shards."),
+        (queue(stored=5, former=4, migration_paused=True), WARNING, "and the move is paused"),
         (queue(format=2), ERROR, "format 2; this version of celery-lowkiq reads 1"),
         (queue(stored=None, format=None), OK, "0 jobs wait, 2 shards are served"),
         (queue(shard(0, length=1), declared=1, stored=1), OK, "1 job waits, 1 shard is served"),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.rules.errors import MigrationAborted, NotMigrating
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
 from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.web.errors import status_of
 from celery_lowkiq.web.migration import MAX_BARS, picture_of
 from tests.waiting import eventually
 
@@ -185,6 +187,7 @@ def test_a_move_is_aborted(browser, app, queue):
     assert "Abort the move" in submit(browser, "abort_migration", back=PAGE).text
     said = submit(browser, "abort_migration", back=PAGE, confirmed="1").text
     assert "aborted the move of queue record" in said
+    assert browser.get("/api/v1/operations").json()["operations"][0]["count"] == 1
     text = browser.get(PAGE).text
     assert "Resharding 12 → 8" in text
     assert "moves back" in text
@@ -197,6 +200,7 @@ def test_a_move_is_aborted(browser, app, queue):
 
 def test_what_does_not_move_cannot_be_paused(browser, queue):
     assert "is not moving" in submit(browser, "pause_migration", back=PAGE).text
+    assert status_of(NotMigrating("record")) == status_of(MigrationAborted("record", 4)) == 409
     assert "Pause the move" not in browser.get(PAGE).text
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+
+import psutil
 
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
@@ -62,3 +65,9 @@ def command(app, name, *nodes, **arguments):
         )
 
     return eventually(answers, 40)
+
+
+def is_alive(pid):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False

@@ -62,3 +62,13 @@ def start_worker(app: Celery, settings: dict[str, Any], tmp_path: Path) -> Itera
     yield start
     for node in started:
         node.teardown()
+
+
+@pytest.fixture
+def start_prefork(start_worker: Callable[..., Worker]) -> Callable[..., Worker]:
+    """Start a worker with Celery's default pool, and two lanes."""
+
+    def start(*options: str, **more: Any) -> Worker:
+        return start_worker(*options, **{"pool": "prefork", "lanes": 2, **more})
+
+    return start

@@ -16,11 +16,12 @@ from celery import Celery, current_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.processes import child
+from celery_lowkiq.integration.processes import child, process_runner
 from tests.worker import proj
-from tests.worker.proj import DEATHS, SETTINGS, note, wait_for_gate
+from tests.worker.proj import DEATHS, HERE, SETTINGS, note, wait_for_gate
 
 child.MAX_IDLE = float(os.environ.get("PROJ_IDLE", child.MAX_IDLE))
+process_runner.END_TIMEOUT = float(os.environ.get("PROJ_END_TIMEOUT", process_runner.END_TIMEOUT))
 
 
 @signals.worker_process_init.connect
@@ -36,7 +37,7 @@ def note_end(**_: Any) -> None:
 def starts_another() -> None:
     """The run waits for a process that it has started."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as other:
-        note("other", other=other.pid)
+        note("other", other=other.pid, task_id=current_task.request.id)
         time.sleep(60)
 
 
@@ -73,6 +74,16 @@ def waits_for_loss(task: Any) -> None:
     note("lost", was_set=lost.wait(30))
 
 
+def waits_for_first_loss(task: Any) -> None:
+    """The first run of an id waits until its lease is lost; the next one ends."""
+    (job_id,) = (job.id for job in task.request.lowkiq.jobs)
+    first = HERE / f"first-{job_id}"
+    if not first.exists():
+        first.touch()
+        note("waits", id=job_id, node=task.request.hostname)
+        note("lost", id=job_id, was_set=task.request.lowkiq.lease_lost.wait(60))
+
+
 def grows() -> None:
     grown.append(bytearray(60_000_000))
 
@@ -85,6 +96,7 @@ def in_django() -> None:
 
 
 grown: list[bytearray] = []
+OF_LOSS: dict[str, Callable[[Any], None]] = {"lost": waits_for_loss, "lost once": waits_for_first_loss}
 ACTIONS: dict[str, Callable[[], Any]] = {
     **DEATHS,
     "leave": lambda: sys.exit(3),
@@ -117,9 +129,10 @@ def make_app(**settings: Any) -> Celery:
 
     def run(self: Any, payloads_by_id: dict[str, list[Any]]) -> Any:
         ((job_id, (what, *_)),) = payloads_by_id.items()
-        note("start", id=job_id, parent=os.getppid(), task_id=self.request.id, known=current_task is not None)
-        if what == "lost":
-            waits_for_loss(self)
+        method = multiprocessing.get_start_method()
+        note("start", id=job_id, task_id=self.request.id, known=current_task is not None, method=method)
+        if what in OF_LOSS:
+            OF_LOSS[what](self)
         else:
             ACTIONS.get(what, int)()
         note("end", id=job_id, lane=multiprocessing.current_process().name)
@@ -132,16 +145,35 @@ def make_app(**settings: Any) -> Celery:
         note("end", id=job_id)
         return f"{what} done"
 
+    async def run_each_async(job_id: str, payloads: list[Any]) -> None:
+        note("start", id=job_id)
+        await asyncio.sleep(float(payloads[0]))
+        note("end", id=job_id)
+
+    def run_each(job_id: str, payloads: list[Any]) -> None:
+        note("start", id=job_id)
+        time.sleep(float(payloads[0]))
+        note("end", id=job_id)
+
     def note_dead(jobs: list[Any]) -> None:
         note("exhausted", ids=[job.id for job in jobs], error=jobs[0].error)
 
     ordered_task(**ordered, name="act", shards=4, on_retries_exhausted=note_dead)(run)
     limits = {"time_limit": 2.5, "soft_time_limit": 1.0, "run_in": "process"}
     ordered_task(**ordered, name="limited", shards=1, on_retries_exhausted=note_dead, **limits)(run)
+    short = {"time_limit": 0.8, "soft_time_limit": 0.3, "run_in": "process"}
+    ordered_task(**ordered, name="short", shards=4, **short)(run)
+    ordered_task(
+        **ordered, name="cut short", queue_name="cut-short", shards=4, time_limit=0.5, run_in="process"
+    )(run)
     ordered_task(**ordered, name="hard", shards=1, time_limit=1.0, run_in="process")(run)
     ordered_task(**ordered, name="in thread", queue_name="in-thread", shards=1, run_in="thread")(run)
     in_loop = {"name": "in loop", "queue_name": "in-loop", "shards": 1, "soft_time_limit": 1.0}
     ordered_task(**ordered, **in_loop, run_in="process")(run_async)
+    each = {"app": app, "shared": False, "shards": 1, "batch_size": 5, "per_id": True, "max_retries": 0}
+    for name, function in (("each async", run_each_async), ("each", run_each)):
+        limited = {"queue_name": name.replace(" ", "-"), "soft_time_limit": 1.0, "run_in": "process"}
+        ordered_task(**each, name=name, **limited)(function)
     return app
 
 

@@ -18,12 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signals
 from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.bootstep import remote_control
+from celery_lowkiq.integration.bootstep.node.process import NodeWorker
 from tests.foreign import drop_shared
 
 #: Where tasks write. A task that runs in the tests' own process writes nothing.
@@ -280,5 +281,14 @@ def note_owner() -> None:
     note("at exit", owned=any(owners))
 
 
+def hold_node_process(sender: Any, **_: Any) -> None:
+    """Until the test makes the file."""
+    if isinstance(sender, NodeWorker):
+        note("node process")
+        wait_for_gate("node process")
+
+
+if "PROJ_HOLD_NODE" in os.environ:
+    signals.worker_init.connect(hold_node_process)
 if "PROJ_AT_EXIT" in os.environ:
     atexit.register(note_owner)

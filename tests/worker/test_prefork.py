@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
-from typing import Any
 
 import psutil
 import pytest
@@ -19,17 +17,6 @@ from tests.worker import in_processes, proj
 from tests.worker.checks import command, overlaps, released, shares, suspects
 from tests.worker.test_deaths import settled
 from tests.worker.test_watching import Listener
-
-#: Seconds that plain tasks and ordered calls run beside each other, in which Celery forks all the time.
-FORKING_SECONDS = float(os.environ.get("LOWKIQ_PREFORK_SECONDS", "5"))
-
-
-@pytest.fixture
-def start_prefork(start_worker):
-    def start(*options: str, **more: Any):
-        return start_worker(*options, **{"pool": "prefork", "lanes": 2, **more})
-
-    return start
 
 
 def node_pid(app):
@@ -64,6 +51,9 @@ def test_ordered_calls_run_in_order_beside_plain_tasks(app, start_prefork, ledge
         assert ran == list(range(20))
     assert overlaps(ledger.lines()) == []
     (lanes,) = {line["pid"] for line in lines}
+    title = " ".join(psutil.Process(lanes).cmdline())
+    assert "lowkiq-node" in title
+    assert "w0@test" in title
     children = {line["pid"] for line in ledger.lines("plain")}
     assert lanes not in children
     assert node.container.process.pid not in {lanes, *children}
@@ -162,6 +152,20 @@ def test_quit_ends_a_drain(app, start_prefork, ledger):
     node.kill("SIGQUIT")
     node.exit_status()
     assert app.tasks["gated"].ordered_queue.stats().busy == 1
+
+
+@pytest.mark.full
+def test_a_node_process_that_dies_in_a_drain_is_named(app, start_prefork, ledger):
+    node = start_prefork()
+    lanes = node_pid(app)
+    app.tasks["gated"].delay("1")
+    ledger.wait_for("start")
+    node.kill("SIGTERM")
+    node.wait_for_log("ordered queues stop: 1 batches are running")
+    os.kill(lanes, signal.SIGKILL)
+    assert node.exit_status() == 0
+    assert f"the node process {lanes} has ended with status -9" in node.logs()
+    assert node.logs().count("ordered queues are served by process") == 1
 
 
 @pytest.mark.parametrize("what, status", first_often([("exit", 3), ("interrupt", 70)]))
@@ -265,40 +269,6 @@ def test_remote_control(app, start_prefork, ledger, tmp_path):
     ledger.wait_for("end", 2)
 
 
-@pytest.mark.full
-def test_a_rate_limit_is_set_at_run_time_and_stays(app, start_prefork, ledger):
-    node = start_prefork()
-    first = node_pid(app)
-    command(app, "rate_limit", "w0@test", task_name="record", rate_limit="1/h")
-    app.tasks["record"].perform_async([{"id": n} for n in range(5)])
-    ledger.wait_for("end", 1)
-    os.kill(first, signal.SIGKILL)
-    eventually(lambda: node.logs().count("ordered queues are served by process") == 2)
-    assert node_pid(app) != first
-    app.tasks["outcome"].delay("1", "ok")
-    ledger.wait_for("run")
-    assert len(ledger.lines("end")) == 1
-    command(app, "rate_limit", "w0@test", task_name="record", rate_limit=None)
-    ledger.wait_for("end", 5)
-
-
-def test_calls_are_revoked(app, settings, start_prefork, ledger, tmp_path):
-    """A waiting one does not run; one that runs is not stored as revoked."""
-    settings["task_ignore_result"] = app.conf.task_ignore_result = False
-    settings["result_backend"] = app.conf.result_backend = settings["broker_url"]
-    gated = app.tasks["gated"]
-    start_prefork(lanes=1)
-    running = gated.apply_async(("1",), ignore_result=False)
-    ledger.wait_for("start")
-    waiting = gated.apply_async(("1", "again"), ignore_result=False)
-    command(app, "revoke", "w0@test", task_id=[running.id, waiting.id])
-    (tmp_path / "gate").touch()
-    assert running.get(timeout=30) is None
-    eventually(lambda: waiting.state == "REVOKED")
-    eventually(lambda: settled(gated))
-    assert len(ledger.lines("start")) == 1
-
-
 def test_events_come_from_the_worker(app, start_prefork, ledger):
     """Only while they are switched on, as by Flower."""
     record = app.tasks["record"]
@@ -373,31 +343,6 @@ def test_a_restart_of_the_pool_restarts_the_node_process(app, settings, start_pr
     ledger.wait_for("end")
     node.wait_for_log(f"the node process {first} has ended with status 0")
     assert node_pid(app) != first
-
-
-@pytest.mark.full
-def test_celerys_children_are_replaced_beside_lanes(app, start_prefork, ledger):
-    """Each plain task ends its child. A fork of a process with lanes hangs in half of the cases."""
-    record, plain = app.tasks["record"], app.tasks["plain"]
-    node = start_prefork("--max-tasks-per-child=1", PROJ_WORK="0.001")
-    ends_at, sent = time.monotonic() + FORKING_SECONDS, 0
-    while sent == 0 or time.monotonic() < ends_at:
-        if sent > 20:
-            # A child that hangs stops this.
-            ledger.wait_for("plain", sent - 20, 120)
-        for number in range(sent, sent + 10):
-            plain.delay(number)
-        record.perform_async([{"id": n % 50, "payload": n, "score": n} for n in range(sent, sent + 10)])
-        sent += 10
-    ledger.wait_for("plain", sent, 120)
-    eventually(lambda: settled(record))
-    lines = ledger.lines()
-    ran = [number for line in lines if line["event"] == "end" for number in line["payloads"]]
-    assert sorted(ran) == list(range(sent))
-    assert sorted(line["value"] for line in lines if line["event"] == "plain") == list(range(sent))
-    assert overlaps(lines) == []
-    node.kill("SIGTERM")
-    assert node.exit_status() == 0, node.logs()
 
 
 def test_an_app_that_no_module_has_is_not_found():

@@ -12,10 +12,11 @@ from statistics import median
 
 import psutil
 import pytest
+import redis
 
 from tests.waiting import eventually
 from tests.worker import in_processes
-from tests.worker.checks import overlaps, suspects
+from tests.worker.checks import is_alive, leases, overlaps, suspects
 
 pytestmark = pytest.mark.full
 
@@ -69,6 +70,123 @@ def test_whatever_processes_die_of_no_job_is_lost_or_settled_twice(app, start, l
     assert node.container.status == "running"
 
 
+def beside(app, count):
+    """Runs that end well, among those that do not, on the same lanes."""
+    app.tasks["act"].perform_async([{"id": f"good-{n}", "payload": "good"} for n in range(count)])
+
+
+def check_good(app, ledger, count):
+    """Nothing of these was lost or settled twice."""
+    act = app.tasks["act"]
+    eventually(lambda: settled(act), 120)
+    ended = Counter(line["id"] for line in ledger.lines("end") if line["id"].startswith("good-"))
+    assert ended == dict.fromkeys((f"good-{n}" for n in range(count)), 1)
+    assert suspects(act) == act.ordered_queue.stats().morgue_length == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "error"),
+    [
+        ("softly", "short", "SoftTimeLimitExceeded()"),
+        ("stubborn", "short", "TimeLimitExceeded(0.8"),
+        ("hold", "cut short", "TimeLimitExceeded(0.5"),
+    ],
+)
+def test_each_run_over_its_limit_fails_alone(app, start, ledger, what, name, error):
+    """The soft limit, the hard one, and the hard one of a function that keeps the interpreter's lock."""
+    node, short = start(lanes=4), app.tasks[name]
+    short.perform_async([{"id": f"{what}-{n}", "payload": what} for n in range(ROUNDS)])
+    beside(app, 5 * ROUNDS)
+    eventually(lambda: settled(short), 120 + ROUNDS * SLOW)
+    check_good(app, ledger, 5 * ROUNDS)
+    begun = Counter(line["id"] for line in ledger.lines("start") if line["id"].startswith(what))
+    assert begun == {f"{what}-{n}": 2 for n in range(ROUNDS)}
+    buried = list(short.ordered_queue.morgue(limit=ROUNDS).items)
+    assert len(buried) == ROUNDS
+    assert [job.error for job in buried if error not in job.error] == []
+    # One that the soft limit ends leaves its process alive.
+    others = [line for line in ledger.lines() if not line.get("id", "").startswith("softly")]
+    assert (suspects(short), overlaps(others), node.container.status) == (0, [], "running")
+    print(f"{2 * ROUNDS} runs of {what} ended, {ROUNDS} jobs in the morgue, load {os.getloadavg()[0]:.1f}")
+
+
+@pytest.mark.parametrize("what", ["clean up", "stubborn", "hold", "start another"])
+def test_each_run_is_terminated_once(app, start, ledger, what):
+    node, act = start(lanes=4, PROJ_END_TIMEOUT="0.5"), app.tasks["act"]
+    act.perform_async([{"id": f"bad-{n}", "payload": what} for n in range(ROUNDS)])
+    beside(app, 5 * ROUNDS)
+    revoked = []
+
+    def next_one():
+        return [
+            line["task_id"]
+            for line in ledger.lines("other" if what == "start another" else "start")
+            if not line.get("id", "").startswith("good-") and line["task_id"] not in revoked
+        ]
+
+    while len(revoked) < ROUNDS:
+        new = eventually(next_one)
+        app.control.revoke(new, terminate=True)
+        revoked += new
+    check_good(app, ledger, 5 * ROUNDS)
+    begun = Counter(line["id"] for line in ledger.lines("start") if line["id"].startswith("bad-"))
+    assert begun == dict.fromkeys((f"bad-{n}" for n in range(ROUNDS)), 1)
+    assert len(ledger.lines("cleaned up")) == (ROUNDS if what == "clean up" else 0)
+    others = [line["other"] for line in ledger.lines("other")]
+    assert len(others) == (ROUNDS if what == "start another" else 0)
+    assert not any(map(is_alive, others))
+    assert (overlaps(ledger.lines()), node.container.status) == ([], "running")
+    print(f"{ROUNDS} runs of {what} terminated, load {os.getloadavg()[0]:.1f}")
+
+
+def test_each_run_learns_that_its_lease_is_lost(app, settings, start, ledger):
+    """Workers are frozen until another one has begun the run anew; the children of frozen ones go on."""
+    settings["lowkiq_lease_seconds"] = 1.0
+    # Only this queue: a lane would wait for both a run and its loss.
+    nodes = {f"w{number}@test": start("-Q", "act", lanes=4) for number in range(2)}
+    act, freezes = app.tasks["act"], 0
+    act.perform_async([{"id": f"once-{n}", "payload": "lost once"} for n in range(ROUNDS)])
+    beside(app, 5 * ROUNDS)
+
+    while len(lost := {line["id"] for line in ledger.lines("lost")}) < ROUNDS:
+        waiting = [line for line in ledger.lines("waits") if line["id"] not in lost]
+        if not waiting:
+            ledger.wait_for("waits", len(lost) + 1)
+            continue
+        freezes += 1
+        name = waiting[0]["node"]
+        nodes[name].kill("SIGSTOP")
+        eventually(lambda: not any(lease.owner.startswith(name) for lease in leases(act)))  # noqa: B023
+        nodes[name].kill("SIGCONT")
+        ledger.wait_for("lost", len(lost) + 1)
+    eventually(lambda: settled(act), 120)
+    assert [line for line in ledger.lines("lost") if not line["was_set"]] == []
+    stats = act.ordered_queue.stats()
+    assert (stats.processed, stats.morgue_length, suspects(act)) == (6 * ROUNDS, 0, 0)
+    assert {line["id"] for line in ledger.lines("end")} >= {f"once-{n}" for n in range(ROUNDS)}
+    print(f"{ROUNDS} runs lost their lease in {freezes} freezes, load {os.getloadavg()[0]:.1f}")
+
+
+def test_each_worker_that_dies_leaves_no_child(app, settings, start, ledger):
+    """Four children a worker, of which each keeps the interpreter's lock."""
+    lived = []
+    for round_ in range(max(2, ROUNDS // 4)):
+        with redis.Redis.from_url(settings["broker_url"].replace("redis+socket", "unix")) as client:
+            client.flushdb()
+        known = len(ledger.lines("start"))
+        app.tasks["act"].perform_async([{"id": f"{round_}-{n}", "payload": "hold"} for n in range(40)])
+        node = start(lanes=4)
+        pids = [line["pid"] for line in ledger.wait_for("start", known + 4)[known:]]
+        node.kill("SIGKILL")
+        died_at = time.monotonic()
+        eventually(lambda: not any(map(is_alive, pids)), 20)  # noqa: B023
+        lived.append(time.monotonic() - died_at)
+    print(
+        f"{len(lived)} workers died; their last child after {median(lived):.3f} s, at most {max(lived):.3f} s"
+    )
+    assert median(lived) < 1.0
+
+
 def test_what_a_worker_has_stays_flat_while_children_are_replaced(app, settings, start):
     settings["worker_max_tasks_per_child"] = 1
     node, act = start(lanes=4), app.tasks["act"]
@@ -77,18 +195,24 @@ def test_what_a_worker_has_stays_flat_while_children_are_replaced(app, settings,
     def figures():
         server = next(each for each in worker.children() if "forkserver" in " ".join(each.cmdline()))
         both = worker, server
-        return [each.num_fds() for each in both], [each.memory_info().rss / 2**20 for each in both]
+        cpu = sum(sum(each.cpu_times()[:4]) for each in both)
+        return [each.num_fds() for each in both], [each.memory_info().rss / 2**20 for each in both], cpu
 
     def recycle(count):
         before = act.ordered_queue.stats().processed
         act.perform_async([{"id": str(n), "payload": "good"} for n in range(count)])
         eventually(lambda: act.ordered_queue.stats().processed == before + count, 60 + count * SLOW)
+        return figures()
 
-    recycle(max(20, RECYCLINGS // 10))
-    fds, memory = figures()
-    recycle(RECYCLINGS)
-    later_fds, later_memory = figures()
-    print(f"{RECYCLINGS} recyclings: descriptors {fds} -> {later_fds}, MiB {memory} -> {later_memory}")
+    fds, memory, cpu = recycle(max(20, RECYCLINGS // 10))
+    for part in range(1, 5):
+        later_fds, later_memory, later_cpu = recycle(RECYCLINGS // 4)
+        count = RECYCLINGS // 4 * part
+        print(
+            f"{count} recyclings: descriptors {fds} -> {later_fds}, MiB {memory} -> {later_memory}, "
+            f"{(later_cpu - cpu) / count * 1e3:.1f} ms CPU each, load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
     # Pipes of the lanes that have a child at that moment.
     assert all(after <= before + 12 for before, after in zip(fds, later_fds, strict=True))
     assert all(after <= before + 8 for before, after in zip(memory, later_memory, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -10,14 +9,14 @@ from functools import partial
 
 import psutil
 import pytest
-from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 
 from celery_lowkiq.embedded import EmbeddedServer
 from tests.marks import first_often
 from tests.outages import away
 from tests.waiting import eventually
 from tests.worker import in_processes
-from tests.worker.checks import command, suspects
+from tests.worker.checks import command, is_alive, suspects
 
 #: Seconds that a machine that has other things to do may take longer.
 BUSY_MACHINE = 3.0
@@ -41,12 +40,6 @@ def pid_of(node):
     return node.container.process.pid
 
 
-def is_alive(pid):
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
-
-
 def settled(task):
     stats = task.ordered_queue.stats()
     return stats.length == stats.busy == 0
@@ -68,6 +61,8 @@ def test_a_run_has_a_process_of_its_lane_and_ends_as_in_a_thread(app, start, led
         assert line["group"] == line["pid"] in others
     app.tasks["in thread"].delay("3").get(timeout=30)
     assert ledger.lines("end")[-1]["pid"] == pid_of(node)
+    # So do the processes of a run.
+    assert len({line["method"] for line in ledger.lines("start")}) == 1
     node.kill("SIGTERM")
     assert node.exit_status() == 0
     assert len(ledger.wait_for("process ends")) == len(ledger.lines("process starts"))
@@ -116,6 +111,20 @@ def test_a_coroutine_runs_in_the_process_and_its_limit_cancels_it(app, start, le
     assert [line["id"] for line in ledger.lines("end")] == ["1", "3"]
     node.kill("SIGTERM")
     assert node.exit_status() == 0
+
+
+@pytest.mark.parametrize("name", ["each async", "each"])
+def test_the_soft_limit_of_a_batch_fails_only_the_ids_that_are_not_done(app, start, ledger, name):
+    start(lanes=1)
+    task, seconds = app.tasks[name], {"1": 0.0, "2": 0.0, "slow": 30.0, "last": 30.0}
+    jobs = [{"id": job_id, "payload": each} for job_id, each in seconds.items()]
+    results = dict(zip(seconds, task.perform_async(jobs, results=True), strict=True))
+    for job_id in ("slow", "last"):
+        with pytest.raises(SoftTimeLimitExceeded):
+            results[job_id].get(timeout=20)
+    assert [results[job_id].get(timeout=20) for job_id in "12"] == [None, None]
+    begun = sorted(line["id"] for line in ledger.lines("start"))
+    assert begun == (["1", "2", "last", "slow"] if name == "each async" else ["1", "2", "last"])
 
 
 def test_a_kill_ends_all_that_the_run_has_started(app, start, ledger):

@@ -13,8 +13,9 @@ from tests.waiting import eventually
 class Listener:
     """Collects task events, as Flower does."""
 
-    def __init__(self, app):
+    def __init__(self, app, *kinds):
         self.events = []
+        self._kinds = kinds or ("task-", "lowkiq-")
         self._app = app
         self.stop = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -41,7 +42,7 @@ class Listener:
                         continue
 
     def _heard(self, event):
-        if event["type"].startswith(("task-", "lowkiq-")):
+        if event["type"].startswith(self._kinds):
             self.events.append(event)
 
     def of(self, kind):

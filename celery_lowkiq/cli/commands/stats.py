@@ -41,7 +41,7 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
     length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
     paused, or held by a dead payload; busy: being processed; morgue: dead jobs; lag: how long the oldest due
     job has waited; processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
-    state: paused shards, or damaged.
+    state: moving to another number of shards, paused shards, or damaged.
 
     With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
     (-: not known yet); state: paused, moving (jobs that a migration has to sort), or silent (the owner did
@@ -77,12 +77,13 @@ def _watch(read: Callable[[], OverviewJson | ShardsJson], seconds: float, json_:
         pass
 
 
-def _row(name: str, shards: int, counts: Stats, speed: Rates | None) -> list[str]:
+def _row(name: str, shards: int, counts: Stats, speed: Rates | None, former: int | None = None) -> list[str]:
     numbers = [str(getattr(counts, name)) for name in COUNTS]
     processed = [str(counts.processed), f"{speed.processed:.1f}" if speed else "-"]
     failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]
-    paused = f"{counts.paused} of {shards} shards paused" if counts.paused else ""
-    return [name, *numbers, duration(counts.lag), *processed, *failed, paused]
+    states = [f"moving {former}>{shards}"] if former else []
+    states += [f"{counts.paused} of {shards} shards paused"] if counts.paused else []
+    return [name, *numbers, duration(counts.lag), *processed, *failed, ", ".join(states)]
 
 
 def _show(found: OverviewJson | ShardsJson, json_: bool) -> None:
@@ -95,7 +96,7 @@ def _show(found: OverviewJson | ShardsJson, json_: bool) -> None:
 
 
 def _queues_text(found: OverviewJson) -> str:
-    rows = [_row(one.name, one.shards, one.stats, one.rates) for one in found.queues]
+    rows = [_row(one.name, one.shards, one.stats, one.rates, one.former_shards) for one in found.queues]
     rows += [[name, *UNKNOWN, "damaged"] for name in found.damaged]
     total = _row("total", sum(one.shards for one in found.queues), found.total, found.rates)
     nodes, lanes = count_of(found.nodes, "node"), count_of(found.lanes, "lane")

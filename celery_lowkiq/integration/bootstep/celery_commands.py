@@ -82,9 +82,13 @@ def rate_limit(step: Any, celerys: Command, task_name: str, rate_limit: Any, **_
 @_instead
 def time_limit(step: Any, celerys: Command, task_name: str | None = None, **_: Any) -> Any:
     """Refuse limits of an ordered task that runs in threads."""
-    named = [task for task in step.tasks.values() if task.name == task_name]
-    in_threads = [task for task in named if not runs_in_process(task, context_of(task.app).settings)]
-    return {"error": f"time_limit: {THREADS}"} if in_threads else celerys()
+    named = {queue: task for queue, task in step.tasks.items() if task.name == task_name}
+    if not all(runs_in_process(task, context_of(task.app).settings) for task in named.values()):
+        return {"error": f"time_limit: {THREADS}"}
+    reply = celerys()
+    for queue in named:
+        step.limit(queue)
+    return reply
 
 
 @_instead

@@ -348,7 +348,7 @@ VERBS = (
             MIGRATION,
             "Abort the move",
             "Jobs go back to the former number of shards; each id keeps its order.",
-            call=lambda queue, *_: queue.abort_migration(),
+            call=lambda queue, *_: int(queue.abort_migration() > 0),
             dangerous=True,
         ),
         done="aborted",

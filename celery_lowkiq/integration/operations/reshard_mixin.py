@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import InvalidCall, OutdatedNodes
+from celery_lowkiq.rules.errors import NotMigrating, OutdatedNodes
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport
@@ -58,36 +58,31 @@ class ReshardMixin:
     def pause_migration(self) -> bool:
         """Stop moving jobs, in all nodes; return whether it was not paused before.
 
-        Jobs run where they are. An id is moved when a call comes for it. Raises InvalidCall without a
+        Jobs run where they are. An id is moved when a call comes for it. Raises NotMigrating without a
         migration, or when all jobs have moved.
         """
         return self._pause_migration(True)
 
     def resume_migration(self) -> bool:
-        """Move jobs again after :meth:`pause_migration`; return whether it was paused. Raises InvalidCall."""
+        """Move jobs again after :meth:`pause_migration`; return whether it was. Raises NotMigrating."""
         return self._pause_migration(False)
 
     def abort_migration(self) -> int:
         """Begin to move all back to the former number of shards; return that number.
 
         Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on.
-        Raises InvalidCall without a migration, or when all jobs have moved.
+        Raises NotMigrating without a migration, or when all jobs have moved.
         """
         former = self._migrations.abort()
         if former is None:
-            raise self._not_moving()
+            raise NotMigrating(self.spec.name)
         return former
 
     def _pause_migration(self, wanted: bool) -> bool:
         changed = self._migrations.pause(wanted)
         if changed is None:
-            raise self._not_moving()
+            raise NotMigrating(self.spec.name)
         return changed
-
-    def _not_moving(self) -> InvalidCall:
-        return InvalidCall(
-            f"queue {self.spec.name!r} is not moving to another number of shards, or all its jobs have moved"
-        )
 
     def migration(self) -> MigrationState | None:
         """Return the migration that is going on, with the counts of its shards; None without one."""

@@ -20,6 +20,12 @@ NOT_OF_USERS = ("celery", "kombu", "celery_lowkiq")
 
 def locate(app: Celery) -> str | None:
     """Return ``module:attribute`` of the app; None if no module has it."""
+    found = references(app)
+    return ":".join(found[0]) if found else None
+
+
+def references(app: Celery) -> list[tuple[str, str]]:
+    """Return each module that has the app, and the name of its attribute."""
     found = sorted(
         # In the program itself only when no module has it: a child imports the program under another name.
         (module_name == "__main__", module_name, name)
@@ -28,7 +34,7 @@ def locate(app: Celery) -> str | None:
         for name, value in list(getattr(module, "__dict__", {}).items())
         if value is app
     )
-    return f"{found[0][1]}:{found[0][2]}" if found else None
+    return [(module_name, name) for _, module_name, name in found]
 
 
 def reference_to(app: Celery) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import pickle
 import signal
@@ -24,6 +25,7 @@ from celery.worker import state
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.loops.bodies import Cancelled
 from celery_lowkiq.integration.runs.late_results import ResultBuffers
 from celery_lowkiq.integration.runs.log_filter import install_batch_filter
 from celery_lowkiq.integration.runs.result_buffer import HeldResult, ResultBuffer
@@ -54,12 +56,16 @@ class ChildOptions(NamedTuple):
     #: Celery's limits, after which a child ends; None: no limit.
     max_tasks: int | None
     max_memory_kib: int | None
+    #: How ``multiprocessing`` starts the processes of a run; None: as by default.
+    start_method: str | None
 
 
 def main(end: socket.socket, control: Connection, lifeline: Connection, options: ChildOptions) -> None:
     """Run batches until the lane or the worker ends, or this process is spent."""
     # What a run starts belongs to this group, and ends with it.
     os.setsid()
+    # In a child of a fork server, it would be by this fork server, which the child would have to start.
+    multiprocessing.set_start_method(options.start_method, force=True)
     _end_with_worker(lifeline)
     lost = LostLease()
     threading.Thread(target=lost.watch, args=(control,), name="lowkiq-control", daemon=True).start()
@@ -136,18 +142,26 @@ class LostLease:
 
 
 class SoftLimit:
-    """Raises SoftTimeLimitExceeded on SIGUSR1, in a task's function and nowhere else."""
+    """What SIGUSR1 does: ends a task's function, and nothing else."""
 
-    def __init__(self, tasks: Iterable[Any]) -> None:
-        self._is_running = False
+    def __init__(self, tasks: Iterable[Any], cancel: Callable[[], bool]) -> None:
+        """``cancel`` cancels the coroutines of the run, and returns whether there are any."""
+        self._is_running = self._is_due = False
+        self._cancel = cancel
         for task in tasks:
             task.run = self._around(task.run)
         signal.signal(signal.SIGUSR1, self._on_signal)
+
+    def begin(self) -> None:
+        """A batch begins."""
+        self._is_due = False
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             self._is_running = True
             try:
+                if self._is_due:
+                    raise SoftTimeLimitExceeded
                 return function(*args, **kwargs)
             finally:
                 self._is_running = False
@@ -155,7 +169,10 @@ class SoftLimit:
         return run
 
     def _on_signal(self, *_: Any) -> None:
-        if self._is_running:
+        if not self._is_running:
+            # What precedes the function took that long.
+            self._is_due = True
+        elif not self._cancel():
             self._is_running = False
             raise SoftTimeLimitExceeded
 
@@ -225,7 +242,8 @@ class Child:
         stores = CallReader(client), TrackerStore(client)
         self._runner = CeleryRunner(self._tasks, consumer, context, *stores, self._buffers)
         self._runner.loops.died = _crash
-        SoftLimit(self._tasks.values())
+        self._soft_limit = SoftLimit(self._tasks.values(), self._cancel)
+        self._batch: Batch | None = None
 
     def close(self) -> None:
         """Close the event loop of ``async def`` tasks."""
@@ -259,6 +277,7 @@ class Child:
         if message.stamps:
             state.revoked_stamps.update(pickle.loads(message.stamps))  # noqa: S301 - written by the lane
         self._lost.begin(message.number, message.is_lost)
+        self._soft_limit.begin()
         reply: tuple[Any, ...]
         try:
             batch = messages.read_batch(message, self._tasks[message.queue].queue_spec, self._lost.flag)
@@ -270,7 +289,12 @@ class Child:
         self._send(reply)
         return is_spent
 
+    def _cancel(self) -> bool:
+        batch = self._batch
+        return batch is not None and self._runner.loops.cancel(batch, Cancelled.TIMEOUT)
+
     def _outcome(self, batch: Batch) -> OutcomeMessage:
+        self._batch = batch
         settlements = self._runner.run(batch)
         held = self._buffers.buffer.take()
         if held is not None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 
+from billiard.util import get_pdeathsig  # type: ignore[attr-defined]
+
+from celery_lowkiq.integration.app.context import context_of
+
 from .app_reference import PRELOADED_APP, import_app
 
 
@@ -14,6 +18,9 @@ def load(reference: str) -> None:
         app = import_app(reference)
         app.loader.import_default_modules()
         app.finalize()
+        # What these import and look up for the first time costs a child more than the rest of its start.
+        context_of(app).redis_parameters()
+        get_pdeathsig()
 
 
 if PRELOADED_APP in os.environ:

@@ -102,9 +102,13 @@ class ProcessRunner:
             _check(task, settings)
         if found and self._options is None:
             worker = self._consumer.controller
-            limits = worker.max_tasks_per_child, worker.max_memory_per_child
-            app = self._consumer.app
-            self._options = ChildOptions(reference_to(app), self._consumer.hostname, *limits)
+            self._options = ChildOptions(
+                reference_to(self._consumer.app),
+                self._consumer.hostname,
+                worker.max_tasks_per_child,
+                worker.max_memory_per_child,
+                multiprocessing.get_start_method(allow_none=True),
+            )
         self._queues |= found.keys()
 
     @property

@@ -79,15 +79,7 @@ def _call(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> An
 def _call_per_id(
     task: Any, function: Callable[..., Any], payloads_by_id: Mapping[str, Any], run: Any
 ) -> ById:
-    values = ById()
-    errors: dict[str, BaseException] = {}
-    for job_id, payloads in payloads_by_id.items():
-        try:
-            values[job_id] = function(job_id, payloads)
-        except ENDS_WORKER:
-            raise
-        except BaseException as error:  # noqa: BLE001 - it fails one id
-            errors[job_id] = error
+    values, errors = _call_each(function, payloads_by_id)
     coroutines = {job_id: value for job_id, value in values.items() if asyncio.iscoroutine(value)}
     if coroutines:
         found, failed = _run(task, coroutines, run)
@@ -100,6 +92,26 @@ def _call_per_id(
         results = {job_id: value for job_id, value in values.items() if job_id not in errors}
         raise JobsFailed({job_id: as_failure(error) for job_id, error in errors.items()}, results)
     return values
+
+
+def _call_each(
+    function: Callable[..., Any], payloads_by_id: Mapping[str, Any]
+) -> tuple[ById, dict[str, BaseException]]:
+    """Call the function for one id after another. Returns what it returned and raised."""
+    values = ById()
+    errors: dict[str, BaseException] = {}
+    for job_id, payloads in payloads_by_id.items():
+        try:
+            values[job_id] = function(job_id, payloads)
+        except ENDS_WORKER:
+            raise
+        except SoftTimeLimitExceeded as error:
+            # The time is that of all: the others do not begin.
+            errors.update({other: error for other in payloads_by_id if other not in {*values, *errors}})
+            break
+        except BaseException as error:  # noqa: BLE001 - it fails one id
+            errors[job_id] = error
+    return values, errors
 
 
 def _run(

@@ -73,7 +73,7 @@ class HealthReader:
 
     def _queue(self, queue: QueueSpec) -> QueueState:
         key = queue_key(queue.name)
-        (known,) = self._client.readable([("HMGET", key, "shards", "format")])
+        (known,) = self._client.readable([("HMGET", key, "shards", "format", "migration_paused")])
         if known is None:
             text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
             return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
@@ -82,7 +82,7 @@ class HealthReader:
             stored_format = FORMAT
         state = QueueState(queue.name, queue.shards, layout.shards if layout else None, stored_format)
         queue = queue.with_layout(layout or queue.layout)
-        state = replace(state, former=queue.former_shards)
+        state = replace(state, former=queue.former_shards, migration_paused=known[2] is not None)
         conditions = self._repairs.conditions(queue.shard_refs())
         found = [damage for each in conditions for damage in damages(each, queue.layout)]
         state = replace(state, damages=tuple(found))

@@ -20,7 +20,7 @@ from celery_lowkiq.rules.resharding import (
     has_sorted,
     is_finished,
     last_export,
-    page_of,
+    pages_of,
     paused_turn,
     shards_of_turn,
     turn,
@@ -193,8 +193,10 @@ class Mover:
         return self._goes_on(migration, bool(stays or relays or moved))
 
     def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
-        limits = {index: page_of(len(shards), self._stuck[index]) for index in shards}
-        calls = [self._call("read_moves", index, limit=limit) for index, limit in limits.items()]
+        pages = pages_of(migration, shards)
+        calls = [
+            self._call("read_moves", index, limit=page + self._stuck[index]) for index, page in pages.items()
+        ]
         replies = yield from self._send(calls)
         return {index: _moves(reply) for index, reply in zip(shards, replies, strict=True)}
 

@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from celery import Celery
 from celery.worker import state
+
+from celery_lowkiq.integration.processes.app_reference import references
 
 #: Name of the process in its log lines.
 NAME = "lowkiq-node"
@@ -59,16 +61,21 @@ class NodeOptions:
     limits: NodeLimits
     colorize: bool | None
     is_quiet: bool = False
-    #: Modules of tasks that were registered after the start.
+    #: :func:`modules_of`, and of tasks that were registered after the start.
     modules: tuple[str, ...] = ()
     #: Settings that the command line or signals have changed.
     changes: Mapping[str, Any] = field(default_factory=dict)
-    #: By queue: remote control may have changed them.
-    rate_limits: Mapping[str, Any] = field(default_factory=dict)
+    #: :func:`task_limits` by queue.
+    task_limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: Whether events are sent, and which groups.
     events: tuple[bool, frozenset[str]] = (False, frozenset())
     revoked: tuple[str, ...] = ()
     revoked_stamps: Mapping[str, Any] = field(default_factory=dict)
+
+
+def modules_of(app: Celery, tasks: Iterable[Any]) -> list[str]:
+    """Return the modules that have the app or a task: that of the app need not import the others."""
+    return sorted({name for name, _ in references(app)} | {task.__module__ for task in tasks})
 
 
 def changed_settings(app: Celery) -> dict[str, Any]:
@@ -82,6 +89,11 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
     return value is None or type(value) in (str, bytes, bool, int, float)
+
+
+def task_limits(task: Any) -> dict[str, Any]:
+    """Return the attributes of a task that remote control may have changed."""
+    return {name: getattr(task, name) for name in ("rate_limit", "time_limit", "soft_time_limit")}
 
 
 def revoked_calls() -> dict[str, Any]:
@@ -99,7 +111,8 @@ def launch(options: NodeOptions) -> tuple[subprocess.Popen[bytes], Connection]:
     env = {name: value for name, value in os.environ.items() if name != COPIED_APP}
     try:
         process = subprocess.Popen(
-            [sys.executable, *flags, "-c", BOOT, str(theirs.fileno())],
+            # The last word is for ps.
+            [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), f"{NAME}:{options.hostname}"],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env=env,

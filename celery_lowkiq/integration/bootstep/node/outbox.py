@@ -31,7 +31,7 @@ class Outbox:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._waiting: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._counted: Counter[str] = Counter()
+        self._counted: tuple[Counter[str], int] = Counter(), 0
         self._dropped = 0
         self._thread = threading.Thread(target=self._main, name="lowkiq-outbox", daemon=True)
         self._thread.start()
@@ -61,8 +61,8 @@ class Outbox:
                 last = None in part
                 counts = self._counts()
                 messages = [message for message in part if message is not None]
-                if counts:
-                    messages.insert(0, ("counts", counts))
+                if counts is not None:
+                    messages.insert(0, ("counts", *counts))
                 if messages:
                     self._connection.send(messages)
 
@@ -74,12 +74,11 @@ class Outbox:
                 part.append(self._waiting.get_nowait())
         return part
 
-    def _counts(self) -> dict[str, int]:
-        """The runs of each task that have begun since the last report."""
-        now = Counter(state.total_count)
-        new = now - self._counted
+    def _counts(self) -> tuple[dict[str, int], int] | None:
+        """The runs of each task that have begun since the last report, and how many go on; None: no news."""
+        now, then = (Counter(state.total_count), len(state.active_requests)), self._counted
         self._counted = now
-        return dict(new)
+        return None if now == then else (dict(now[0] - then[0]), now[1])
 
 
 class RelayedEvents:

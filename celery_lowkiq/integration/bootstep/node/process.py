@@ -54,7 +54,10 @@ def _set_up(options: NodeOptions) -> Celery:
     app.conf.update(options.changes)
     app.loader.init_worker()
     for module in options.modules:
-        app.loader.import_task_module(module)
+        try:
+            app.loader.import_task_module(module)
+        except ImportError as error:
+            logger.warning("the node process cannot import %s, as the worker did: %s", module, error)
     # Read at the call: tools replace both.
     from celery.app import trace
 

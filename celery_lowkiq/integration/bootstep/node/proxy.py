@@ -27,7 +27,8 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
 
-from .launch import NodeLimits, NodeOptions, changed_settings, launch, revoked_calls
+from .celery_heartbeat import count_in_heartbeats
+from .launch import NodeLimits, NodeOptions, changed_settings, launch, modules_of, revoked_calls, task_limits
 
 #: Seconds that the worker waits for an answer of its node process.
 ANSWER = 5.0
@@ -58,7 +59,7 @@ class NodeProxy:
         self._consumer = consumer
         self._tasks = dict(tasks)
         self._served = frozenset(served)
-        self._modules: list[str] = []
+        self._modules = modules_of(consumer.app, tasks.values())
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         #: A timer may be a thread of its own.
@@ -66,6 +67,7 @@ class NodeProxy:
         self._tickets = itertools.count()
         self._replies: dict[int, tuple[Any, str]] = {}
         self._is_ready = self._was_ready = False
+        self._running = 0
         self._is_stopping = False
         self._exitcode: int | None = None
         self._wait = 0.0
@@ -91,6 +93,9 @@ class NodeProxy:
             if self._connection is None and not self._is_stopping:
                 self._launch_later()
             self.switch_events()
+            # Of other workers, which tell theirs at each connection.
+            self._tell("revoke", list(state.revoked), None)
+            count_in_heartbeats(self._consumer.heart, lambda: self._running)
             if self._consumer.hub is None:
                 self._looks = self._consumer.timer.call_repeatedly(LOOK, self._read)
 
@@ -135,7 +140,7 @@ class NodeProxy:
             is_quiet=self.is_quiet,
             modules=tuple(self._modules),
             changes=changed_settings(app),
-            rate_limits={queue: task.rate_limit for queue, task in self._tasks.items()},
+            task_limits={queue: task_limits(task) for queue, task in self._tasks.items()},
             events=self._events(),
             **revoked_calls(),
         )
@@ -150,14 +155,14 @@ class NodeProxy:
     def _on_end(self) -> None:
         """The process has ended: start another one, unless the worker stops."""
         connection, self._connection = self._connection, None
-        self._is_ready = False
+        self._is_ready, self._running = False, 0
         assert connection is not None
         assert self._process is not None
         if self._consumer.hub is not None:
             self._consumer.hub.remove_reader(connection.fileno())
         connection.close()
         status = self._process.wait()
-        if self._is_stopping:
+        if self._is_stopping and (status >= 0 or status == -signal.SIGTERM):
             return
         level = logging.ERROR if status else logging.INFO
         logger.log(
@@ -169,7 +174,7 @@ class NodeProxy:
         )
         if status == EX_FAILURE and not self._was_ready:
             self._stop_worker(EX_FAILURE)
-        else:
+        elif not self._is_stopping:
             self._launch_later()
 
     def _stop_worker(self, exitcode: int) -> None:
@@ -263,15 +268,14 @@ class NodeProxy:
     def _take_reply(self, ticket: int, value: Any, error: str) -> None:
         self._replies[ticket] = value, error
 
-    def _take_counts(self, runs: dict[str, int]) -> None:
+    def _take_counts(self, runs: dict[str, int], running: int) -> None:
         state.total_count.update(runs)
         state.all_total_count[0] += sum(runs.values())
+        self._running = running
 
     def _take_ready(self, queue_names: frozenset[str]) -> None:
         self._is_ready = self._was_ready = True
         self.queue_names = queue_names
-        # Also what was revoked since its start.
-        self._tell("revoke", list(state.revoked), None)
 
     #: By the kind of a message.
     _take: Mapping[str, Callable[..., None]] = {
@@ -312,7 +316,13 @@ class NodeProxy:
         return value
 
     def ask_or(self, otherwise: Any, name: str, *about: Any) -> Any:
-        """Return the answer, or ``otherwise`` when there is none, which is logged."""
+        """Return the answer, or ``otherwise`` when there is none, which is logged.
+
+        A process that is starting obeys before its lanes begin, and does not answer.
+        """
+        if not self._is_ready:
+            self._tell(name, *about)
+            return otherwise
         try:
             return self.ask(name, *about)
         except ConfigurationError as error:
@@ -341,11 +351,16 @@ class NodeProxy:
     # -- LaneEngine
 
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
-        """Have the process import the modules of new tasks. Raises ConfigurationError."""
+        """Have the process import the modules of new tasks; the next one, too. Raises ConfigurationError."""
         modules = sorted({task.__module__ for task in new.values()})
-        self.queue_names = self.ask("add", modules, [spec.name for spec in specs])
         self._modules += modules
         self._tasks.update(new)
+        about = "add", modules, [spec.name for spec in specs]
+        if self._is_ready:
+            self.queue_names = self.ask(*about)
+        else:
+            self._tell(*about)
+            self.queue_names |= set(new)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what each lane serves and runs, as plain values."""
@@ -366,8 +381,8 @@ class NodeProxy:
         self._tell("serve", self._served)
 
     def limit(self, queue: str) -> None:
-        """Apply the current ``rate_limit`` of the queue's task; in the next process, too."""
-        self._tell("limit", queue, self._tasks[queue].rate_limit)
+        """Apply the current limits of the queue's task; in the next process, too."""
+        self._tell("limit", queue, task_limits(self._tasks[queue]))
 
     def restart(self) -> None:
         """Replace the process by one that imports all modules anew, after the running batches."""

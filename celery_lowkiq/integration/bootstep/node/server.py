@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -69,13 +69,13 @@ class NodeServer:
         self._outbox = Outbox(connection)
         self._events = RelayedEvents(self._outbox, *options.events)
         self._consumer = NodeConsumer(app, options, self._events, self._wake)
-        self._is_stopping = False
+        self._is_serving = self._is_stopping = False
         self._told_status: int | None = None
         self._status = EX_OK
         self.tasks: dict[str, Any] = ordered_tasks(app)
-        for queue, limit in options.rate_limits.items():
+        for queue, limits in options.task_limits.items():
             if queue in self.tasks:
-                self.tasks[queue].rate_limit = limit
+                vars(self.tasks[queue]).update(limits)
         state.revoked.update(options.revoked)
         state.revoked_stamps.update(options.revoked_stamps)
         self._served = self._known(options.served)
@@ -96,6 +96,10 @@ class NodeServer:
 
     def run(self) -> int:
         """Serve until the worker, or a signal, ends it. Returns the exit status."""
+        # What was asked meanwhile: no lane begins a call that was revoked.
+        while self._connection.poll():
+            self._turn()
+        self._is_serving = True
         self._engine.start()
         self._outbox.put("ready", self._engine.queue_names)
         while not self._is_stopping:
@@ -133,6 +137,8 @@ class NodeServer:
             value = self._answers[name](*about)
         except LowkiqError as refused:
             error = str(refused)
+            if ticket is None:
+                logger.error("%s: %s", name, error)
         except Exception as failed:
             logger.exception("%s failed in the node process", name)
             error = f"{name} failed in the node process: {failed!r}"
@@ -144,7 +150,7 @@ class NodeServer:
         logger.critical("the worker has died: its ordered queues are left to other workers")
         runtime = self._engine.runtime
         runtime.abandon()
-        if not runtime.join(IDLE_TIMEOUT):
+        if self._is_serving and not runtime.join(IDLE_TIMEOUT):
             runtime.release_at_exit(BUSY_TIMEOUT)
         os._exit(EX_FAILURE)
 
@@ -204,8 +210,8 @@ class NodeServer:
         self._served = self._known(queues)
         self._engine.serve(self._served)
 
-    def _limit(self, queue: str, rate_limit: Any) -> None:
-        self.tasks[queue].rate_limit = rate_limit
+    def _limit(self, queue: str, limits: Mapping[str, Any]) -> None:
+        vars(self.tasks[queue]).update(limits)
         self._engine.limit(queue)
 
     def _add(self, modules: list[str], queues: list[str]) -> frozenset[str]:
