@@ -14,7 +14,14 @@ from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.keys import history_key, nodes_key, queue_key, shard_keys
+from celery_lowkiq.store.scripts.keys import (
+    failure_ranks_key,
+    failures_key,
+    history_key,
+    nodes_key,
+    queue_key,
+    shard_keys,
+)
 
 #: Seconds between two looks.
 LOOK = 0.02
@@ -105,7 +112,8 @@ class Queue:
 
     def leftover(self) -> tuple[str, ...]:
         """Keys that an empty queue does not need."""
-        staying = {queue_key(self._name), nodes_key(self._name), history_key(self._name)}
+        of_queues = (queue_key, nodes_key, history_key, failures_key, failure_ranks_key)
+        staying = {key_of(self._name) for key_of in of_queues}
         for index in range(MAX_SHARDS):
             keys = shard_keys(ShardRef(self._name, index))
             staying |= {keys[name] for name in STAYING}
