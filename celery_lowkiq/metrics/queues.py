@@ -37,7 +37,9 @@ GAUGES = (
     Figure("lowkiq_fresh", "Waiting jobs that never failed", lambda stats: stats.fresh),
     Figure("lowkiq_retries", "Waiting jobs that failed before", lambda stats: stats.retries),
     Figure("lowkiq_morgue_length", "Jobs in the morgue", lambda stats: stats.morgue_length),
-    Figure("lowkiq_paused_jobs", "Waiting jobs of paused ids", lambda stats: stats.paused_jobs),
+    Figure("lowkiq_paused_jobs", "Waiting jobs of paused or held ids", lambda stats: stats.paused_jobs),
+    Figure("lowkiq_held", "Ids that a dead payload holds", lambda stats: stats.held),
+    Figure("lowkiq_held_seconds", "How long the oldest of these is held", lambda stats: stats.held_for),
     Figure("lowkiq_busy", "Jobs in processing", lambda stats: stats.busy),
     Figure(
         "lowkiq_lag_seconds", "How long the oldest job that may be claimed is due", lambda stats: stats.lag

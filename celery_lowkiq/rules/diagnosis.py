@@ -87,6 +87,8 @@ class DiagnosisFacts:
     queue_paused: float | None = None
     shard_paused: float | None = None
     id_paused: float | None = None
+    #: Since when (Unix s) its dead payload holds it.
+    held_since: float | None = None
     #: Rate limit of the queue (runs per second), and seconds until the next run may begin.
     rate: float | None = None
     token_wait: float = 0.0
@@ -127,8 +129,8 @@ class Why:
 def why(facts: DiagnosisFacts) -> Why:
     """Return where the id is and what it waits for.
 
-    Kinds: nowhere, running, claimed, behind_itself, paused, moving, scheduled, unowned, silent, leaving,
-    limited, suspect, behind, due, dead.
+    Kinds: nowhere, running, claimed, behind_itself, behind_dead, paused, moving, scheduled,
+    unowned, silent, leaving, limited, suspect, behind, due, dead.
     """
     reasons = tuple(_reasons(facts))
     return Why(reasons[0].kind, " ".join(reason.text for reason in reasons), reasons, facts)
@@ -139,6 +141,10 @@ def _reasons(facts: DiagnosisFacts) -> Iterator[Reason]:
         yield _claimed(facts)
         if facts.waiting is not None:
             yield Reason("behind_itself", "Another call waits behind it, and runs after it.")
+    elif facts.waiting is not None and facts.held_since is not None:
+        yield _behind_dead(facts, facts.held_since)
+        yield from _pauses(facts)
+        return
     elif facts.waiting is not None and facts.moving:
         yield from _pauses(facts)
         text = f"Queue {facts.shard.queue} gets another number of shards, and the job is not sorted yet."
@@ -265,7 +271,18 @@ def _dead(facts: DiagnosisFacts, dead: Dead) -> Reason:
     only_dead = facts.waiting is None and not facts.claimed
     subject = "It is" if only_dead else "Older payloads of it are"
     text = f"{subject} in the morgue {since(dead.updated_at, facts.now)}{_after(dead.error)}."
+    if facts.held_since is not None:
+        text += " Newer calls wait behind it."
     return Reason("dead", text)
+
+
+def _behind_dead(facts: DiagnosisFacts, since_when: float) -> Reason:
+    error = facts.dead.error if facts.dead is not None else None
+    text = (
+        f"It waits behind a dead payload, which holds it {since(since_when, facts.now)}{_after(error)}. "
+        "Requeue or edit the dead payload, or let the id go on."
+    )
+    return Reason("behind_dead", text)
 
 
 def _is_running(facts: DiagnosisFacts, owner: Owner, run: Running) -> str:

@@ -60,6 +60,8 @@ class Entry:
     payloads: tuple[Payload, ...] = ()
     calls: tuple[DumpedCall, ...] = ()
     priority: int = MOST_URGENT
+    #: Of a dead job: whether it holds its id.
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def entry_line(number: int, entry: Entry) -> bytes:
     fields |= {"when": entry.when, "retry_count": entry.retry_count}
     if entry.priority != MOST_URGENT:
         fields["priority"] = entry.priority
+    if entry.held:
+        fields["held"] = True
     if entry.error is not None:
         fields |= _text("error", entry.error)
     return _line(fields | {"payloads": [_payload(payload) for payload in entry.payloads]})
@@ -189,6 +193,7 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
         retry_count=_whole(fields["retry_count"], -1),
         error=_read_error(fields),
         payloads=tuple(map(_read_payload, fields["payloads"])),
+        held=state is State.DEAD and fields.get("held") is True,
         priority=min(_whole(fields.get("priority", MOST_URGENT), MOST_URGENT), LEAST_URGENT),
     )
 

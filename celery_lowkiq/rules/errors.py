@@ -176,7 +176,10 @@ class ShardRepairing(ShardDamaged):
 
 
 class QueueFull(StoreError):
-    """A shard has reached the task's ``max_length``; no call for it was stored. A retry is safe."""
+    """A shard has reached the task's ``max_length``, or an id that a death holds its ``hold_max``.
+
+    No call for the shard was stored. A retry is safe.
+    """
 
 
 class NotOwner(StoreError):

@@ -13,7 +13,7 @@ from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
 from .shard_hints import shard_hints
 from .text import duration, listed, ranges, since
-from .views import Paused
+from .views import Paused, Stats
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 
@@ -126,6 +126,7 @@ def _findings(state: SystemState) -> Iterator[Finding]:
             *_waiting(queue, state),
             *_abandoned(queue),
             *_paused(queue, state.now),
+            *_held(queue),
             *_shard_count(queue),
             *_load(queue, state.nodes),
         ]
@@ -333,6 +334,15 @@ def _paused(queue: QueueState, now: float) -> Iterator[Finding]:
         yield queue.finding(WARNING, f"Shards paused by themselves: {names}, the first {first}.", advice)
     if paused.ids:
         yield queue.finding(WARNING, f"{_counted(paused.ids, 'id is', 'ids are')} paused.", advice)
+
+
+def _held(queue: QueueState) -> Iterator[Finding]:
+    stats = sum((shard.stats for shard in queue.shards), Stats())
+    if stats.held:
+        count = _counted(stats.held, "id is held by a dead payload", "ids are held by dead payloads")
+        text = f"{count}, the first for {duration(stats.held_for)}."
+        advice = f"celery -A proj lowkiq held {queue.name} lists them: requeue, or let them go on."
+        yield queue.finding(WARNING, text, advice)
 
 
 def _wait(queue: QueueState) -> str:

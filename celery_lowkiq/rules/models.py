@@ -164,8 +164,9 @@ class Job(NamedTuple):
     unwanted: int = 0
     #: Whether a new call made it due before its ``perform_in``.
     early: bool = False
-    #: Whether its id is paused.
+    #: Whether its id is paused, and whether a death holds it.
     paused: bool = False
+    held: bool = False
     #: From 0, the most urgent, to 9.
     priority: int = MOST_URGENT
     #: Limits on its next batch after its last batch failed as a whole.

@@ -57,6 +57,8 @@ class Policies:
     rate_per_id: float | None = None
     #: Maximum number of payloads of an id in a claim: those with the lowest scores.
     per_run: int | None = None
+    #: Maximum number of payloads behind a dead one, which holds its id; None: a death holds nothing.
+    hold: int | None = None
     #: Whether a push resets the retry count of a job that waits for its retry.
     anew_on_push: bool = False
 
@@ -65,6 +67,7 @@ class Policies:
         words: dict[str, float | int | str | None] = {
             "keep": self.keep,
             "per_run": self.per_run,
+            "hold": self.hold,
             "anew_on_push": 1 if self.anew_on_push else None,
             "debounce": self.debounce,
             "debounce_max": self.debounce_max,

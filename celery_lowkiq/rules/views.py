@@ -33,7 +33,7 @@ class Stats:
     #: Seconds for which the oldest waiting job is due, even if it may not be claimed: its id is in processing
     #: or paused.
     oldest: float = 0.0
-    #: Waiting jobs whose ids are paused.
+    #: Waiting jobs whose ids are paused, or held by a death.
     paused_jobs: int = 0
     #: Paused shards, by themselves or with their queue.
     paused: int = 0
@@ -41,6 +41,9 @@ class Stats:
     dropped: int = 0
     #: Waiting jobs that are due and not paused, also those whose ids are in processing.
     due: int = 0
+    #: Ids that a death holds, with or without a waiting job, and the seconds for which the longest is held.
+    held: int = 0
+    held_for: float = 0.0
 
     def __add__(self, other: Stats) -> Stats:
         both = ((name, value, getattr(other, name)) for name, value in vars(self).items())
@@ -48,7 +51,7 @@ class Stats:
 
 
 #: Fields of a sum that are the largest of its parts.
-_MAXIMA = ("lag", "oldest")
+_MAXIMA = ("lag", "oldest", "held_for")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class DeadJob:
     error: bytes | None
     #: Number of its payloads; a listing may show fewer.
     payload_count: int
+    #: Since when (Unix s) it holds its id; None: newer payloads go on.
+    held_since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,15 @@ class PausedId:
 
     id: str
     since: float
+
+
+@dataclass(frozen=True)
+class HeldId:
+    """An id that a death holds since ``since`` (Unix s); ``paused``: it is paused, too."""
+
+    id: str
+    since: float
+    paused: bool
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import Hint
-from celery_lowkiq.rules.views import Page, PausedId, Stats
+from celery_lowkiq.rules.views import HeldId, Page, PausedId, Stats
 
 from .changes import begin, call_off, operation_of
 from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
@@ -129,6 +129,11 @@ def paused_ids(request: Request) -> Page[PausedId]:
     return queue_of(request).paused_ids(after=Params.query(request).cursor())
 
 
+def held_ids(request: Request) -> Page[HeldId]:
+    """A page of the ids that a dead payload holds, the longest held first."""
+    return queue_of(request).held_ids(after=Params.query(request).cursor())
+
+
 def failures(request: Request) -> Failures:
     """The groups of failures of a queue, or the one with a fingerprint, each with an example."""
     return queue_of(request).failures(Params.query(request).text("failure", ""))
@@ -193,6 +198,10 @@ class Operations(NamedTuple):
     operations: tuple[OperationJson, ...]
 
 
+#: Fields of all changes; others are parameters of an action.
+OF_CHANGES = ("action", "wait", "queue", "ids", "reason")
+
+
 async def change(request: Request) -> Response:
     """Begin an action; wait for its end for up to `wait` s."""
     fields = await _fields(request)
@@ -208,8 +217,9 @@ def _change(request: Request, fields: dict[str, Any]) -> Response:
     ids = field(fields, "ids", list, [])
     if not all(isinstance(one, str) for one in ids):
         raise InvalidCall("ids is invalid: expected a list of texts")
-    values = {name: value for name, value in fields.items() if name not in ("action", "wait", "queue", "ids")}
-    operation = begin(request, queue, action, action.target(queue, ids, values))
+    values = {name: value for name, value in fields.items() if name not in OF_CHANGES}
+    reason = field(fields, "reason", str, "")
+    operation = begin(request, queue, action, action.target(queue, ids, values), reason)
     operation.wait(wait)
     return json_response(OperationJson.of(operation), 202 if operation.running else 200)
 
@@ -278,6 +288,7 @@ ENDPOINTS = (
         (QUEUE, Query(SHARDS.name, value_schema(SHARDS), True)),
     ),
     Endpoint("GET", "/paused_ids", paused_ids, Page[PausedId], (QUEUE, AFTER)),
+    Endpoint("GET", "/held_ids", held_ids, Page[HeldId], (QUEUE, AFTER)),
     Endpoint("GET", "/failures", failures, Failures, (QUEUE, Query("failure", TEXT))),
     Endpoint(
         "GET",

@@ -8,6 +8,8 @@ from celery_lowkiq.rules.loggers import audit_logger as logger
 
 #: Maximum number of ids in a line.
 SHOWN_IDS = 5
+#: Maximum length of a reason.
+MAX_REASON = 200
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Change:
     queue: str
     ids: tuple[str, ...] = ()
     shard: int | None = None
+    #: Why, in the words of the user; "": none was given.
+    reason: str = ""
 
 
 def audit(change: Change, state: str, count: int | None = None, error: str = "") -> None:
@@ -29,6 +33,7 @@ def audit(change: Change, state: str, count: int | None = None, error: str = "")
     parts = [f"{change.action} {state}: user={change.user!a} from={change.address} queue={change.queue!a}"]
     parts += [f"ids=[{shown}{more}]"] if change.ids else []
     parts += [f"shard={change.shard}"] if change.shard is not None else []
+    parts += [f"reason={change.reason!a}"] if change.reason else []
     parts += [f"jobs={count}"] if count is not None else []
     parts += [f"error={error!a}"] if error else []
     logger.info(" ".join(parts))

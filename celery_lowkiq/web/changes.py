@@ -13,7 +13,7 @@ from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 
-from .audit import Change, audit
+from .audit import MAX_REASON, Change, audit
 from .errors import NotFound
 from .guard import USER, check_token
 from .operations import Operation
@@ -26,9 +26,17 @@ PATIENCE = 0.7
 MAX_BACK = 4000
 
 
-def begin(request: Request, queue: OrderedQueue, action: Action, target: Target) -> Operation:
-    """Start a change, and log it. Raises TooBusy and StoreError."""
-    change = Change(*_asker(request), action.name, queue.name, target.ids, target.values.get("shard"))
+def begin(
+    request: Request, queue: OrderedQueue, action: Action, target: Target, reason: str = ""
+) -> Operation:
+    """Start a change, and log it with the reason that the user gave.
+
+    Raises TooBusy, StoreError, and InvalidCall for a reason that is too long.
+    """
+    if len(reason) > MAX_REASON:
+        raise InvalidCall(f"reason is invalid: expected at most {MAX_REASON} characters")
+    shard = target.values.get("shard")
+    change = Change(*_asker(request), action.name, queue.name, target.ids, shard, reason.strip())
     operation = Operation(change, action, target, action.total(queue, target))
     operations = site_of(request).operations
     return operations.start(operation, lambda progress: action.run(queue, target, progress))
@@ -80,7 +88,8 @@ def _change(request: Request, form: Params) -> Response:
             question=action.question(queue.name, target, action.total(queue, target)),
             back=_own_path(form.text("back", "/")),
         )
-    operation = begin(request, queue, action, action.target(queue, target.ids, target.values))
+    checked = action.target(queue, target.ids, target.values)
+    operation = begin(request, queue, action, checked, form.text("reason", ""))
     if operation.wait(PATIENCE):
         return _back(request, form.text("back", "/"), operation)
     if action.scope is RESHARD:

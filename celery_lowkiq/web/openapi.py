@@ -14,6 +14,7 @@ from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.json_records import COMPUTED, record_of
 from celery_lowkiq.rules.models import ShardRef
 
+from .audit import MAX_REASON
 from .endpoints import TEXT, Endpoint, ErrorJson, Query, Schema
 
 #: Maximum time (s) that a response waits for the end of a change.
@@ -137,6 +138,10 @@ def _parameter(query: Query, where: str) -> Schema:
     return {"name": query.name, "in": where, "required": query.required, "schema": query.schema}
 
 
+#: Why, for the audit log.
+REASON = {"type": "string", "maxLength": MAX_REASON}
+
+
 def _change() -> Schema:
     """The body of a change: what all actions take."""
     taken = {one.name: value_schema(one) for action in ACTIONS.values() for one in action.takes}
@@ -148,7 +153,14 @@ def _change() -> Schema:
     ]
     return {
         "type": "object",
-        "properties": {"queue": TEXT, "action": {"enum": list(ACTIONS)}, "ids": ids, **taken, "wait": wait},
+        "properties": {
+            "queue": TEXT,
+            "action": {"enum": list(ACTIONS)},
+            "ids": ids,
+            **taken,
+            "wait": wait,
+            "reason": REASON,
+        },
         "required": ["queue", "action"],
         "additionalProperties": False,
         "description": "Actions and what they take:\n\n" + "\n".join(lines),

@@ -60,10 +60,10 @@ def queue(request: Request) -> Response:
     """One queue and a listing of it, or its shards."""
     params = Params.query(request)
     shown = queue_of(request)
-    listed = params.choice("list", (*SORTS, "shards", "paused"), "jobs")
+    listed = params.choice("list", (*SORTS, "shards", "paused", "held"), "jobs")
     search = ListingQuery.of(params, listed) if listed in SORTS else None
-    paused_ids = shown.paused_ids(after=params.cursor()) if listed == "paused" else None
-    found = search.of_queue(shown) if search else paused_ids
+    ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
+    found = search.of_queue(shown) if search else ids(after=params.cursor()) if ids else None
     shards = shown.shards()
     # Its counts are watched: they are read last.
     migration = shown.migration()
@@ -104,6 +104,7 @@ def job(request: Request) -> Response:
         why=why,
         tries=shown.tries(job_id),
         paused=why.facts.id_paused,
+        held=why.facts.held_since,
         edited=edited,
         actions=ACTIONS,
         offered=offered,

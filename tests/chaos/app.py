@@ -10,7 +10,8 @@ import random
 import threading
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from celery import Celery
 
@@ -25,6 +26,25 @@ VARIABLE = "LOWKIQ_CHAOS"
 SHORT = 0.02
 LONG = 0.2
 VERY_LONG = 1.0
+
+
+#: Of so many payloads, one dies.
+DOOMED = 25
+
+
+class Doomed(Exception):
+    """A payload that dies until it is mended."""
+
+
+def mended(directory: str, payload: int) -> Path:
+    """The file that says that a payload does not die any more."""
+    return Path(directory) / f"mended-{payload}"
+
+
+def _dies(stage: Stage, payloads: list[int]) -> bool:
+    """Whether the first payload of a run of one id dies."""
+    doomed = stage.on_death == "hold" and payloads[0] % DOOMED == 0
+    return doomed and not mended(stage.directory, payloads[0]).exists()
 
 
 @dataclass(frozen=True)
@@ -43,6 +63,8 @@ class Stage:
     awaits: bool = False
     #: Of pushes: `lowkiq_push_durability`.
     durability: str = "fast"
+    #: "hold": payloads of DOOMED die once, and hold their ids.
+    on_death: Literal["go_on", "hold"] = "go_on"
     #: Fixed seconds of work an id; None draws them.
     work: float | None = None
 
@@ -87,6 +109,9 @@ def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recordin
     def work(self: Any, payloads_by_id: dict[str, list[int]]) -> None:
         ledger, run, seconds = begin(self, payloads_by_id)
         time.sleep(seconds)
+        if died := [p[0] for p in payloads_by_id.values() if _dies(stage, p)]:
+            ledger.note("end", run=run, failed=True, died=died[0])
+            raise Doomed(died[0])
         ledger.note("end", run=run)
 
     async def awaiting_work(self: Any, payloads_by_id: dict[str, list[int]]) -> None:
@@ -101,7 +126,9 @@ def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recordin
         app=app,
         name=stage.queue,
         shards=stage.shards,
-        batch_size=stage.batch_size,
+        batch_size=1 if stage.on_death == "hold" else stage.batch_size,
+        on_death=stage.on_death,
+        dont_retry=(Doomed,),
         max_crashes=1000,
         bind=True,
     )

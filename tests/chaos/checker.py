@@ -70,6 +70,8 @@ def check(history: History) -> Report:
         Gate("takeover s", max(latencies, default=None), _takeover_limit(history)),
         _none("idle run", [] if history.pushes and history.executions else ["nothing was worked on"]),
     ]
+    if any(execution.died is not None for execution in history.executions):
+        gates.append(_none("handed out over a gap", list(_over_gaps(history))))
     if history.troubles and {trouble.kind for trouble in history.troubles} == {"rebalance"}:
         gates += [
             _none("duplicates", _duplicates(history)),
@@ -97,6 +99,7 @@ def _figures(
         "lost within rollbacks": len(forgiven),
         **_not_confirmed(history),
         "duplicates": len(_duplicates(history)),
+        "payloads that died": sum(execution.died is not None for execution in history.executions),
         "deaths at a deadline": sum(death.cause == "deadline" for death in history.deaths),
         "takeovers measured": len(latencies),
     }
@@ -206,6 +209,26 @@ def _descending(history: History) -> Iterator[str]:
         for job_id, payloads in execution.payloads.items():
             if any(later <= earlier for earlier, later in pairwise(payloads)):
                 yield f"id {job_id}: a batch at {execution.began_at:.3f} has {list(payloads)}"
+
+
+def _over_gaps(history: History) -> Iterator[str]:
+    """Runs of payloads above one that has died before their claim, and that no run has finished since."""
+    by_id: dict[str, list[Execution]] = defaultdict(list)
+    for execution in history.executions:
+        for job_id in execution.payloads:
+            by_id[job_id].append(execution)
+    for job_id, executions in by_id.items():
+        for death in executions:
+            dead = death.died
+            if dead is None or death.ended_at is None:
+                continue
+            runs = [one for one in executions if one.finished and dead in one.payloads[job_id]]
+            done_at = min((one.ended_at for one in runs if one.ended_at is not None), default=math.inf)
+            for one in executions:
+                payloads = one.payloads[job_id]
+                over = max(payloads) > dead and dead not in payloads
+                if over and death.ended_at < one.claimed_at < done_at:
+                    yield f"id {job_id}: {list(payloads)} at {one.began_at:.3f}, while {dead} was dead"
 
 
 def _overtaken(history: History) -> Iterator[str]:

@@ -31,6 +31,8 @@ class Execution:
     payloads: Mapping[str, tuple[int, ...]]
     #: False when its process died over it, or it failed.
     finished: bool = True
+    #: Its first payload died.
+    died: int | None = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def _executions(
             ended_at=died.get(line["pid"]) if end is None else end["at"],
             payloads={job_id: tuple(payloads) for job_id, payloads in line["payloads"].items()},
             finished=end is not None and not end.get("failed"),
+            died=None if end is None else end.get("died"),
         )
         made.append(execution)
     return tuple(made)

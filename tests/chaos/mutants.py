@@ -194,8 +194,65 @@ OF_THE_STORE = {
     ),
 }
 
+#: Ways to run over a gap, or to keep an id closed for ever: tests/store/test_holds.py finds them.
+OF_HOLDS = {
+    "a death that holds nothing": script("lib/morgue.lua", "    hooks.died(id, updated_at)\n", ""),
+    "a hold that leaves its job claimable": script("lib/holds.lua", "  index_move(id)\n", ""),
+    "an index that overlooks held ids": script(
+        "lib/waiting_index.lua",
+        "if any_paused and redis.call('ZSCORE', paused, id) then",
+        "if any_paused and tonumber(redis.call('ZSCORE', paused, id) or -1) >= 0 then",
+    ),
+    "a resume that ends a hold": script(
+        "pause_ids.lua", "set_pause(ARGV[i], held_at,", "set_pause(ARGV[i], nil,"
+    ),
+    "an end of a hold that ends a pause": script(
+        "lib/holds.lua", "set_pause(id, nil, paused_at)", "set_pause(id, nil, nil)"
+    ),
+    "a requeue that opens the id in its first step": script(
+        "requeue.lua", "      if cut then\n", "      if cut then\n        end_hold(id)\n"
+    ),
+    "a requeue that leaves the id held": script("requeue.lua", "        end_hold(id)\n", ""),
+    "a deletion that opens the id in its first step": script(
+        "delete_dead.lua", "      if more then\n", "      if more then\n        end_hold(id)\n"
+    ),
+    "a deletion that leaves the id held": script("delete_dead.lua", "      end_hold(id)\n", ""),
+    "an edit that leaves the id held": script("edit_dead.lua", "  end_hold(id)\n", ""),
+    "an import that forgets holds": script(
+        "import_jobs.lua", "set_pause(id, held_there or held_at,", "set_pause(id, held_at,"
+    ),
+    "an import that forgets a pause": script(
+        "import_jobs.lua", "paused_there or paused_at)", "paused_there)"
+    ),
+    "a load that holds nothing": script("load.lua", "  begin_hold(id, when)\n", ""),
+    "a takeover whose poison pill holds nothing": script(
+        "acquire.lua", "processing crashes policy_hold", "processing crashes"
+    ),
+    "a settle whose deaths hold nothing": script(
+        "settle.lua", "policy_rate_per_id policy_hold", "policy_rate_per_id"
+    ),
+    "a push that overlooks hold_max": script("push.lua", "policy_hold policy_debounce", "policy_debounce"),
+    "a hold_max that does not count the call": script(
+        "lib/policy_hold.lua", "length + count > options.hold", "length > options.hold"
+    ),
+    "a hold of ids without dead payloads": script(
+        "hold_ids.lua", "redis.call('ZSCORE', dead, id) and begin_hold", "begin_hold"
+    ),
+    "a bury by hand that holds": script(
+        "bury.lua", "-- USES: time payload_set waiting morgue", "-- USES: time policy_hold waiting morgue"
+    ),
+    "a dump that forgets holds": script(
+        "dump.lua", "any_paused and redis.call('ZSCORE', paused, id) or ''", "''"
+    ),
+}
+
 if VARIABLE in os.environ:
-    changes = {"a slow line": SLOW_LINE, **OF_THE_STORE, **{name: m.apply for name, m in MUTANTS.items()}}
+    changes = {
+        "a slow line": SLOW_LINE,
+        **OF_THE_STORE,
+        **OF_HOLDS,
+        **{name: m.apply for name, m in MUTANTS.items()},
+    }
     changes[os.environ[VARIABLE]]()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
@@ -40,6 +41,8 @@ class Options:
     app: str = APP
     #: Whether the task is an ``async def``.
     awaits: bool = False
+    #: "hold": some payloads die, hold their ids, and are requeued a little later.
+    on_death: Literal["go_on", "hold"] = "go_on"
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError."""

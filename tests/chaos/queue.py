@@ -8,13 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import QueueMigrating, StoreUnavailable
 from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.keys import history_key, nodes_key, queue_key, shard_keys
+from celery_lowkiq.store.scripts.keys import (
+    failure_ranks_key,
+    failures_key,
+    history_key,
+    nodes_key,
+    queue_key,
+    shard_keys,
+)
 
 #: Seconds between two looks.
 LOOK = 0.02
@@ -57,7 +64,20 @@ class Queue:
     def empty(self) -> bool:
         """Whether nothing waits and nothing is in processing."""
         stats = self._task.ordered_queue.stats()
-        return bool(stats.length == stats.busy == 0)
+        return bool(stats.length == stats.busy == stats.morgue_length == 0)
+
+    def requeue_held(self, mend: Callable[[int], object]) -> int:
+        """Mend the payloads that hold ids, and requeue them; how many ids. 0 where that is not possible."""
+        queue = self._task.ordered_queue
+        try:
+            ids = [one.id for one in queue.held_ids().items]
+            for job_id in ids:
+                dead = queue.job(job_id).dead
+                for payload in dead.payloads if dead else ():
+                    mend(payload.value)
+            return int(queue.requeue(ids))
+        except (StoreUnavailable, QueueMigrating):
+            return 0
 
     def at_rest(self) -> bool:
         """Whether it is empty, and no job is moved."""
@@ -99,7 +119,8 @@ class Queue:
 
     def leftover(self) -> tuple[str, ...]:
         """Keys that an empty queue does not need."""
-        staying = {queue_key(self._name), nodes_key(self._name), history_key(self._name)}
+        of_queues = (queue_key, nodes_key, history_key, failures_key, failure_ranks_key)
+        staying = {key_of(self._name) for key_of in of_queues}
         for index in range(MAX_SHARDS):
             keys = shard_keys(ShardRef(self._name, index))
             staying |= {keys[name] for name in STAYING}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from celery_lowkiq.rules.errors import StoreError
 
-from .app import Stage, add_task, make_app
+from .app import Stage, add_task, make_app, mended
 from .checker import Report, check
 from .faults import Faults
 from .history import Drain, History, history_of
@@ -32,6 +33,8 @@ SHARE = 20.0
 NEVER = 60.0
 #: Part of the calls that are given up when they are not confirmed: a failover may lose these.
 GIVES_UP = 0.5
+#: Seconds between two looks for held ids.
+REQUEUE = 0.5
 #: Kills at the end, when nothing else is wrong, which show how long a takeover takes.
 CALM_KILLS = 3
 
@@ -61,7 +64,9 @@ def _history(options: Options, directory: Path, say: Say) -> History:
         cluster = Cluster(_crew(options, stage, directory), journal)
         gives_up = GIVES_UP if "failover" in options.faults else 0.0
         producer = Producer(task, journal, ids=options.ids, seed=options.seed, gives_up=gives_up)
+        operator = contextlib.ExitStack()
         try:
+            operator.enter_context(_operator(options, stage, queue))
             cluster.resize(options.nodes)
             if wait_for(queue.shared_by(options.nodes, options.lease), START) is None:
                 say(f"the nodes did not share the shards within {START:.0f} s")
@@ -73,12 +78,33 @@ def _history(options: Options, directory: Path, say: Say) -> History:
                 producer.stop()
             drain = _drain(options, cluster, queue, faults, say)
         finally:
+            operator.close()
             cluster.stop()
             _clean_up(queue, stage.queue, say)
             app.close()
     return history_of(
         Reader(directory).new_lines(), lease=options.lease, strict=options.exclusion == "strict", drain=drain
     )
+
+
+@contextlib.contextmanager
+def _operator(options: Options, stage: Stage, queue: Queue) -> Iterator[None]:
+    """Somebody who requeues what holds ids, now and then."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(REQUEUE):
+            queue.requeue_held(lambda payload: mended(stage.directory, payload).touch())
+
+    thread = threading.Thread(target=look, name="chaos-operator", daemon=True)
+    if options.on_death == "hold":
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if thread.is_alive():
+            thread.join()
 
 
 def _clean_up(queue: Queue, name: str, say: Say) -> None:
@@ -132,6 +158,7 @@ def _stage_of(options: Options, directory: Path, url: str) -> Stage:
         exclusion=options.exclusion,
         awaits=options.awaits,
         durability="replicated" if "failover" in options.faults else "fast",
+        on_death=options.on_death,
     )
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 APPLY_ALL = """
 from celery_lowkiq.store.scripts import script as scripts
-from tests.chaos.mutants import MUTANTS, OF_THE_STORE
+from tests.chaos.mutants import MUTANTS, OF_HOLDS, OF_THE_STORE
 
 read = scripts._read
 texts = {name: read(name) for name in scripts.lua_files()}
-for name, apply in {**{name: m.apply for name, m in MUTANTS.items()}, **OF_THE_STORE}.items():
+for name, apply in {**{name: m.apply for name, m in MUTANTS.items()}, **OF_THE_STORE, **OF_HOLDS}.items():
     scripts._read = read
     apply()
     assert scripts._read is read or {name: scripts._read(name) for name in texts} != texts, name

@@ -15,7 +15,7 @@ import pytest
 from tests.chaos.options import Options
 from tests.chaos.run import run
 
-from .mutants import MUTANTS, OF_THE_STORE, VARIABLE
+from .mutants import MUTANTS, OF_HOLDS, OF_THE_STORE, VARIABLE
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -55,8 +55,14 @@ def test_a_slow_line_alone_is_no_fault(faults, monkeypatch):
     assert report.failed() - {"takeover s"} == set()
 
 
-@pytest.mark.parametrize("name", OF_THE_STORE)
-def test_the_stores_own_tests_find_the_mutant(name):
+@pytest.mark.parametrize(
+    "name, tests",
+    [
+        *((name, ["tests/store", "tests/model"]) for name in OF_THE_STORE),
+        *((name, ["tests/store/test_holds.py"]) for name in OF_HOLDS),
+    ],
+)
+def test_the_stores_own_tests_find_the_mutant(name, tests):
     """Two layers of tests: what chaos passes by, these must find."""
     command = [
         sys.executable,
@@ -70,7 +76,7 @@ def test_the_stores_own_tests_find_the_mutant(name):
         "tests.chaos.mutants",
     ]
     done = subprocess.run(
-        [*command, "tests/store", "tests/model"],
+        [*command, *tests],
         env={**os.environ, VARIABLE: name},
         cwd=ROOT,
         capture_output=True,

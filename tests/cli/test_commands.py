@@ -71,6 +71,7 @@ SHOWN = [
     "paused sync_order",
     "paused sync_order --json",
     "paused send_mail",
+    "held send_mail",
     "stats sync_order --shards",
     "nodes",
     "nodes --json",
@@ -193,6 +194,8 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("pause sync_order --shard 4", 2, "shard"),
         ("pause sync_order h1", 1, "paused 0 ids of queue sync_order"),
         ("resume sync_order", 1, "queue sync_order: not paused"),
+        ("hold send_mail d1", 2, "queue 'send_mail' drops payloads, by keep=, latest= or drop_stale="),
+        ("go-on sync_order d1 --yes", 1, "released 0 held ids of queue sync_order"),
         ("resume sync_order --all-ids h1", 2, "expected one of: QUEUE alone"),
         ("unknown", 2, "No such command 'unknown'"),
     ],
@@ -322,6 +325,24 @@ def test_pause_and_resume(filled, run):
         assert run("resume", "sync_order", *part).exit_code == 0
     assert run("resume", "sync_order", "--all-ids").output == "resumed 2 paused ids of queue sync_order\n"
     assert run("paused", "sync_order").output == "none\n"
+
+
+def test_hold_and_go_on(queue, run):
+    for job_id in ("1", "2"):
+        assert run("push", "sync_order", job_id, "1").exit_code == 0
+    assert run("bury", "sync_order", "1", "2", "--yes").exit_code == 0
+    assert run("hold", "sync_order", "1", "2", "3").stdout == "held 2 dead jobs of queue sync_order\n"
+    assert run("push", "sync_order", "1", "2").exit_code == 0
+    assert "It waits behind a dead payload" in run("why", "sync_order", "1").stdout
+    assert "held        by a dead payload" in run("job", "sync_order", "1").stdout
+    shown = [json.loads(line) for line in run("held", "sync_order", "--json").stdout.splitlines()]
+    assert [(one["id"], one["paused"]) for one in shown] == [("1", False), ("2", False)]
+    assert run("pause", "sync_order", "2").exit_code == 0
+    assert run("held", "sync_order").stdout.splitlines()[1].endswith("UTC, and paused")
+    assert "2 ids are held by dead payloads" in run("doctor").stdout
+    assert run("go-on", "sync_order", "1", "--yes").stdout == "released 1 held id of queue sync_order\n"
+    assert run("requeue", "sync_order", "2").exit_code == 0
+    assert run("held", "sync_order").output == "none\n"
 
 
 def test_push(queue, run):

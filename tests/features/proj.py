@@ -149,6 +149,7 @@ def make_app(url: str) -> Celery:
     ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
     ordered_task(**ordered, name="portions", max_payloads_per_run=2)(one)
     ordered_task(**ordered, name="latest", keep=1)(one)
+    ordered_task(**ordered, name="ledger", on_death="hold", max_retries=0)(one)
     ordered_task(**ordered, name="calm", debounce=2, debounce_max=600)(one)
     ordered_task(**ordered, name="bounded", debounce=1, debounce_max=1)(one)
     ordered_task(**ordered, name="newer", drop_stale=True)(one)

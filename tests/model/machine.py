@@ -97,7 +97,7 @@ class StoreMachine(PeopleRules):
         merge=st.sampled_from(list(Merge)),
         ranked=st.booleans(),
         jobs=st.lists(JOBS, min_size=1, max_size=8),
-        policies=st.builds(Policies, priority_max_wait=MAX_WAITS),
+        policies=st.builds(Policies, priority_max_wait=MAX_WAITS, hold=st.sampled_from([None, 10_000])),
     )
     def begin(self, merge: Merge, ranked: bool, jobs: list[NewJob], policies: Policies) -> None:
         self.ranked = ranked
@@ -189,6 +189,8 @@ class StoreMachine(PeopleRules):
         told = [[job._replace(calls=None) for job in c.jobs] for c in claims]
         assert all(jobs == told[0] for jobs in told)
         ids = self.model.claim(limit, now=claims[0].now)
+        over = {job.id for job in claims[0].jobs} & self.model.held
+        assert not over, f"handed out above a held payload: {over}"
         assert [job.id for job in claims[0].jobs] == ids
         self.model.claims = claims[0].number or self.model.claims
         self.old_claims += [(job.id, job.claim) for job in claims[0].jobs]
@@ -379,7 +381,8 @@ class StoreMachine(PeopleRules):
                 len(known.items),
             )
             assert abs(job.perform_in - known.perform_in) < 1e-5
-            assert (job.paused, job.priority) == (job_id in self.model.paused, known.priority)
+            assert (job.paused, job.held) == (job_id in self.model.paused, job_id in self.model.held)
+            assert job.priority == known.priority
             assert job.isolation == known.isolation
         dead = {job.id: job for job in self.queries.morgue(self.queue, Listing(payload_limit=100)).items}
         assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
@@ -402,9 +405,13 @@ class StoreMachine(PeopleRules):
         retries = sum(job.retry_count >= 0 for job in self.model.waiting.values())
         assert (stats.length, stats.retries, stats.fresh) == (len(jobs), retries, len(jobs) - retries)
         assert (stats.busy, stats.morgue_length) == (len(busy), len(dead))
-        paused_jobs = sum(job.paused for job in jobs.values())
+        paused_jobs = sum(job.paused or job.held for job in jobs.values())
         assert (stats.paused_jobs, stats.paused) == (paused_jobs, bool(self.model.pauses))
-        assert {paused.id for paused in self.queries.paused_ids(self.queue).items} == self.model.paused
+        paused = {paused.id for paused in self.queries.paused_ids(self.queue).items}
+        held = self.queries.held_ids(self.queue).items
+        assert paused | {one.id for one in held if one.paused} == self.model.paused
+        assert {one.id for one in held} == self.model.held
+        assert (stats.held, stats.held_for > 0) == (len(held), bool(held))
         (due,) = self.store.next_due([self.shard])
         assert due.next_due == self._near(self.model.next_due())
 
@@ -430,7 +437,9 @@ class StoreMachine(PeopleRules):
         self.lease = self._acquire()
         self.actions.delete(self.queue, list(self.model.waiting) + list(self.model.processing))
         self.actions.delete_dead_all(self.queue)
+        assert {one.id for one in self.queries.held_ids(self.queue).items} <= self.model.held
         self.pausing.resume_ids(self.queue, self.model.paused)
+        self.pausing.go_on(self.queue, self.model.held)
 
     def _keys_of_jobs(self) -> set[str]:
         from celery_lowkiq.store.scripts.keys import SHARD_KEYS

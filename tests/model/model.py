@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +32,8 @@ class Model:
     #: Ids that are paused, and whether the shard is: by itself ("shard"), with its queue ("queue").
     paused: set[str] = field(default_factory=set)
     pauses: set[str] = field(default_factory=set)
+    #: Ids that a death holds.
+    held: set[str] = field(default_factory=set)
     processed: int = 0
     failed: int = 0
     merged: int = 0
@@ -72,12 +75,25 @@ class Model:
     # -- calls
 
     def refuses(self, jobs: Sequence[NewJob]) -> bool:
-        """Whether there is no place for all new ids among them."""
+        """Whether there is no place for all new ids among them, or behind a dead payload."""
+        added = Counter(job.id for job in jobs)
+        limit = self.policies.hold
+        if limit is not None and any(self._behind(i) + added[i] > limit for i in added.keys() & self.held):
+            return True
         new = {job.id for job in jobs if not self._is_stale(job)} - self.waiting.keys()
         full = self.policies.when_full is WhenFull.REFUSE and self.policies.max_length is not None
         return (
             full and bool(new) and not has_place(len(self.waiting) + len(new) - 1, self.policies.max_length)
         )
+
+    def _behind(self, job_id: str) -> int:
+        """Number of payloads that wait behind a dead one."""
+        return len(self.waiting[job_id].items) if job_id in self.waiting else 0
+
+    @property
+    def closed(self) -> set[str]:
+        """Ids of which nothing is claimed."""
+        return self.paused | self.held
 
     def push(self, jobs: Sequence[NewJob], now: float) -> tuple[list[int], list[str]]:
         """Positions of calls that were dropped, and ids that gave way, of those that somebody hears of."""
@@ -119,7 +135,7 @@ class Model:
             len(self.waiting), self.policies.max_length
         ):
             return True
-        running = [i for i in self.waiting if i not in self.paused]
+        running = [i for i in self.waiting if i not in self.closed]
         if self.policies.when_full is WhenFull.DROP_NEWEST or not running:
             return False
         oldest = min(running, key=self._first_to_go)
@@ -190,7 +206,7 @@ class Model:
 
     def _looked_at(self, limit: int, now: float) -> list[str]:
         """What a claim may take, in the order of their turns: it looks a little beyond its limit."""
-        due = [i for i, job in self.waiting.items() if i not in self.paused and job.perform_in <= now]
+        due = [i for i, job in self.waiting.items() if i not in self.closed and job.perform_in <= now]
         due.sort(key=lambda i: (self.waiting[i].stored_turn(now, self.max_wait), i.encode()))
         passed_by = 100 if self.policies.rate_per_id else len(self.processing) + len(self.suspects)
         claimable = self.claimable()
@@ -200,7 +216,7 @@ class Model:
         """Ids that wait for nothing but their time."""
         if self.pauses:
             return []
-        return [i for i in self.waiting if i not in self.processing and i not in self.paused]
+        return [i for i in self.waiting if i not in self.processing and i not in self.closed]
 
     def next_due(self) -> float | None:
         return min((self.waiting[job_id].perform_in for job_id in self.claimable()), default=None)
@@ -274,6 +290,12 @@ class Model:
             plain = [Item(item.payload, item.score, item.arrival) for item in items]
             self.unite(dead.items, plain, older=False)
 
+    def die(self, job_id: str, items: list[Item], error: bytes | None) -> None:
+        """What dies in a run, or of one, holds its id under ``on_death="hold"``."""
+        self.bury(job_id, items, error)
+        if items and self.policies.hold is not None:
+            self.held.add(job_id)
+
     def settle(
         self,
         job_id: str,
@@ -300,7 +322,7 @@ class Model:
             if reason is RemovalReason.DONE:
                 parts.append(item.score)
             elif isinstance(reason, bytes):
-                self.bury(job_id, [item], reason)
+                self.die(job_id, [item], reason)
         self._reach(job_id, parts, [item.score for item in items])
         ran = items or any(
             bad.get(position) in (RemovalReason.OVER, RemovalReason.DONE) for position in range(len(claimed))
@@ -325,12 +347,12 @@ class Model:
             priority = job.priority if retried is None or retry_count < 0 else retried
             self.put_back(job_id, items, perform_in, retry_count, error, priority, isolation)
         elif disposition is Disposition.DIE:
-            self.bury(job_id, items[:1], error)
+            self.die(job_id, items[:1], error)
             priority = job.priority if retried is None else self.policies.priority
             if not self.put_back(job_id, items[1:], now, -1, None, priority):
                 self._start_anew(job_id, now, priority)
         elif disposition is Disposition.BURY:
-            self.bury(job_id, items, error)
+            self.die(job_id, items, error)
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)
         return True
@@ -370,7 +392,7 @@ class Model:
             condemned = count >= self.max_crashes
             self.suspects[job_id] = (3 if condemned and item.flag else 2, item.payload, count)
             if condemned and not item.flag:
-                self.bury(job_id, items, b"poison pill")
+                self.die(job_id, items, b"poison pill")
                 items = []
                 if job_id in self.waiting:
                     self.suspects[job_id] = (2, b"", 0)
@@ -394,8 +416,13 @@ class Model:
         for item in items:
             del dead.items[item.payload]
         if not dead.items:
-            del self.morgue[job_id]
+            self.forget_dead(job_id)
         self.put_back(job_id, items, now, -1, None, self.policies.priority)
+
+    def forget_dead(self, job_id: str) -> None:
+        """Nothing of the id is dead any more: it goes on."""
+        self.morgue.pop(job_id, None)
+        self.held.discard(job_id)
 
     def revivable(self, job_id: str, force: bool = False) -> list[Item]:
         """Dead payloads of the id that go back to the queue."""

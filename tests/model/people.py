@@ -65,7 +65,21 @@ class PeopleRules(RuleBasedStateMachine):
     def delete_dead(self, ids: list[str]) -> None:
         assert self.actions.delete_dead(self.queue, ids) == len(self.model.morgue.keys() & set(ids))
         for job_id in ids:
-            self.model.morgue.pop(job_id, None)
+            self.model.forget_dead(job_id)
+
+    @precondition(lambda self: self.model.policies.drop_stale is None)
+    @rule(ids=st.lists(IDS, max_size=3), repeats=st.integers(1, 2))
+    def hold(self, ids: list[str], repeats: int) -> None:
+        changed = [self.pausing.hold(self.queue, ids) for _ in range(repeats)]
+        found = set(ids) & self.model.morgue.keys()
+        assert changed == [len(found - self.model.held), 0][:repeats]
+        self.model.held |= found
+
+    @rule(ids=st.lists(IDS, max_size=3), repeats=st.integers(1, 2))
+    def go_on(self, ids: list[str], repeats: int) -> None:
+        changed = [self.pausing.go_on(self.queue, ids) for _ in range(repeats)]
+        assert changed == [len(set(ids) & self.model.held), 0][:repeats]
+        self.model.held -= set(ids)
 
     @rule()
     def run_now_all(self) -> None:

@@ -49,6 +49,7 @@ POLICIES = st.builds(
     rate_per_id=st.sampled_from([None, 1e-6, 1e7]),
     per_run=st.sampled_from([None, None, 1, 2]),
     anew_on_push=st.booleans(),
+    hold=st.sampled_from([None, None, 1, 3, 10_000]),
 )
 
 

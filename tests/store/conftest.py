@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.connect import connect
@@ -63,3 +65,13 @@ def _on_cluster(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Cl
 @pytest.fixture
 def store(client: redis.Redis) -> RedisStore:
     return RedisStore(client)
+
+
+@pytest.fixture
+def pausing(store: RedisStore) -> Pausing:
+    return Pausing(store.client)
+
+
+@pytest.fixture
+def actions(store: RedisStore) -> Actions:
+    return Actions(store)

@@ -10,11 +10,11 @@ from celery_lowkiq.store.scripts.keys import ID_KEYS, MORGUE_KEYS, WAITING_KEYS
 from celery_lowkiq.store.scripts.script import load
 
 #: Scripts that are bound to waiting or to dead jobs.
-BOUND_TWICE = {"delete", "dump", "repair_payload_sets"}
+BOUND_TWICE = {"dump", "repair_payload_sets"}
 STEPS = {
     "claim": ("claim",),
     "settle": ("settle",),
-    "delete": ("delete",),
+    "delete": ("delete", "delete_dead"),
     "dump": ("dump",),
     "load": ("load",),
     "repair": (
@@ -39,7 +39,6 @@ LEFT_ALONE = {
         "calls": "Actions ends the calls of the orphans that the script returns",
         "done_scores buckets": "they are of the id, not of a job, and expire",
         "claimed": "what is in processing goes on",
-        "failed dead_ids": "the caller binds them as `second_index`",
     },
     "dump": {
         "calls claimed processing": "dump_entries reads them itself",

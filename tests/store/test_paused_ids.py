@@ -7,7 +7,6 @@ import pytest
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import STEP, Actions
-from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.resharding.reshard import reshard
@@ -17,16 +16,6 @@ from tests.marks import here_often
 from .helpers import ONE, SHARD, claim, contents, end, ids_of, listening, push, stats, take, waiting
 
 TWO = QueueSpec("two", shards=2, batch_size=1000)
-
-
-@pytest.fixture
-def pausing(store):
-    return Pausing(store.client)
-
-
-@pytest.fixture
-def actions(store):
-    return Actions(store)
 
 
 def held_ids(store, queue=ONE):

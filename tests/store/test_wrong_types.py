@@ -58,6 +58,7 @@ def arguments(state):
     seen = {"seen_owner": "me", "seen_epoch": state.epoch, "seen_counter": state.counter}
     seen |= {"seen_server": state.server, "known_epoch": 0}
     bounds = {"limit": 10, "max_bytes": 10**6}
+    words = {"merge": "min", "policy": POLICY}
     return {
         "accept_spill_difference": ({}, ()),
         "acquire": (
@@ -95,11 +96,9 @@ def arguments(state):
             | {**bounds, "max_payloads": 9, "suspects": 1, "max_wait": 60},
             (),
         ),
-        "delete": (
-            {"policy": POLICY, "only_failed": 0, "maximum": "+inf", "upto": "", "cursor": "", "limit": 99},
-            ("long", "failed"),
-        ),
+        "delete": ({"policy": POLICY, "only_failed": 0, "upto": "", "cursor": "", "limit": 9}, ("failed",)),
         "delete_call_records": (owner, ("a", "z")),
+        "delete_dead": ({"maximum": "+inf", **words, **ANNOUNCED, **bounds}, ("dead",)),
         "delete_wrong_type": ({"probe": "ZCARD"}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
@@ -107,6 +106,7 @@ def arguments(state):
             | {"digest": digest(b"a"), "other_digest": digest(b"b")},
             (),
         ),
+        "edit_dead": ({**words, **ANNOUNCED, "id": "dead", "payload": "a", "replaced": 1, "other": "b"}, ()),
         "export": (
             {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
             ("long", "failed", "dead", "recorded", "held"),
@@ -137,6 +137,7 @@ def arguments(state):
             | {"past": 1, "limit": 10, "reverse": 0},
             (),
         ),
+        "hold_ids": ({"wanted": 1, **ANNOUNCED}, ("dead", "new")),
         "pause_ids": ({"wanted": 1, **ANNOUNCED}, ("long", "new")),
         "pause_ids resumes": ({"wanted": 0, **ANNOUNCED}, ("held",)),
         "pause_queue": ({"wanted": 1}, ()),
@@ -230,7 +231,7 @@ READERS = {
     *("read_moves", "read_progress", "stats", "read_counters", "track_page", "why"),
 }
 #: The keys that scripts for several kinds of keys are bound to here.
-BOUND = {"index": "due", "second_index": "failed", "records": "jobs"}
+BOUND = {"index": "due", "records": "jobs"}
 PLANTS = {
     "string": lambda client, key: client.set(key, "planted"),
     "list": lambda client, key: client.rpush(key, "planted"),

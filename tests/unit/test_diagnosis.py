@@ -10,6 +10,7 @@ import pytest
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting, why
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import Running
+from celery_lowkiq.rules.text import since
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 NOW = 1_795_000_000.0
@@ -120,6 +121,12 @@ ANSWERS = {
         {"claimed": True, "waiting": DUE, "owner": owner(run("42"))},
         ["running", "behind_itself"],
         f"It has been running for 40 s, on {X}. Another call waits behind it, and runs after it.",
+    ),
+    "behind a dead payload": (
+        {"waiting": DUE, "owner": owner(), "held_since": NOW - 60, "dead": Dead(NOW - 60, "KeyError: 'GBP'")},
+        ["behind_dead"],
+        f"It waits behind a dead payload, which holds it {since(NOW - 60, NOW)} after: "
+        "KeyError: 'GBP'. Requeue or edit the dead payload, or let the id go on.",
     ),
     "to be sorted": (
         {"waiting": DUE, "moving": True, "owner": owner()},

@@ -189,6 +189,14 @@ MEANINGLESS = [
     ({"job_ttl": 5, "expires": 9}, "job_ttl=5 is invalid: expected no expires= .* expires=9"),
     ({"keep": 5, "max_payloads_per_run": 5}, "max_payloads_per_run=5 is invalid: expected less than keep=5"),
     ({"when_full": "drop_oldest"}, "expected max_length="),
+    ({"on_death": "hold", "keep": 5}, "keep=5 is invalid: expected 'all' beside on_death='hold'. It drops"),
+    ({"on_death": "hold", "drop_stale": True}, "drop_stale=True is invalid: expected False beside"),
+    ({"on_death": "hold", "drop_stale": 60}, "drop_stale=60 is invalid: expected False beside"),
+    (
+        {"on_death": "hold", "when_full": "drop_oldest", "max_length": 5},
+        "when_full='drop_oldest' is invalid: expected 'refuse' or 'drop_newest' beside on_death='hold'",
+    ),
+    ({"hold_max": 5}, "hold_max=5 is invalid: expected on_death='hold' beside it"),
     ({"on_push_after_failure": "now", "max_retries": 0}, "expected max_retries= above 0"),
 ]
 

@@ -52,6 +52,8 @@ def _text(name: str, place: ShownJob | ShownDeadJob) -> str:
         lines.append(f"  retry_count {place.retry_count}")
         if place.priority:
             lines.append(f"  priority    {place.priority}")
+        if place.held:
+            lines.append("  held        by a dead payload of its id")
         if place.paused:
             lines.append("  paused      its id is paused")
     if place.error is not None:

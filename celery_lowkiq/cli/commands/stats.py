@@ -39,9 +39,9 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.
 
     length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
-    paused; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited; processed,
-    failed: how many ever; processed/s, failed/s: a second, over the last minute; state: moving to another
-    number of shards, paused shards, or damaged.
+    paused, or held by a dead payload; busy: being processed; morgue: dead jobs; lag: how long the oldest due
+    job has waited; processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
+    state: moving to another number of shards, paused shards, or damaged.
 
     With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
     (-: not known yet); state: paused, moving (jobs that a migration has to sort), or silent (the owner did

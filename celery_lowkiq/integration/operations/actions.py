@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.text import count_of, duration
-from celery_lowkiq.store.scripts.progress import Progress
 
 from .action_parts import (
     ALL_DEAD,
@@ -19,31 +18,22 @@ from .action_parts import (
     ALL_PAUSED_IDS,
     ALL_WAITING,
     DEAD_IDS,
+    HELD_IDS,
     IDS,
-    MARK,
     MIGRATION,
     ONE_SHARD,
     PAUSED_IDS,
-    PAYLOAD,
     QUEUE,
     RESHARD,
     SHARDS,
-    VALUE,
     WAITING_IDS,
     Action,
     Target,
     Verb,
 )
-from .json_records import mark_of
 from .matching_actions import matching
+from .payload_actions import DELETIONS, EDITS
 from .queue import OrderedQueue
-
-#: Payloads of a job that are searched for a mark, those with the smallest scores.
-SEARCHED = 1000
-
-
-class PayloadGone(LowkiqError):
-    """The job has no such payload any more."""
 
 
 def _verb(
@@ -52,24 +42,6 @@ def _verb(
     """``shared``: fields that all actions of the verb have."""
     lines = tuple(f"{name.replace('_', '-')} {one}" for one in examples)
     return Verb(name, summary, text, lines, tuple(replace(one, verb=name, **shared) for one in actions))
-
-
-def _payload(queue: OrderedQueue, target: Target) -> bytes:
-    """The payload with the target's mark. Raises PayloadGone."""
-    waiting = queue.raw().job(target.ids[0], payload_limit=SEARCHED).waiting
-    for payload in waiting.payloads if waiting else ():
-        if mark_of(payload) == target.values[MARK.name]:
-            return bytes(payload.value)
-    raise PayloadGone("the job does not wait any more, or has no such payload any more. Nothing was changed")
-
-
-def _delete_payload(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    return int(queue.raw().delete_payload(target.ids[0], _payload(queue, target)))
-
-
-def _edit(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    old, new = _payload(queue, target), target.values[VALUE.name]
-    return int(queue.raw().edit_payload(target.ids[0], old, new))
 
 
 def _reshard_plan(queue: OrderedQueue, target: Target) -> str:
@@ -267,13 +239,7 @@ VERBS = (
             "All jobs that are dead now are deleted.",
             options=("morgue",),
         ),
-        Action(
-            "delete_payload",
-            PAYLOAD,
-            "Delete payload",
-            "This payload is deleted; its calls end as REVOKED. The other payloads of the job stay.",
-            call=_delete_payload,
-        ),
+        *DELETIONS,
         dangerous=True,
         done="deleted",
         examples=(
@@ -284,17 +250,45 @@ VERBS = (
         ),
     ),
     _verb(
+        "hold",
+        "Let dead payloads hold their ids.",
+        """Let the dead payloads of some IDS of QUEUE (-: from stdin) hold them, as after a death with
+        on_death="hold".
+
+        Newer payloads wait until `requeue`, `delete --morgue` or `go-on`. Status 1 when no id was changed.
+        """,
+        Action(
+            "hold",
+            DEAD_IDS,
+            "Hold",
+            "Newer payloads of these ids wait until somebody has decided about the dead ones.",
+        ),
+        done="held",
+        unchanged="held before, or without dead payloads",
+        examples=("sync_order 42",),
+    ),
+    _verb(
+        "go_on",
+        "Let held ids go on.",
+        """Let some IDS of QUEUE (-: from stdin) go on that a dead payload holds: it stays in the morgue, and
+        newer payloads run. Status 1 when none was held.
+        """,
+        Action(
+            "go_on",
+            HELD_IDS,
+            "Bury and go on",
+            "The dead payloads of these ids stay in the morgue, and newer ones run over the gap.",
+        ),
+        dangerous=True,
+        done="released",
+        unchanged="not held",
+        examples=("sync_order 42", "sync_order --yes - < ids.txt"),
+    ),
+    _verb(
         "edit",
         "Replace a payload.",
         "",
-        Action(
-            "edit_payload",
-            PAYLOAD,
-            "Save",
-            "This payload is replaced and keeps its score; the calls of the old one end as REVOKED.",
-            call=_edit,
-            parameters=(VALUE,),
-        ),
+        *EDITS,
         done="replaced",
         examples=(),
     ),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from celery import Celery
@@ -32,6 +33,7 @@ from celery_lowkiq.store.jobs.registry import Registry
 
 from .dump_load import Loaded, dump_lines, load_lines
 from .failures_mixin import FailuresMixin
+from .holds_mixin import HoldsMixin
 from .listing_options import read_listing
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
@@ -41,7 +43,7 @@ BURIED = "moved to the morgue by hand"
 CALLS = 100
 
 
-class OrderedQueue(FailuresMixin, ReshardMixin):
+class OrderedQueue(HoldsMixin, FailuresMixin, ReshardMixin):
     """Reads of the queue of one task, and actions on it.
 
     Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
@@ -195,7 +197,7 @@ class OrderedQueue(FailuresMixin, ReshardMixin):
         return self._queries.paused(self.stored_spec())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
-        """Return a page of the paused ids, the oldest pause first. Raises InvalidCall."""
+        """Return a page of the paused ids that are not held, the oldest pause first. Raises InvalidCall."""
         return self._queries.paused_ids(self.stored_spec(), limit=limit, after=after)
 
     # -- pauses
@@ -236,7 +238,10 @@ class OrderedQueue(FailuresMixin, ReshardMixin):
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all paused ids. Return how many were paused."""
-        paused = (one.id for one in all_items(self.paused_ids, limit=1000))
+        paused = chain(
+            (one.id for one in all_items(self.held_ids, limit=1000) if one.paused),
+            (one.id for one in all_items(self.paused_ids, limit=1000)),
+        )
         return self._pausing.resume_ids(self._at_rest(), paused, progress)
 
     # -- actions
@@ -385,9 +390,6 @@ class OrderedQueue(FailuresMixin, ReshardMixin):
     @property
     def _decoder(self) -> JobDecoder:
         return JobDecoder(self._context, self._raw, self.frames_of)
-
-    def _bytes_of(self, payload: Any) -> bytes:
-        return bytes(payload) if self._raw else self._context.codec.dump(payload)
 
 
 def _check_one(shard: Any, job_id: Any) -> None:

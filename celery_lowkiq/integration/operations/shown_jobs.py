@@ -32,7 +32,8 @@ class ShownJob:
     """A waiting job, or one in processing.
 
     ``perform_in`` is the Unix time (s) at which it is due. ``retry_count`` is -1 before its first failure.
-    ``paused``: its id is paused. ``priority`` is from 0, the most urgent, to 9.
+    ``paused``: its id is paused. ``held``: a dead payload holds its id. ``priority`` is from 0, the most
+    urgent, to 9.
     """
 
     id: str
@@ -43,17 +44,22 @@ class ShownJob:
     error: str | None
     paused: bool = False
     priority: int = MOST_URGENT
+    held: bool = False
 
 
 @dataclass(frozen=True)
 class ShownDeadJob:
-    """A job in the morgue. ``updated_at`` is the Unix time (s) of its last death."""
+    """A job in the morgue. ``updated_at`` is the Unix time (s) of its last death.
+
+    ``held_since``: since when (Unix s) it holds its id; None: newer payloads go on.
+    """
 
     id: str
     payloads: tuple[ShownPayload, ...]
     payload_count: int
     updated_at: float
     error: str | None
+    held_since: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,14 @@ class JobDecoder:
 
     def job(self, job: Job) -> ShownJob:
         """Decode a waiting job, or one in processing."""
-        state = (job.perform_in, job.retry_count, self._error(job.error), job.paused, job.priority)
+        state = (job.perform_in, job.retry_count, self._error(job.error), job.paused, job.priority, job.held)
         return ShownJob(job.id, tuple(map(self._payload, job.payloads)), job.payload_count, *state)
 
     def dead_job(self, job: DeadJob) -> ShownDeadJob:
         """Decode a dead job."""
         payloads = tuple(map(self._payload, job.payloads))
-        return ShownDeadJob(job.id, payloads, job.payload_count, job.updated_at, self._error(job.error))
+        error = self._error(job.error)
+        return ShownDeadJob(job.id, payloads, job.payload_count, job.updated_at, error, job.held_since)
 
     def places(self, found: Found) -> ShownPlaces:
         """Decode the jobs of an id."""

@@ -101,7 +101,7 @@ class Decision(NamedTuple):
     def settlements(self) -> tuple[Settlement, ...]:
         """The settlements for the settle, in the order of the batch."""
         if not self.jobs:
-            return tuple([_done(job) for job in self.batch.jobs_by_id.values()])
+            return tuple([_with_left(job, _done(job), ()) for job in self.batch.jobs_by_id.values()])
         return tuple(decided.settlement for decided in self.jobs.values())
 
     @property
@@ -157,6 +157,8 @@ class Decision(NamedTuple):
         job, decided = self.batch.jobs_by_id[job_id], self.jobs.get(job_id)
         disposition = Disposition.DONE if decided is None else decided.ran.disposition
         if disposition is Disposition.RETURN or (decided is not None and position in decided.left):
+            return None
+        if position in job.left:
             return None
         place = job.place_of(position)
         if place is None:
@@ -301,6 +303,7 @@ def _failed(
 
 def _with_left(job: DecodedJob, settlement: Settlement, left: Collection[int]) -> Settlement:
     """The settlement when some payloads of a job are left: these stay queued, the others go."""
+    left = {*left, *job.left} if job.left else left
     if not left or settlement.disposition not in (Disposition.DONE, Disposition.BURY):
         return settlement
     gone = {*left, *(bad.position for bad in settlement.bad)}

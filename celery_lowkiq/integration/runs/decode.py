@@ -61,10 +61,12 @@ class DecodedJob(NamedTuple):
     bad: tuple[PayloadRemoval, ...]
     #: Positions of the payloads that run.
     positions: Sequence[int]
+    #: Positions of the payloads that wait for a later run, since one before them cannot be decoded.
+    left: Sequence[int] = ()
 
     def place_of(self, position: int) -> int | None:
         """The place of a payload; None for one that does not run."""
-        if not self.bad:
+        if not (self.bad or self.left):
             return position
         place = bisect_left(self.positions, position)
         runs = place < len(self.positions) and self.positions[place] == position
@@ -128,11 +130,13 @@ def decode_batch(
 ) -> DecodedBatch:
     """Decode the payloads of a batch, except those that a policy of the queue drops, and those at ``dropped``
     positions, by id of the job. ``check`` raises UndecodablePayload for a payload that the task cannot take.
+
+    With ``on_death="hold"``, payloads behind one that cannot be decoded are left for a later run, and that
+    one, too, when others before it run.
     """
-    return DecodedBatch(
-        batch,
-        {job.id: _decode_job(job, codec, settings, dropped.get(job.id, ()), check) for job in batch.jobs},
-    )
+    holds = batch.queue.policies.hold is not None
+    decoded = (_decode_job(job, codec, settings, dropped.get(job.id, ()), check, holds) for job in batch.jobs)
+    return DecodedBatch(batch, {job.claimed.id: job for job in decoded})
 
 
 def decode_plain(
@@ -174,31 +178,45 @@ def _run_job(job: Job, payloads: list[Any], scores: list[float], settings: Setti
 
 
 def _decode_job(
-    job: Job, codec: Codec, settings: Settings, dropped: Collection[int], check: Check | None
+    job: Job,
+    codec: Codec,
+    settings: Settings,
+    dropped: Collection[int],
+    check: Check | None,
+    holds: bool,
 ) -> DecodedJob:
     payloads: list[Any] = []
-    scores: list[float] = []
     bad: list[PayloadRemoval] = []
-    unwanted = job.unwanted
+    positions: list[int] = []
+    stop = len(job.payloads)
     for position, payload in enumerate(job.payloads):
-        if position < unwanted or position in dropped:
+        if position < job.unwanted or position in dropped:
             bad.append(PayloadRemoval(position, None))
+            continue
+        decoded, reason = _decoded(payload.data, codec, check)
+        if reason is None:
+            payloads.append(decoded)
+            positions.append(position)
+        elif holds and payloads:
+            stop = position
+            break
         else:
-            try:
-                decoded = codec.load(payload.data)
-                if check is not None:
-                    check(decoded)
-                payloads.append(decoded)
-                scores.append(payload.score)
-            except UndecodablePayload as reason:
-                logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
-                bad.append(
-                    PayloadRemoval(position, dump_error_text(settings, f"undecodable payload: {reason}"))
-                )
-    positions: Sequence[int] = range(len(job.payloads))
-    if bad:
-        others = {each.position for each in bad}
-        positions = [position for position in positions if position not in others]
-    if not payloads:
-        return DecodedJob(job, None, tuple(bad), positions)
-    return DecodedJob(job, _run_job(job, payloads, scores, settings), tuple(bad), positions)
+            logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
+            bad.append(PayloadRemoval(position, dump_error_text(settings, f"undecodable payload: {reason}")))
+            if holds:
+                stop = position + 1
+                break
+    scores = [job.payloads[position].score for position in positions]
+    runs = _run_job(job, payloads, scores, settings) if payloads else None
+    return DecodedJob(job, runs, tuple(bad), positions, range(stop, len(job.payloads)))
+
+
+def _decoded(data: bytes, codec: Codec, check: Check | None) -> tuple[Any, UndecodablePayload | None]:
+    """A decoded payload, or why the task cannot take it."""
+    try:
+        decoded = codec.load(data)
+        if check is not None:
+            check(decoded)
+    except UndecodablePayload as reason:
+        return None, reason
+    return decoded, None

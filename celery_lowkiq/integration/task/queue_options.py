@@ -21,6 +21,10 @@ LARGEST_KEEP = 1000
 Duration = float | timedelta
 OnPushAfterFailure = Literal["wait", "now"]
 WhenQueueFull = Literal["refuse", "drop_newest", "drop_oldest"]
+WhenDead = Literal["go_on", "hold"]
+HOLD = "hold"
+#: Default of ``hold_max``.
+HOLD_MAX = 10_000
 
 
 DURATION = matching(
@@ -90,6 +94,24 @@ class QueueOptions(TypedDict, total=False):
             'drops the new job, `"drop_oldest"` one that waits.',
         ),
     ]
+    on_death: Annotated[
+        WhenDead,
+        Option(
+            "go_on",
+            one_of(WhenDead),
+            'What happens to newer payloads of an id when one goes to the morgue. `"go_on"`: they run. '
+            '`"hold"`: they wait until an operator has decided about the dead one, see [order after a '
+            "failure](order-after-failure.md).",
+        ),
+    ]
+    hold_max: Annotated[
+        int,
+        Option(
+            HOLD_MAX,
+            whole(1, of="payloads"),
+            "Number of payloads of an id that may wait behind a dead one. Further calls raise `QueueFull`.",
+        ),
+    ]
     job_ttl: Annotated[
         Duration | None,
         Option(
@@ -135,6 +157,28 @@ def queue_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
     for name, without_effect in (("retry_priority", None), ("on_push_after_failure", "wait")):
         if options[name] != without_effect and retries == 0:
             yield name, "max_retries= above 0", "Without retries it has no effect: take it out"
+    yield from _conflicts_of_death(options)
+
+
+#: Options that would remove payloads behind a dead one, or the dead one: their value without effect, and why.
+_AGAINST_HOLD = {
+    "keep": ("all", "It drops payloads for newer ones, which then run over a gap"),
+    "latest": (False, "It drops calls for newer ones, which then run over a gap"),
+    "drop_stale": (False, "It would drop a dead payload that is requeued"),
+}
+
+
+def _conflicts_of_death(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if options["on_death"] != HOLD:
+        if options["hold_max"] != HOLD_MAX:
+            yield "hold_max", "on_death='hold' beside it", "Without it no payload waits for a dead one"
+        return
+    for name, (without_effect, why) in _AGAINST_HOLD.items():
+        if options[name] != without_effect:
+            yield name, f"{without_effect!r} beside on_death='hold'", f"{why}: take one of them out"
+    if options["when_full"] == WhenFull.DROP_OLDEST.value:
+        fix = "It drops payloads for newer ones, which then run over a gap: take one of them out"
+        yield "when_full", "'refuse' or 'drop_newest' beside on_death='hold'", fix
 
 
 def _conflicts_of_time(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -187,6 +231,7 @@ def policies_of(task: Any) -> Policies:
         priority_max_wait=context_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
         anew_on_push=newest_runs,
+        hold=task.hold_max if task.on_death == HOLD else None,
         per_run=1 if task.by is not None and not task.latest else task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

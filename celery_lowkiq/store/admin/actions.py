@@ -12,7 +12,7 @@ from celery_lowkiq.store.jobs.call_records import digest, orphaned_records
 from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, announcement, shard_keys
+from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
 from celery_lowkiq.store.scripts.progress import Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_id
@@ -94,18 +94,24 @@ class Actions:
         shard = queue.shard_of(job_id)
         call = load("edit").call(
             shard_keys(shard),
-            merge=queue.merge.value,
-            policy=queue.policy,
-            id=id_bytes(job_id),
-            payload=payload,
-            replaced=int(other is not None),
-            other=other or b"",
+            (),
+            **_edit(queue, job_id, payload, other),
             digest=digest(payload) if kept else b"",
             other_digest=digest(other or b"") if kept else b"",
         )
         changed, orphans = self._client.call(call)
         self._end_calls(shard, orphans, dead=False, of=payload)
         return bool(changed)
+
+    def edit_dead(self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> bool:
+        """Replace a dead job's payload by ``other``, which gets its score, or (None) delete it.
+
+        Return whether the job had the payload.
+        """
+        shard = queue.shard_of(job_id)
+        edited = _edit(queue, job_id, payload, other)
+        call = load("edit_dead").call(shard_keys(shard), (), **edited, **announcement(shard))
+        return bool(self._client.call(call))
 
     def delete(
         self,
@@ -123,12 +129,12 @@ class Actions:
 
     def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
-        return self._delete(queue, [ids], progress, dead=True)
+        return self._move("delete_dead", queue, [ids], progress, maximum=self._now())
 
     def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete the jobs that are dead now; jobs that die meanwhile stay."""
-        now = self._now()
-        return self._delete(queue, self._pages(queue, "dead_ids"), progress, dead=True, maximum=now)
+        pages = self._pages(queue, "dead_ids")
+        return self._move("delete_dead", queue, pages, progress, maximum=self._now())
 
     def bury_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue."""
@@ -178,7 +184,7 @@ class Actions:
         tally = Tally(progress)
         bounds = {"merge": queue.merge.value, "policy": queue.policy, "limit": STEP, "max_bytes": STEP_BYTES}
         for shard, ids in _parts(queue, pages):
-            where = announcement(shard) if name == "requeue" else {}
+            where = announcement(shard) if name != "bury" else {}
             while ids:
                 tally.begin()
                 call = load(name).call(shard_keys(shard), ids[:STEP_IDS], **bounds, **condition, **where)
@@ -189,35 +195,24 @@ class Actions:
                 tally.add(moved)
         return tally.count
 
-    def _delete(
-        self,
-        queue: QueueSpec,
-        pages: Pages,
-        progress: Progress | None,
-        dead: bool = False,
-        only_failed: int = 0,
-        maximum: str = "+inf",
-    ) -> int:
+    def _delete(self, queue: QueueSpec, pages: Pages, progress: Progress | None, only_failed: int = 0) -> int:
         tally = Tally(progress)
-        names = (
-            MORGUE_KEYS | {"second_index": "dead_ids"} if dead else WAITING_KEYS | {"second_index": "failed"}
-        )
-        bounds: dict[str, Any] = {
-            "policy": "" if dead else queue.policy,
-            "only_failed": only_failed,
-            "maximum": maximum,
-        }
         for shard, ids in _parts(queue, pages):
-            keys, upto, cursor = KeyAliases(shard_keys(shard), names), b"", b""
+            upto, cursor = b"", b""
             while ids:
                 tally.begin()
                 call = load("delete").call(
-                    keys, ids[:STEP_IDS], upto=upto, cursor=cursor, limit=STEP, **bounds
+                    shard_keys(shard),
+                    ids[:STEP_IDS],
+                    policy=queue.policy,
+                    only_failed=only_failed,
+                    upto=upto,
+                    cursor=cursor,
+                    limit=STEP,
                 )
                 dealt, deleted, upto, cursor, orphans = self._client.call(call)
                 ids = ids[dealt:]
-                if not dead:
-                    self._end_calls(shard, orphans, dead=False)
+                self._end_calls(shard, orphans, dead=False)
                 tally.add(deleted)
                 if not cursor:
                     upto = b""
@@ -229,6 +224,12 @@ class Actions:
         for calls in orphaned_records(self._client, shard, orphans, of):
             self._left(calls, dead)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
+
+
+def _edit(queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> dict[str, Value]:
+    """Arguments of scripts that edit a payload."""
+    words = {"merge": queue.merge.value, "policy": queue.policy, "id": id_bytes(job_id)}
+    return {**words, "payload": payload, "replaced": int(other is not None), "other": other or b""}
 
 
 def _parts(queue: QueueSpec, pages: Pages) -> Iterator[tuple[ShardRef, list[Value]]]:

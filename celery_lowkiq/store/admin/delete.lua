@@ -1,16 +1,14 @@
--- Deletes waiting jobs, or dead jobs with the keys of the morgue. A long job takes several steps: payloads that arrive
--- after the first step stay.
+-- Deletes waiting jobs. A long job takes several steps: payloads that arrive after the first step stay.
 --
--- KEYS: @waiting second_index errors records spill spill_order meta jobs processing dead tries crash_marks
+-- KEYS: @waiting failed errors jobs spill spill_order meta processing dead tries crash_marks
 -- POLICY KEYS: debounce? early_due?
--- ARGV: policy only_failed maximum upto cursor limit [id]...
---   only_failed: '1' deletes only ids in second_index, which is `failed` (of dead jobs: `dead_ids`)
---   maximum: deletes only ids whose index score is at most this
+-- ARGV: policy only_failed upto cursor limit [id]...
+--   only_failed: '1' deletes only jobs that have failed
 --   upto, cursor: '' at first, then as returned by the previous step; limit: maximum number of payloads to read
 -- USES: payload_set_read waiting_index forget_history orphans time policies policy_debounce policy_due_on_push
 -- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
-local set = {records = records, spill = spill, spill_order = spill_order}
+local set = {records = jobs, spill = spill, spill_order = spill_order}
 local arrivals, last_call = string.match(upto, '^(%x+) (%d+)$')
 if not arrivals then
   arrivals = string.format('%012x', ARRIVAL_ZERO + (redis.call('HGET', meta, 'last_arrival') or 0))
@@ -19,9 +17,7 @@ end
 local orphans = {}
 
 local function wanted(id)
-  local score = index_score(id)
-  return score and tonumber(score) <= tonumber(maximum)
-    and (only_failed ~= '1' or redis.call('ZSCORE', second_index, id))
+  return index_score(id) and (only_failed ~= '1' or redis.call('ZSCORE', failed, id))
 end
 
 local function reply(dealt, deleted, cursor)
@@ -29,9 +25,9 @@ local function reply(dealt, deleted, cursor)
 end
 
 local function delete_job(id)
-  redis.call('HDEL', records, id)
+  redis.call('HDEL', jobs, id)
   index_remove(id)
-  redis.call('ZREM', second_index, id)
+  redis.call('ZREM', failed, id)
   redis.call('HDEL', errors, id)
   if hooks.clear then
     hooks.clear(id)
@@ -60,7 +56,7 @@ for i = rest, #ARGV do
   end
   read = read + 1
   if cursor ~= '' or wanted(id) then
-    if redis.call('HGET', records, id) == SPILLED then
+    if redis.call('HGET', jobs, id) == SPILLED then
       local from = cursor ~= '' and cursor or lex_min(id)
       while from and read <= tonumber(limit) do
         from = shrink(id, from)

@@ -5,7 +5,7 @@
 --   cursor: '' at first, then as returned by the previous step: the position within the first id
 --   limit, max_bytes: maximum number of payloads to return, and of bytes; a step of a long job may exceed them
 -- USES: payload_set_read waiting_index
--- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, score, payload, flag, ...}, ...}; go
+-- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, entry in `paused` or '', score, payload, flag, ...}, ...}; go
 --   on with the ids that are left.
 -- Cost: O(log n) an id, O(limit).
 local set = {records = records, spill = spill, spill_order = spill_order}
@@ -41,7 +41,7 @@ for i = rest, #ARGV do
   local when = index_score(id)
   if when then
     local retry_count, message = redis.call('ZSCORE', failed, id) or '-1', redis.call('HGET', errors, id) or ''
-    local job = {id, when, retry_count, message, priority_of(id)}
+    local job = {id, when, retry_count, message, priority_of(id), any_paused and redis.call('ZSCORE', paused, id) or ''}
     reply[#reply + 1] = job
     local record, from = redis.call('HGET', records, id) or '', nil
     if record == SPILLED then

@@ -15,6 +15,7 @@ from celery_lowkiq.store.scripts.records import (
     id_bytes,
     number_text,
     parse_id,
+    parse_pause,
     parse_processing,
     parse_retry_count,
 )
@@ -28,8 +29,9 @@ STEP_BYTES = 256 * 1024
 STEP_PROCESSING = 10
 #: The indexes that list the jobs of a state, and the names of their other keys.
 _INDEXES = (
-    *((State.WAITING, index, WAITING_KEYS) for index in WAITING_INDEXES),
+    # First what may hold others, so that no load hands these out before.
     (State.DEAD, "dead_ids", MORGUE_KEYS),
+    *((State.WAITING, index, WAITING_KEYS) for index in WAITING_INDEXES),
 )
 #: Names of the states in ``load.lua``.
 _KINDS = {State.WAITING: "waiting", State.PROCESSING: "waiting", State.DEAD: "dead", State.CALLS: "calls"}
@@ -50,11 +52,11 @@ def dump_entries(store: RedisStore, queue: QueueSpec) -> Iterator[Entry]:
     come twice.
     """
     for shard in queue.shard_refs():
-        for page in store.client.scan(shard_keys(shard)["claimed"], STEP_PROCESSING):
-            yield from _processing(store.client, shard, [job_id for job_id, _ in page])
         for state, index, names in _INDEXES:
             for page in store.client.scan(shard_keys(shard)[index], STEP_IDS):
                 yield from _jobs(store.client, shard, state, names, [job_id for job_id, _ in page])
+        for page in store.client.scan(shard_keys(shard)["claimed"], STEP_PROCESSING):
+            yield from _processing(store.client, shard, [job_id for job_id, _ in page])
 
 
 def _processing(client: Client, shard: ShardRef, ids: Sequence[bytes]) -> Iterator[Entry]:
@@ -83,7 +85,7 @@ def _jobs(
         call = load("dump").call(keys, ids, cursor=cursor, limit=STEP, max_bytes=STEP_BYTES)
         dealt, cursor, *jobs = client.call(call)
         ids = ids[dealt:]
-        for job_id, when, tried, error, priority, *items in jobs:
+        for job_id, when, tried, error, priority, pause, *items in jobs:
             payloads = tuple(
                 Payload(data, float(score), Recorded(flag.decode()))
                 for score, data, flag in zip(items[::3], items[1::3], items[2::3], strict=True)
@@ -93,7 +95,14 @@ def _jobs(
                 with_calls = job_id
             count = -1 if state is State.DEAD else parse_retry_count(tried)[0]
             yield Entry(
-                state, parse_id(job_id), float(when), count, error or None, payloads, priority=priority
+                state,
+                parse_id(job_id),
+                float(when),
+                count,
+                error or None,
+                payloads,
+                priority=priority,
+                held=state is State.DEAD and parse_pause(pause)[0] is not None,
             )
 
 
@@ -142,7 +151,8 @@ def _load_call(queue: QueueSpec, header: Header, shard: ShardRef, rest: list[Val
 
 
 def _values(number: int, entry: Entry) -> Iterator[Value]:
-    yield from (number, _KINDS[entry.state], id_bytes(entry.id), number_text(entry.when), entry.retry_count)
+    kind = "held" if entry.held else _KINDS[entry.state]
+    yield from (number, kind, id_bytes(entry.id), number_text(entry.when), entry.retry_count)
     yield from (entry.error or b"", entry.priority, len(entry.payloads) + len(entry.calls))
     for payload in entry.payloads:
         yield from (number_text(payload.score), payload.data, payload.recorded.value)

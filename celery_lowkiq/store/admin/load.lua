@@ -5,8 +5,8 @@
 -- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload flag]*count]...
 --   shards: the declared number; sender: name of the dump; n: number of the line, which grows
 --   last_score: in us; the shard generates larger scores from now on
---   kind: waiting, dead, or calls (with digest, record, '' in place of score, payload, flag)
--- USES: format time waiting_index wake payload_set waiting policies policy_priority policy_keep
+--   kind: waiting, dead, held (dead, and holds its id), or calls (with digest, record, '' in place of score, payload, flag)
+-- USES: format time waiting_index wake payload_set waiting holds policies policy_priority policy_keep
 -- Returns: the number of new lines; error SHARDS <stored number> when the number of shards differs.
 -- Cost: O(log n) per payload.
 --
@@ -51,6 +51,11 @@ function kinds.dead(id, items, when, _, message)
   end
   redis.call('ZADD', dead_ids, 0, id)
   set_add(morgue, id, items, false)
+end
+
+function kinds.held(id, items, when, _, message)
+  kinds.dead(id, items, when, _, message)
+  begin_hold(id, when)
 end
 
 function kinds.calls(id, items)

@@ -80,10 +80,23 @@ class Pausing:
         """Resume ids: their jobs are due at their own time. Return the number of those that were paused."""
         return self._switch_ids(queue, ids, progress, wanted=False)
 
+    def hold(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Let dead payloads hold their ids. Return the number of ids that have some and were not held."""
+        return self._switch_ids(queue, ids, progress, wanted=True, script="hold_ids")
+
+    def go_on(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Let held ids go on; what is dead stays in the morgue. Return the number of those that were held."""
+        return self._switch_ids(queue, ids, progress, wanted=False, script="hold_ids")
+
     def _switch_ids(
-        self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None, wanted: bool
+        self,
+        queue: QueueSpec,
+        ids: Iterable[str],
+        progress: Progress | None,
+        wanted: bool,
+        script: str = "pause_ids",
     ) -> int:
         def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
-            return load("pause_ids").call(shard_keys(shard), part, wanted=int(wanted), **announcement(shard))
+            return load(script).call(shard_keys(shard), part, wanted=int(wanted), **announcement(shard))
 
         return for_each_id(self._client, queue, ids, progress, call)

@@ -1,11 +1,11 @@
--- Moves dead jobs from the morgue back to the queue (rule 4).
+-- Moves dead jobs from the morgue back to the queue (rule 4). An id that they hold goes on with the last of them.
 --
 -- KEYS: meta @waiting jobs spill spill_order failed errors @morgue arrived?
 -- POLICY KEYS: debounce? early_due? done_scores?
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
 --   maximum: moves only jobs whose updated_at is at most this; force: '1' also moves stale payloads
 --   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
--- USES: time waiting_index wake payload_set restore morgue policies policy_drop_stale
+-- USES: time waiting_index wake payload_set restore morgue holds policies policy_drop_stale
 -- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())
@@ -38,9 +38,8 @@ local function requeue()
       end
       moved = moved + (#items > 0 and 1 or 0)
       if not more then
-        redis.call('ZREM', dead, id)
-        redis.call('ZREM', dead_ids, id)
-        redis.call('HDEL', dead_errors, id)
+        remove_dead(id)
+        end_hold(id)
       end
     end
   end

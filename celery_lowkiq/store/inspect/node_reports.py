@@ -26,6 +26,7 @@ from celery_lowkiq.store.scripts.records import (
     id_bytes,
     parse_id,
     parse_moment,
+    parse_pause,
     parse_retry_count,
     parse_whole,
 )
@@ -94,9 +95,10 @@ class NodeReports:
         shards = queue.shards_of(job_id)
         replies = self._client.all([load("why").call(shard_keys(s), id=id_bytes(job_id)) for s in shards])
         shard, reply = max(zip(shards, replies, strict=True), key=lambda found: _urgency(found[1]))
-        now, owner, since, shard_paused, queue_paused, id_paused, claimed, suspect, *rest = reply
+        now, owner, since, shard_paused, queue_paused, pause, claimed, suspect, *rest = reply
         *waiting, died_at, last_error, full_at, moving = rest
         id_rate = queue.policies.rate_per_id
+        held_since, id_paused = parse_pause(pause)
         commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
         fields, (tokens, stored_rate) = self._client.commands(commands)
         rate, token_wait = _token_wait(tokens, stored_rate, rate, float(now))
@@ -115,7 +117,8 @@ class NodeReports:
             free_in=None if owner else seconds_to_wait(self.nodes(), shard),
             queue_paused=parse_moment(queue_paused),
             shard_paused=parse_moment(shard_paused),
-            id_paused=parse_moment(id_paused),
+            id_paused=id_paused,
+            held_since=held_since,
             rate=rate,
             token_wait=token_wait,
             max_retries=max_retries,

@@ -4,7 +4,7 @@
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: maximum number and bytes of an id's payloads, at least one; cut: maximum bytes of each
 -- USES: payload_set_read waiting_index
--- Returns: for each id {index score or '', retry_count, error, payload count, 1 when its id is paused, priority, score, size, payload,
+-- Returns: for each id {index score or '', retry_count, error, payload count, entry of its id in `paused` or '', priority, score, size, payload,
 --   ...}.
 -- Cost: O(log n + limit) per id.
 --
@@ -34,13 +34,13 @@ end
 local reply = {}
 for i = rest, #ARGV do
   local id = ARGV[i]
-  local score, is_paused = index_score(id)
+  local score = index_score(id)
   local job = {
     score or '',
     redis.call('ZSCORE', failed, id) or '-1',
     redis.call('HGET', errors, id) or '',
     0,
-    is_paused and 1 or 0,
+    any_paused and redis.call('ZSCORE', paused, id) or '',
     priority_of(id),
   }
   local items, count, shown = set_peek(id)

@@ -11,13 +11,27 @@ from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.views import DeadJob, Found, Page, Paused, PausedId, ShardState, Stats, Try, sum_of
+from celery_lowkiq.rules.views import (
+    DeadJob,
+    Found,
+    HeldId,
+    Page,
+    Paused,
+    PausedId,
+    ShardState,
+    Stats,
+    Try,
+    sum_of,
+)
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import (
+    HELD_AND_PAUSED,
     id_bytes,
+    number_text,
     parse_id,
+    parse_pause,
     parse_payloads,
     parse_processing,
     parse_retry_count,
@@ -34,11 +48,13 @@ WHOLE = 2**31 - 1
 #: Largest fraction of a stored retry_count, which encodes the isolation of the job.
 FRACTION = 0.999999
 BY_ID = Listing()
+#: Scores in `paused` of ids that are paused: those that no death holds, and those that one holds, too.
+PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 
 #: Counts of a shard in the order of ``stats.lua``.
 COUNTS = (
     *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
-    *("paused_jobs", "paused", "dropped", "due"),
+    *("paused_jobs", "paused", "dropped", "due", "held"),
 )
 #: A line of ``scripts/lib/tries.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
@@ -183,7 +199,7 @@ class Queries:
             [
                 ("HGET", queue_key(queue.name), "paused"),
                 *(("HGET", key["meta"], "paused") for key in keys),
-                *(("ZCARD", key["paused"]) for key in keys),
+                *(("ZCOUNT", key["paused"], *bounds) for key in keys for bounds in PAUSED_ALONE_OR_HELD),
             ]
         )
         times = enumerate(rest[: len(keys)])
@@ -195,8 +211,23 @@ class Queries:
 
     def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
         """Return a page of the paused ids, the longest paused first. Raises InvalidCall."""
-        found, cursor = self._index.page(queue, ("paused",), Listing(limit=limit, after=after))
+        listing = Listing(limit=limit, after=after, minimum=0.0)
+        found, cursor = self._index.page(queue, ("paused",), listing)
         return Page(tuple(PausedId(parse_id(entry.id), entry.score) for entry in found), cursor)
+
+    def held_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[HeldId]:
+        """Return a page of the ids that a death holds: the longest held first, then the ones that are paused,
+        too. Raises InvalidCall.
+        """
+        listing = Listing(limit=limit, after=after, maximum=-1.0, reverse=True)
+        found, cursor = self._index.page(queue, ("paused",), listing)
+        return Page(tuple(map(_held_id, found)), cursor)
+
+
+def _held_id(entry: IndexEntry) -> HeldId:
+    since, paused = parse_pause(number_text(entry.score).encode())
+    assert since is not None
+    return HeldId(parse_id(entry.id), since, paused is not None)
 
 
 def _is_bounded(listing: Listing) -> bool:
@@ -213,10 +244,11 @@ def _indexes(listing: Listing, indexes: Mapping[str, tuple[str, ...]]) -> tuple[
 
 
 def _job(entry: IndexEntry, reply: list[Any]) -> Job | None:
-    perform_in, tried, error, count, paused, priority, *payloads = reply
+    perform_in, tried, error, count, pause, priority, *payloads = reply
     if not perform_in:
         return None
     retry_count, isolation = parse_retry_count(tried)
+    held, paused = parse_pause(pause)
     return Job(
         id=parse_id(entry.id),
         payloads=parse_payloads(payloads),
@@ -224,29 +256,33 @@ def _job(entry: IndexEntry, reply: list[Any]) -> Job | None:
         retry_count=retry_count,
         error=error or None,
         payload_count=count,
-        paused=bool(paused),
+        paused=paused is not None,
+        held=held is not None,
         priority=priority,
         isolation=isolation,
     )
 
 
 def _dead_job(entry: IndexEntry, reply: list[Any]) -> DeadJob | None:
-    updated_at, _, error, count, _, _, *payloads = reply
+    updated_at, _, error, count, pause, _, *payloads = reply
     if not updated_at:
         return None
-    return DeadJob(parse_id(entry.id), parse_payloads(payloads), float(updated_at), error or None, count)
+    held, _ = parse_pause(pause)
+    shown = parse_payloads(payloads)
+    return DeadJob(parse_id(entry.id), shown, float(updated_at), error or None, count, held)
 
 
 def _state(shard: ShardRef, reply: Any) -> ShardState:
     if isinstance(reply, ShardDamaged):
         return ShardState(shard, Stats(), LeaseState(), reply)
-    now, next_due, oldest, (owner, epoch, counter), *values = reply
+    now, next_due, oldest, held_since, (owner, epoch, counter), *values = reply
     counts = dict(zip(COUNTS, values, strict=True))
     stats = Stats(
         **counts,
         fresh=counts["length"] - counts["retries"],
         lag=_seconds_since(next_due, now),
         oldest=_seconds_since(oldest, now),
+        held_for=_seconds_since(held_since, now),
     )
     lease = LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
     return ShardState(shard, stats, lease)

@@ -2,8 +2,9 @@
 --
 -- KEYS: lease meta @waiting! failed claimed dead
 -- ARGV:
--- USES: time waiting_index next_due
--- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', {owner, epoch, counter}, counts in the
+-- USES: time waiting_index next_due holds
+-- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', since when the first of the ids
+--   that deaths hold is held or '', {owner, epoch, counter}, counts in the
 --   order of COUNTS in queries.py}.
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())
@@ -21,10 +22,22 @@ local function oldest()
   return oldest or ''
 end
 
+-- Since when the first of the held ids is held: those that are paused, too, have smaller scores.
+local function held_since()
+  local first
+  for _, bounds in ipairs({{'(0', '-' .. BOTH}, {'(-' .. BOTH, '-inf'}}) do
+    local found = redis.call('ZREVRANGEBYSCORE', paused, bounds[1], bounds[2], 'WITHSCORES', 'LIMIT', 0, 1)
+    local held_at = read_pause(found[2])
+    first = held_at and math.min(first or held_at, held_at) or first
+  end
+  return first and string.format('%.17g', first) or ''
+end
+
 return {
   now,
   next_due(),
   oldest(),
+  any_paused and held_since() or '',
   redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
   redis.call('ZCARD', due) + redis.call('ZCARD', due_prioritized) + paused_count + redis.call('ZCARD', moving),
   redis.call('ZCARD', failed),
@@ -38,4 +51,5 @@ return {
   shard_paused and 1 or 0,
   tonumber(counters[5] or 0),
   redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', due_prioritized, '-inf', now),
+  any_paused and redis.call('ZCOUNT', paused, '-inf', '(0') or 0,
 }

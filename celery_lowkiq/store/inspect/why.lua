@@ -3,7 +3,8 @@
 -- KEYS: lease meta @waiting failed errors claimed crash_marks dead dead_errors buckets
 -- ARGV: id
 -- USES: time waiting_index
--- Returns: {now, owner or '', since or '', when shard, queue and id were paused or '', 1 when claimed, 1 when a suspect,
+-- Returns: {now, owner or '', since or '', when shard and queue were paused or '',
+--   entry of the id in `paused` or '', 1 when claimed, 1 when a suspect,
 --   perform_in or '', retry_count, number of jobs before it, error, updated_at in the morgue or '', error there,
 --   when the id's bucket is full again (us) or '', 1 when no claim takes it before a mover has sorted it}.
 -- Cost: O(log n).

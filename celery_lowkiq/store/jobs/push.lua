@@ -11,7 +11,7 @@
 -- USES: format dropped_calls_reply
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
 --   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored route> when the route differs,
---   or FULL <length> <allowed>.
+--   or FULL <length> <allowed>, with the id when that is held.
 -- Cost: O(log n) a job, and the size of the packed record of its id.
 local RETENTION = 3600
 -- Jobs of one command: `unpack` takes a limited number of values.
@@ -133,7 +133,7 @@ end
 -- In a migration, calls may bring jobs that no claim takes before a mover has sorted them.
 any_moving = any_moving or string.find(policy, 'arriving=', 1, true) ~= nil
 
--- USES: waiting_index moving_job payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_debounce policy_due_on_push dropped_calls
+-- USES: waiting_index moving_job payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_hold policy_debounce policy_due_on_push dropped_calls
 local refusal = hooks.refusal and hooks.refusal(last_job, now_s)
 if refusal then
   return refusal

@@ -54,7 +54,7 @@ if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and n
   return {now_s, next_due(), 1}
 end
 
--- USES: payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id
+-- USES: payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id policy_hold
 -- Buries, drops or ends the bad payloads of a job (ARGV from `at`: position, error). Returns the other items, and whether any
 -- bad payload has run.
 local function remove_payloads(id, items, at, count)

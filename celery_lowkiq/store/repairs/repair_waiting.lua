@@ -1,6 +1,6 @@
 -- Makes the indexes of waiting jobs consistent with their payloads, after repair_payload_sets.
 --
--- KEYS: meta spill @waiting! jobs spill_order failed errors tries crash_marks
+-- KEYS: meta spill @waiting! jobs spill_order failed errors tries crash_marks dead
 -- ARGV: default_priority channel index part cursor limit
 --   default_priority: for a job whose priority was lost; limit: approximate number of entries to read
 --   part: jobs, then due, due_prioritized, due_paused, moving, by_priority, failed, errors
@@ -67,7 +67,8 @@ end
 
 local parts = {}
 
--- Each job belongs to one index. The id of a job in `due_paused` was paused; a lost time becomes now.
+-- Each job belongs to one index. The id of a job in `due_paused` was paused, or, when payloads of it are dead, held by these;
+-- a lost time becomes now.
 function parts.jobs(id, record)
   if record == SPILLED and redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) == 0 then
     -- `spill_order` may have been lost again since repair_payload_sets: the next repair restores the payloads.
@@ -82,7 +83,7 @@ function parts.jobs(id, record)
   local at_moving = redis.call('ZSCORE', moving, id)
   local priority, time_by_priority = priority_of(id)
   if at_paused and not redis.call('ZSCORE', paused, id) then
-    redis.call('ZADD', paused, now, id)
+    redis.call('ZADD', paused, redis.call('ZSCORE', dead, id) and '-' .. now or now, id)
     mended = mended + 1
   end
   local is_paused = redis.call('ZSCORE', paused, id)

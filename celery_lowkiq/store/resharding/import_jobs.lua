@@ -5,7 +5,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: time moving_index wake migration transfer restore policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
+-- USES: time moving_index wake migration transfer restore holds policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.
@@ -62,8 +62,9 @@ local function add_history(id, record)
     redis.call('ZADD', buckets, 'GT', record.buckets, id)
   end
   if record.paused then
-    redis.call('ZADD', paused, 'NX', record.paused, id)
-    any_paused = true
+    local held_at, paused_at = pause_of(id)
+    local held_there, paused_there = read_pause(record.paused)
+    set_pause(id, held_there or held_at, paused_there or paused_at)
   end
 end
 

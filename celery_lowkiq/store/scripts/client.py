@@ -131,7 +131,12 @@ def _refused(code: str, rest: str) -> StoreError | None:
             "use the version that wrote it"
         )
     if code == "FULL":
-        length, _, allowed = rest.partition(" ")
+        length, allowed, *held = rest.split(" ", 2)
+        if held:
+            return QueueFull(
+                f"{length} payloads wait behind a dead one of id {held[0]!r}, and hold_max allows {allowed}: "
+                "requeue or edit the dead payload, or let the id go on"
+            )
         return QueueFull(
             f"{length} jobs wait in the shard, and the task's max_length allows {allowed}: call again later, "
             "serve the queue faster, or let it drop with when_full"

@@ -34,8 +34,8 @@ SHARD_KEYS = {
     "due": "zset",  # id -> perform_in of a waiting job of priority 0
     "due_prioritized": "zset",  # id -> perform_in of a waiting job of another priority
     "by_priority": "zset",  # id -> priority and perform_in, in one number, of a job in due_prioritized
-    "paused": "zset",  # paused id -> since when
-    "due_paused": "zset",  # id -> perform_in of a waiting job whose id is paused
+    "paused": "zset",  # id that is paused, or held by a death -> since when, see lib/holds.lua
+    "due_paused": "zset",  # id -> perform_in of a waiting job of such an id
     "moving": "zset",  # id -> perform_in of a waiting job that no claim takes until a mover has sorted it
     "jobs": "hash",  # id -> packed payloads of a waiting job
     "spill": "hash",  # id, payload -> place, of waiting jobs with many payloads
@@ -88,7 +88,6 @@ TRACKER_KEYS = {
 #: The same by all names that scripts use: those bound to waiting or dead jobs, and those of a whole queue.
 KEY_TYPES = SHARD_KEYS | {
     "index": "zset",
-    "second_index": "zset",
     "records": "hash",
     "queue": "hash",
     "nodes": "hash",
@@ -126,11 +125,9 @@ class ShardKeys:
 
 #: Names in headers of scripts that handle waiting or dead jobs, and their keys for waiting jobs.
 WAITING_KEYS = {"records": "jobs"}
-#: Their keys for dead jobs; ``dead`` replaces each index of waiting jobs.
+#: Their keys for dead jobs; ``dead`` replaces each index of waiting jobs, and ``paused`` is of ids.
 MORGUE_KEYS = {
-    **dict.fromkeys(
-        ("due", "due_paused", "due_prioritized", "by_priority", "paused", "moving", "failed"), "dead"
-    ),
+    **dict.fromkeys(("due", "due_paused", "due_prioritized", "by_priority", "moving", "failed"), "dead"),
     "errors": "dead_errors",
     "records": "dead_jobs",
     "spill": "dead_spill",

@@ -145,6 +145,20 @@ def parse_moment(text: bytes | None) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 
+#: Below the negative of this, an id is held and paused; as BOTH in ``lib/holds.lua``.
+HELD_AND_PAUSED = 4294967296
+
+
+def parse_pause(text: bytes) -> tuple[float | None, float | None]:
+    """Return since when a death holds an id, and since when it is paused, of its entry in ``paused``."""
+    number = parse_moment(text)
+    if number is None or number >= 0:
+        return None, number
+    if number > -HELD_AND_PAUSED:
+        return -number, None
+    return -number - HELD_AND_PAUSED, -number - HELD_AND_PAUSED
+
+
 def parse_time(text: bytes) -> float | None:
     """Parse Unix s; None for the empty text."""
     return float(text) if text else None

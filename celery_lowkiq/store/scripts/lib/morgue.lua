@@ -2,8 +2,14 @@
 --
 -- KEYS: meta @morgue
 -- ARGV: merge
--- USES: payload_set
+-- USES: payload_set policies
 local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
+
+local function remove_dead(id)
+  redis.call('ZREM', dead, id)
+  redis.call('ZREM', dead_ids, id)
+  redis.call('HDEL', dead_errors, id)
+end
 
 local function bury(id, items, message, updated_at)
   if #items == 0 then
@@ -18,4 +24,7 @@ local function bury(id, items, message, updated_at)
     item[4] = ''
   end
   set_add(morgue, id, items, false)
+  if hooks.died then
+    hooks.died(id, updated_at)
+  end
 end

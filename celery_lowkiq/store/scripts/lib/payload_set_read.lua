@@ -63,6 +63,15 @@ local function lex_max(id)
   return '(' .. id .. '\1'
 end
 
+-- Number of payloads of a set.
+local function set_size(set, id)
+  local record = redis.call('HGET', set.records, id)
+  if record == SPILLED then
+    return redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id))
+  end
+  return record and #unpack_items(record) or 0
+end
+
 local function member_item(id, member)
   local place = #id + 2
   local stop = string.find(member, '\0', place, true)

@@ -25,6 +25,7 @@
 --   not_run(id)                       settle: a claimed job was not run
 --   done(id, score)                   settle: payloads up to the score were processed
 --   after_settle()                    settle: bounded cleaning
+--   died(id, at)                      settle, acquire: payloads of the id went to the morgue
 --   done_score(id)                    score below which payloads of an id are stale; nil without one
 -- The options priority, retry_priority, per_run and anew_on_push are values, which scripts read where they act.
 local options, hooks = {}, {}

@@ -6,11 +6,7 @@
 if options.keep then
   -- Number of payloads of a waiting job.
   local function size_of(id)
-    local record = redis.call('HGET', jobs, id)
-    if record == SPILLED then
-      return redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id))
-    end
-    return record and #unpack_items(record) or 0
+    return set_size({records = jobs, spill_order = spill_order}, id)
   end
 
   local function trim_packed(id, record)

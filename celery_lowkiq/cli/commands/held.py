@@ -1,0 +1,32 @@
+"""``held``: the ids of a queue that a dead payload holds."""
+
+from __future__ import annotations
+
+import click
+
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.rules.text import escaped, moment
+from celery_lowkiq.rules.views import all_items
+
+from ..output import write_json
+from ..params import command, json_option, queue_argument
+
+
+@command("Ids that a dead payload holds.", ["held sync_order", "held sync_order --json"])
+@queue_argument
+@json_option
+def held(inspector: Inspector, queue: str, json_: bool) -> None:
+    """The ids of QUEUE whose newer payloads wait behind a dead one, the longest held first.
+
+    Requeue or delete the dead payload, or let the id go on.
+    """
+    found = False
+    for one in all_items(inspector.queue(queue).held_ids):
+        found = True
+        if json_:
+            write_json(one)
+        else:
+            paused = ", and paused" if one.paused else ""
+            click.echo(f"{escaped(one.id)} since {moment(one.since)}{paused}")
+    if not found:
+        click.echo("[]" if json_ else "none", err=not json_)

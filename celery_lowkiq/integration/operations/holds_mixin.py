@@ -1,0 +1,92 @@
+"""The part of ``task.ordered_queue`` for ids that a dead payload holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from celery import Celery
+
+from celery_lowkiq.integration.app.codec import Codec
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.calls.call_form import CallForm
+from celery_lowkiq.integration.calls.validation import read_id
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.views import HeldId, Page
+from celery_lowkiq.store.admin.actions import Actions, Progress
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
+
+
+class HoldsMixin:
+    """Ids that a dead payload holds. Methods raise StoreError."""
+
+    _app: Celery
+    _form: CallForm
+    _raw: bool
+    spec: QueueSpec
+
+    def held_ids(self, limit: int = 100, after: str | None = None) -> Page[HeldId]:
+        """Return a page of the ids that a dead payload holds, the longest held first. Raises InvalidCall."""
+        store = context_of(self._app).store
+        (queue,) = Registry(store.client).as_stored([self.spec])
+        return Queries(store).held_ids(queue, limit=limit, after=after)
+
+    def hold(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Let dead payloads hold their ids: newer ones wait until somebody has decided about the dead ones.
+
+        Return how many ids have dead payloads and were not held. Raises InvalidCall, also for a queue that
+        drops payloads, by ``keep=``, ``latest=`` or ``drop_stale=``.
+        """
+        policies = self.spec.policies
+        if policies.keep is not None or policies.drop_stale is not None:
+            raise InvalidCall(
+                f"queue {self.spec.name!r} drops payloads, by keep=, latest= or drop_stale=, so that newer "
+                "ones run over a gap anyway: pause the ids instead"
+            )
+        return self._holds.hold(self._resting(), map(read_id, ids), progress)
+
+    def go_on(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Let held ids go on over the gap: their dead payloads stay in the morgue, buried.
+
+        Return how many were held. Raises InvalidCall.
+        """
+        return self._holds.go_on(self._resting(), map(read_id, ids), progress)
+
+    def delete_dead_payload(self, job_id: Any, payload: Any) -> bool:
+        """Delete one payload of a dead job. Return whether the job had it.
+
+        An id that it held goes on when no other payload of it is dead. On a :meth:`raw` queue, ``payload`` is
+        the stored bytes. Raises InvalidCall.
+        """
+        return self._edit_dead(read_id(job_id), payload, None)
+
+    def edit_dead_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
+        """Replace one payload of a dead job by ``value``, with the same score. Return whether it changed.
+
+        Requeue the job to run it. Raises as :meth:`edit_payload`.
+        """
+        name = read_id(job_id)
+        self._form.check_edit(name, value)
+        new = self._codec.dump(value)
+        return self._bytes_of(payload) != new and self._edit_dead(name, payload, new)
+
+    def _bytes_of(self, payload: Any) -> bytes:
+        return bytes(payload) if self._raw else self._codec.dump(payload)
+
+    def _resting(self) -> QueueSpec:
+        return Registry(context_of(self._app).store.client).at_rest(self.spec)
+
+    @property
+    def _codec(self) -> Codec:
+        return context_of(self._app).codec
+
+    @property
+    def _holds(self) -> Pausing:
+        return Pausing(context_of(self._app).store.client)
+
+    def _edit_dead(self, job_id: str, payload: Any, other: bytes | None) -> bool:
+        store = context_of(self._app).store
+        return Actions(store).edit_dead(self._resting(), job_id, self._bytes_of(payload), other)

@@ -1,0 +1,37 @@
+-- Deletes dead jobs. An id that they hold goes on.
+--
+-- KEYS: meta @waiting jobs processing tries crash_marks @morgue
+-- ARGV: merge policy channel index maximum limit max_bytes [id]...
+--   maximum: deletes only jobs whose updated_at is at most this
+--   limit, max_bytes: maximum number of payloads to delete in this step, and of bytes
+-- USES: time waiting_index wake payload_set morgue holds forget_history
+-- Returns: {ids dealt with, jobs deleted}; go on with the ids that are left.
+-- Cost: O(limit log n).
+local before = first_due()
+local budget, deleted = tonumber(limit), 0
+
+local function delete()
+  for i = rest, #ARGV do
+    local id = ARGV[i]
+    local updated_at = redis.call('ZSCORE', dead, id)
+    if budget <= 0 then
+      return i - rest
+    elseif updated_at and tonumber(updated_at) <= tonumber(maximum) then
+      local items, more = set_take(morgue, id, budget, tonumber(max_bytes))
+      budget = budget - math.max(#items, 1)
+      if more then
+        return i - rest
+      end
+      remove_dead(id)
+      redis.call('HDEL', dead_jobs, id)
+      end_hold(id)
+      forget_history(id)
+      deleted = deleted + 1
+    end
+  end
+  return #ARGV - rest + 1
+end
+
+local dealt = delete()
+wake(before)
+return {dealt, deleted}

@@ -1,0 +1,68 @@
+-- Replaces or deletes one payload of a payload set.
+--
+-- KEYS:
+-- USES: payload_set
+
+local function edit_packed(set, id, record, payload, other, keeps_flag)
+  local items, found = unpack_items(record), false
+  for i, item in ipairs(items) do
+    if item[2] == payload then
+      found = i
+    end
+  end
+  if not found then
+    return 0
+  end
+  if other then
+    items[found] = {items[found][1], other, items[found][3], keeps_flag and items[found][4] or ''}
+  else
+    table.remove(items, found)
+  end
+  redis.call('HDEL', set.records, id)
+  -- As a push: equal scores keep their order, equal payloads are merged.
+  set_add(set, id, items, false)
+  return 1
+end
+
+local function edit_spilled(set, id, payload, other, keeps_flag)
+  local field = id .. '\0' .. payload
+  local place = redis.call('HGET', set.spill, field)
+  if not place then
+    return 0
+  end
+  redis.call('HDEL', set.spill, field)
+  redis.call('ZREM', set.spill_order, id .. '\0' .. place .. payload)
+  if not other then
+    return 1
+  end
+  local score, flag = string.match(string.sub(place, 29, -2), '^(.-)([rR]?)$')
+  flag = keeps_flag and flag or ''
+  if redis.call('HEXISTS', set.spill, id .. '\0' .. other) == 1 then
+    spill_step(set, id, {{score, other, tonumber(score), flag}}, false)
+    return 1
+  end
+  place = string.sub(place, 1, 28) .. score .. flag .. '\0'
+  redis.call('HSET', set.spill, id .. '\0' .. other, place)
+  redis.call('ZADD', set.spill_order, 0, id .. '\0' .. place .. other)
+  return 1
+end
+
+-- Replaces a payload by `other`, which keeps the score, or deletes it (nil). Returns 1, or 0 when there is no such payload; and
+-- true when the set has none any more, of which the record is removed.
+local function set_edit(set, id, payload, other, keeps_flag)
+  local record = redis.call('HGET', set.records, id)
+  if not record then
+    return 0, false
+  end
+  local changed
+  if record == SPILLED then
+    changed = edit_spilled(set, id, payload, other, keeps_flag)
+  else
+    changed = edit_packed(set, id, record, payload, other, keeps_flag)
+  end
+  local is_empty = set_size(set, id) == 0
+  if is_empty then
+    redis.call('HDEL', set.records, id)
+  end
+  return changed, is_empty
+end
