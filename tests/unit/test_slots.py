@@ -19,7 +19,7 @@ SHARD = ShardRef(QUEUE, 3)
 #: The keys by the names that headers use, by what has a tag of its own.
 OF_SHARD = {name: keys.shard_keys(SHARD)[name] for name in keys.SHARD_KEYS}
 TAGGED = {
-    "shard": OF_SHARD | dict.fromkeys(("index", "second_index", "records"), OF_SHARD["due"]),
+    "shard": OF_SHARD | dict.fromkeys(("index", "records"), OF_SHARD["due"]),
     "queue": {
         "queue": keys.queue_key(QUEUE),
         "nodes": keys.nodes_key(QUEUE),
