@@ -290,3 +290,28 @@ def test_a_child_is_set_up_for_django(app, start, ledger):
     app.tasks["act"].delay("1", "django")
     (found,) = ledger.wait_for("django")
     assert (found["ready"], found["closes"]) == (True, True)
+
+
+ELSEWHERE = """
+import os
+from celery_lowkiq import ordered_task
+from tests.worker.in_processes import app, note
+
+@ordered_task(app=app, name={name!r}, shards=1)
+def run(payloads_by_id):
+    note({name!r}, pid=os.getpid())
+"""
+
+
+def test_modules_that_the_apps_own_does_not_import(app, settings, start, ledger, tmp_path):
+    """That of ``-A`` imports them; one more comes while processes live."""
+    settings["worker_pool_restarts"] = True
+    (tmp_path / "entry.py").write_text(ELSEWHERE.format(name="first"))
+    (tmp_path / "later.py").write_text(ELSEWHERE.format(name="second"))
+    node = start(module="entry", PYTHONPATH=tmp_path, lanes=1)
+    app.send_task("first", ("1", "payload"))
+    (first,) = ledger.wait_for("first")
+    command(app, "pool_restart", "w0@test", modules=["later"])
+    app.send_task("second", ("1", "payload"))
+    (second,) = ledger.wait_for("second")
+    assert len({pid_of(node), first["pid"], second["pid"]}) == 3

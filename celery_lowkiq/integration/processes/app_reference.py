@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 from celery import Celery
 from celery.utils.imports import import_from_cwd
@@ -10,7 +12,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
-#: Environment variable by which the fork server finds the app.
+#: Environment variable by which the fork server finds the app, and the modules to import after it.
 PRELOADED_APP = "LOWKIQ_PRELOADED_APP"
 
 
@@ -35,6 +37,11 @@ def references(app: Celery) -> list[tuple[str, str]]:
         if value is app
     )
     return [(module_name, name) for _, module_name, name in found]
+
+
+def modules_of(app: Celery, tasks: Iterable[Any]) -> list[str]:
+    """Return the modules that have the app or a task: that of the app need not import the others."""
+    return sorted({name for name, _ in references(app)} | {task.__module__ for task in tasks})
 
 
 def reference_to(app: Celery) -> str:

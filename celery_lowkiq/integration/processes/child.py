@@ -30,6 +30,7 @@ from celery_lowkiq.integration.runs.late_results import ResultBuffers
 from celery_lowkiq.integration.runs.log_filter import install_batch_filter
 from celery_lowkiq.integration.runs.result_buffer import HeldResult, ResultBuffer
 from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Batch, Disposition
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -52,6 +53,8 @@ class ChildOptions(NamedTuple):
 
     #: ``module:attribute`` of the app.
     app: str
+    #: Modules to import after that of the app: see :func:`.app_reference.modules_of`.
+    modules: tuple[str, ...]
     hostname: str
     #: Celery's limits, after which a child ends; None: no limit.
     max_tasks: int | None
@@ -69,11 +72,16 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     _end_with_worker(lifeline)
     lost = LostLease()
     threading.Thread(target=lost.watch, args=(control,), name="lowkiq-control", daemon=True).start()
-    app = import_app(options.app)
+    app: Any = import_app(options.app)
     for fixup in getattr(app, "_fixups", ()):
         # As in Celery's own children, where the parent has done it before the fork.
         if hasattr(fixup, "worker_fixup"):
             fixup.worker_fixup.install()
+    for module in options.modules:
+        try:
+            app.loader.import_task_module(module)
+        except ImportError as error:
+            logger.warning("a child process cannot import %s, as the worker did: %s", module, error)
     trace.setup_worker_optimizations(app, options.hostname)
     process_initializer(app, options.hostname)
     install_batch_filter()
@@ -280,7 +288,7 @@ class Child:
         self._soft_limit.begin()
         reply: tuple[Any, ...]
         try:
-            batch = messages.read_batch(message, self._tasks[message.queue].queue_spec, self._lost.flag)
+            batch = messages.read_batch(message, self._task(message.queue).queue_spec, self._lost.flag)
             outcome = self._outcome(batch)
             is_spent, reply = outcome.is_spent, outcome
         except Exception as error:
@@ -288,6 +296,14 @@ class Child:
             is_spent, reply = False, (messages.FAILED, repr(error))
         self._send(reply)
         return is_spent
+
+    def _task(self, queue: str) -> Any:
+        if queue not in self._tasks:
+            raise ConfigurationError(
+                f"the module of the task of queue {queue} does not register it when it is imported here: "
+                "define the task at the top of a module"
+            )
+        return self._tasks[queue]
 
     def _cancel(self) -> bool:
         batch = self._batch

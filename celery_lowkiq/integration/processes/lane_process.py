@@ -43,6 +43,7 @@ class LaneProcess:
         """Start it, and wait until it can run batches. Raises NotStarted."""
         #: Number of its last run.
         self.runs: int = 0
+        self.options: ChildOptions = options
         #: The last entry of Celery's revoked ids that it knows.
         self.revoked: Any = None
         self._name = name
@@ -55,7 +56,7 @@ class LaneProcess:
         self._wait_until_ready()
 
     def _start(self, options: ChildOptions) -> None:
-        os.environ[PRELOADED_APP] = options.app
+        os.environ[PRELOADED_APP] = ",".join((options.app, *options.modules))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([preload.__name__])
         end, childs_end = socket.socketpair()

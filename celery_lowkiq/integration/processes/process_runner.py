@@ -34,7 +34,7 @@ from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from . import messages
-from .app_reference import reference_to
+from .app_reference import modules_of, reference_to
 from .child import ChildOptions
 from .lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
 from .messages import OutcomeMessage
@@ -61,6 +61,10 @@ class _Lane:
 
     def running_process(self, options: ChildOptions) -> LaneProcess:
         """Return the child process, a new one when there is none. Raises NotStarted."""
+        if self.process is not None and self.process.options is not options:
+            # It has not imported the modules of tasks that were registered since.
+            self.process.ask_to_end()
+            self.is_spent = True
         if self.is_spent:
             self.replace()
         if self.process is None:
@@ -100,10 +104,12 @@ class ProcessRunner:
         found = {queue: task for queue, task in tasks.items() if runs_in_process(task, settings)}
         for task in found.values():
             _check(task, settings)
-        if found and self._options is None:
-            worker = self._consumer.controller
+        if found:
+            app, worker = self._consumer.app, self._consumer.controller
+            known = self._options.modules if self._options else ()
             self._options = ChildOptions(
-                reference_to(self._consumer.app),
+                reference_to(app),
+                tuple(sorted({*known, *modules_of(app, found.values())})),
                 self._consumer.hostname,
                 worker.max_tasks_per_child,
                 worker.max_memory_per_child,

@@ -6,15 +6,13 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from celery import Celery
 from celery.worker import state
-
-from celery_lowkiq.integration.processes.app_reference import references
 
 #: Name of the process in its log lines.
 NAME = "lowkiq-node"
@@ -61,7 +59,7 @@ class NodeOptions:
     limits: NodeLimits
     colorize: bool | None
     is_quiet: bool = False
-    #: :func:`modules_of`, and of tasks that were registered after the start.
+    #: :func:`.app_reference.modules_of`, and of tasks that were registered after the start.
     modules: tuple[str, ...] = ()
     #: Settings that the command line or signals have changed.
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -71,11 +69,6 @@ class NodeOptions:
     events: tuple[bool, frozenset[str]] = (False, frozenset())
     revoked: tuple[str, ...] = ()
     revoked_stamps: Mapping[str, Any] = field(default_factory=dict)
-
-
-def modules_of(app: Celery, tasks: Iterable[Any]) -> list[str]:
-    """Return the modules that have the app or a task: that of the app need not import the others."""
-    return sorted({name for name, _ in references(app)} | {task.__module__ for task in tasks})
 
 
 def changed_settings(app: Celery) -> dict[str, Any]:

@@ -22,13 +22,13 @@ from celery_lowkiq.integration.bootstep.shutdown import (
     run_event_loop_until,
     warn_ended_by_celery,
 )
-from celery_lowkiq.integration.processes.app_reference import locate
+from celery_lowkiq.integration.processes.app_reference import locate, modules_of
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
 
 from .celery_heartbeat import count_in_heartbeats
-from .launch import NodeLimits, NodeOptions, changed_settings, launch, modules_of, revoked_calls, task_limits
+from .launch import NodeLimits, NodeOptions, changed_settings, launch, revoked_calls, task_limits
 
 #: Seconds that the worker waits for an answer of its node process.
 ANSWER = 5.0
