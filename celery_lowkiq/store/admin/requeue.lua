@@ -5,9 +5,14 @@
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
 --   maximum: moves only jobs whose updated_at is at most this; force: '1' also moves stale payloads
 --   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
--- USES: time waiting_index wake payload_set restore morgue holds policies policy_drop_stale
--- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
+-- USES: at_rest time waiting_index wake payload_set restore morgue holds policies policy_drop_stale
+-- Returns: {ids dealt with, jobs moved}; go on with the ids that are left. Error SHARDS <stored route> in a
+--   migration.
 -- Cost: O(limit log n).
+local refused = refuse_in_migration()
+if refused then
+  return refused
+end
 local now = seconds(now_us())
 local before = first_due()
 local budget, moved = tonumber(limit), 0
