@@ -14,6 +14,7 @@ from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.scripts.client import ShardCountDiffers
 from celery_lowkiq.store.scripts.keys import (
     failure_ranks_key,
     failures_key,
@@ -76,7 +77,7 @@ class Queue:
                 for payload in dead.payloads if dead else ():
                     mend(payload.value)
             return int(queue.requeue(ids))
-        except (StoreUnavailable, QueueMigrating):
+        except (StoreUnavailable, QueueMigrating, ShardCountDiffers):
             return 0
 
     def at_rest(self) -> bool:

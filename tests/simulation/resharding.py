@@ -44,10 +44,11 @@ from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.client import Client, ShardCountDiffers
-from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys, shard_of_key
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.script import Script, ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
+from . import operators
 from .resharding_checks import FinalChecks, Violation
 
 QUEUE = "q"
@@ -67,8 +68,10 @@ LIMITS = (
 SCRIPTS = (
     *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
     *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
-    *("pause_migration", "stay", "hold", "abort_migration"),
+    *("pause_migration", "stay", "hold", "abort_migration", "requeue", "hold_ids"),
 )
+#: What acts in each run.
+ACTORS = (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3), ("operator", 1))
 CLOCK = """
 local virtual_us = tonumber(table.remove(ARGV))
 local server = redis
@@ -118,6 +121,9 @@ class Totals:
     freezes: int = 0
     pauses: int = 0
     aborts: int = 0
+    holds: int = 0
+    requeued: int = 0
+    gone_on: int = 0
     commands: int = 0
 
     def add(self, other: Totals) -> None:
@@ -125,7 +131,7 @@ class Totals:
             setattr(self, name, getattr(self, name) + value)
 
 
-class Simulation(FinalChecks):
+class Simulation(operators.Operators, FinalChecks):
     """One run."""
 
     def __init__(self, client: redis.Redis, seed: int, steps: int = STEPS) -> None:
@@ -151,6 +157,11 @@ class Simulation(FinalChecks):
                 keep=chance.choice([None, None, 10**6]),
             ),
         )
+        self.holds = random.Random(f"holds {seed}").random() < operators.HOLDING
+        if self.holds:
+            self.queue = replace(
+                self.queue, policies=Policies(priority=self.queue.policies.priority, hold=10**6)
+            )
         self.wanted = self.highest = self.queue.shards
         client.hset(queue_key(QUEUE), mapping={"format": 1, "shards": self.queue.shards})
         for index in range(self.queue.shards):
@@ -169,6 +180,10 @@ class Simulation(FinalChecks):
         self.scores: dict[bytes, float] = {}
         self.done: dict[bytes, list[int]] = defaultdict(list)
         self.died: dict[bytes, int] = {}
+        self.deaths = 0
+        #: Dead payloads that hold their id, and those whose id went on without them: these run after others.
+        self.held: dict[str, set[bytes]] = defaultdict(set)
+        self.let_go: set[bytes] = set()
         self.retries: dict[str, dict[bytes, int]] = defaultdict(dict)
         #: Payloads whose call records were deleted before they were settled, as far as known.
         self.ending: set[bytes] = set()
@@ -319,6 +334,7 @@ class Simulation(FinalChecks):
         if other != me and other in {actor.name for actor in self.actors}:
             raise Violation(f"{job.id} runs twice")
         self.running[job.id] = me
+        self.check_gate(job.id)
         scores = [payload.score for payload in job.payloads]
         if scores != sorted(scores):
             raise Violation(f"{job.id}: {scores} do not ascend")
@@ -333,12 +349,15 @@ class Simulation(FinalChecks):
 
     def settle(self, lease: Lease, job: Job) -> Steps[None]:
         fate = self.chance.choices(
-            [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN], [7, 2, 0.5, 0.5]
+            [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN],
+            [7, 2, 3 if self.holds else 0.5, 0.5],
         )[0]
+        if self.holds and fate is Disposition.DIE:
+            fate = self.chance.choice([Disposition.DIE, Disposition.BURY])
         if not self.faults:
             fate = Disposition.DONE
         delay = self.chance.choice([0.0, 5e-5, 2e-3]) if fate is Disposition.RETRY else 0.0
-        ends = {Disposition.DONE: len(job.payloads), Disposition.DIE: 1}.get(fate, 0)
+        ends = len(job.payloads) if fate in (Disposition.DONE, Disposition.BURY) else fate is Disposition.DIE
         records = job.calls.records if job.calls else ()
         ended = tuple((record.key, record.key) for record in records if record.payload < ends)
         settlement = Settlement(job.id, job.claim, fate, job.retry_count + 1, delay, b"boom", ended=ended)
@@ -354,7 +373,7 @@ class Simulation(FinalChecks):
                 if fate is Disposition.DONE:
                     self.done[payload.data].append(self.step)
                 else:
-                    self.died[payload.data] = self.step
+                    self.dies(job.id, payload.data)
         elif isinstance(reply, LowkiqError) and not isinstance(reply, NotOwner):
             raise Violation(str(reply))
         self.running.pop(job.id, None)
@@ -376,29 +395,6 @@ class Simulation(FinalChecks):
                 begun = yield from migrations.begin_steps(self.wanted)
                 self.totals.migrations += begun
 
-    # -- an operator
-
-    def operator(self) -> Steps[None]:
-        """Pauses migrations, resumes and aborts them; a paused one is resumed at the end."""
-        while self.faults:
-            yield None  # type: ignore[misc]
-            if self.perhaps(0.2):
-                yield from self.pause(self.chance.choice([True, False]))
-            if self.perhaps(self.aborts):
-                yield from self.abort()
-        yield from self.pause(False)
-
-    def abort(self) -> Steps[None]:
-        """Movers begin the migration again when it was taken back."""
-        before = self.redis.hmget(queue_key(QUEUE), "phase", "migration_aborted")
-        yield from self.one(load("abort_migration").call({"queue": queue_key(QUEUE)}, format=FORMAT))
-        self.totals.aborts += before == [b"move", None]
-
-    def pause(self, wanted: bool) -> Steps[None]:
-        call = load("pause_migration").call({"queue": queue_key(QUEUE)}, wanted=int(wanted))
-        changed = yield from self.one(call)
-        self.totals.pauses += wanted and changed == 1
-
     # -- the run
 
     def add(self, kind: str) -> None:
@@ -410,6 +406,7 @@ class Simulation(FinalChecks):
             "worker": lambda: self.worker(name),
             "mover": self.mover,
             "operator": self.operator,
+            "decider": self.decider,
         }[kind]()
         self.actors.append(Actor(kind, name, steps))
         self.weights[name] = self.weight()
@@ -418,7 +415,7 @@ class Simulation(FinalChecks):
         return self.chance.expovariate(1) ** 2 + 0.01 if self.faults else 1.0
 
     def run(self) -> Totals:
-        for kind, count in (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3), ("operator", 1)):
+        for kind, count in (*ACTORS, *(operators.HOLDERS if self.holds else ())):
             for _ in range(count):
                 self.add(kind)
         while not self.is_at_rest():
@@ -464,7 +461,7 @@ class Simulation(FinalChecks):
         return phase in (None, b"idle") and route.decode() == str(self.wanted) and not any(self.left())
 
     def left(self) -> list[int]:
-        names = ("due", "due_prioritized", "moving", "claimed")
+        names = ("due", "due_prioritized", "due_paused", "paused", "moving", "claimed")
         return [self.redis.zcard(self.keys(n)[name]) for n in range(self.highest) for name in names]
 
 

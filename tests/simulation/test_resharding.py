@@ -21,6 +21,7 @@ from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts import script as scripts
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.chaos.mutants import script
+from tests.simulation import operators
 from tests.simulation.resharding import simulate
 from tests.simulation.resharding_checks import Violation
 from tests.store import resharding as words
@@ -80,7 +81,7 @@ def seeded(*changes):
 
 
 def found(client, changes, seeds):
-    with seeded(*changes):
+    with seeded((operators, "HOLDING", 0.0), *changes):
         for seed in seeds:
             try:
                 simulate(client, seed)
@@ -108,6 +109,7 @@ end
 local last = redis.call('HGET', senders, sender)
 """
 HOLD = "      index_hold(id, record.perform_in)\n"
+HOLDING = (operators, "HOLDING", 1.0)
 FAULTS = {
     "a new job of an id that has more elsewhere is due": (
         script("push.lua", "if arrives[i] and", "if false and"),
@@ -152,6 +154,22 @@ FAULTS = {
     "a part of an id is claimed where it was": (script("export.lua", "      hold(id)\n", ""),),
     "a part of an id is claimed where it was, in a pause": (
         script("stay.lua", "redis.call('HEXISTS', outbox, 'part:' .. id) == 1", "false"),
+    ),
+    "what holds an id stays where it was": (
+        HOLDING,
+        script("import_jobs.lua", "held_there or held_at", "held_at"),
+    ),
+    "an id of which a part has left is requeued": (
+        HOLDING,
+        script("lib/at_rest.lua", "if route and string.find(route, '%D') then", "if false then"),
+    ),
+    "a job leaves before its dead payloads": (
+        HOLDING,
+        script("export.lua", "if not more_dead then", "if true then"),
+    ),
+    "a requeue opens the id in its first step": (
+        HOLDING,
+        script("requeue.lua", "      if cut then\n", "      if cut then\n        end_hold(id)\n"),
     ),
     "shards open before all are closed": ((Mover, "_flip", _opens_after_each_fence),),
     "a migration ends with jobs on their way": (

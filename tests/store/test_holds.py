@@ -87,6 +87,19 @@ def test_bytes_that_cannot_be_decoded_hold(store, shard):
     assert held(store, shard.spec) == ["1"]
 
 
+def test_a_death_holds_also_when_redis_is_full(store, client, shard):
+    shard.push("1", b"head", 1)
+    shard.push("1", b"newer", 2)
+    (job,) = shard.claim()
+    client.config_set("maxmemory", 1)
+    try:
+        shard.end(job, Disposition.DIE, error=b"boom")
+    finally:
+        client.config_set("maxmemory", 0)
+    assert held(store, shard.spec) == ["1"]
+    assert claimed(shard) == {}
+
+
 def test_a_poison_pill_holds(store, shard):
     """A takeover buries it."""
     shard.push("1", b"pill", 1)
@@ -231,6 +244,16 @@ def test_a_large_dead_job_comes_back_in_steps_with_the_id_closed(store, shard, a
     assert len(seen) == 3
     assert seen[:2] == [{}, {}]
     assert seen[2]["1"][:2] == ["00000", "00001"]
+
+
+def test_equal_scores_of_a_large_dead_job_keep_their_order(store, shard, actions):
+    texts = [b"%05d" % n for n in range(STEP + 10)]
+    store.push(shard.spec, [NewJob("1", text, 5.0) for text in texts])
+    actions.bury(shard.spec, ["1"], b"moved")
+    Pausing(store.client).hold(shard.spec, ["1"])
+    shard.push("1", b"newer", 5.0)
+    actions.requeue(shard.spec, ["1"])
+    assert claimed(shard)["1"] == [*(text.decode() for text in texts), "newer"]
 
 
 def test_an_interrupted_requeue_leaves_the_id_held(store, shard, actions):

@@ -34,7 +34,7 @@ SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.s
 ANNOUNCED = {"channel": "c", "index": 0}
 POLICY = (
     "keep=9 debounce=5 drop_stale=9 due_on_push=1 max_length=100 when_full=drop_oldest rate=5 burst=1 "
-    "priority=3 retry_priority=4"
+    "priority=3 retry_priority=4 hold=9"
 )
 TRACKER = "0" * 32
 

@@ -24,7 +24,7 @@ Pages = Iterable[Iterable[str]]
 
 #: Maximum number of jobs and payloads that one script changes: about 10 ms of Redis's time.
 STEP = 500
-STEP_IDS = 100
+STEP_IDS = 50
 STEP_BYTES = 1024 * 1024
 #: Ids that are read from the caller before scripts are sent.
 PORTION = 10_000

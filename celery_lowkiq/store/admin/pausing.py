@@ -11,7 +11,7 @@ from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import announcement, queue_key, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress
-from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
+from celery_lowkiq.store.scripts.script import Script, ScriptCall, Value, load
 
 from .actions import for_each_id
 
@@ -74,29 +74,29 @@ class Pausing:
 
     def pause_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Pause ids, with or without jobs. Return the number of those that were not paused."""
-        return self._switch_ids(queue, ids, progress, wanted=True)
+        return self._switch_ids(load("pause_ids"), queue, ids, progress, wanted=True)
 
     def resume_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Resume ids: their jobs are due at their own time. Return the number of those that were paused."""
-        return self._switch_ids(queue, ids, progress, wanted=False)
+        return self._switch_ids(load("pause_ids"), queue, ids, progress, wanted=False)
 
     def hold(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Let dead payloads hold their ids. Return the number of ids that have some and were not held."""
-        return self._switch_ids(queue, ids, progress, wanted=True, script="hold_ids")
+        return self._switch_ids(load("hold_ids"), queue, ids, progress, wanted=True)
 
     def go_on(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Let held ids go on; what is dead stays in the morgue. Return the number of those that were held."""
-        return self._switch_ids(queue, ids, progress, wanted=False, script="hold_ids")
+        return self._switch_ids(load("hold_ids"), queue, ids, progress, wanted=False)
 
     def _switch_ids(
         self,
+        script: Script,
         queue: QueueSpec,
         ids: Iterable[str],
         progress: Progress | None,
         wanted: bool,
-        script: str = "pause_ids",
     ) -> int:
         def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
-            return load(script).call(shard_keys(shard), part, wanted=int(wanted), **announcement(shard))
+            return script.call(shard_keys(shard), part, wanted=int(wanted), **announcement(shard))
 
         return for_each_id(self._client, queue, ids, progress, call)

@@ -5,9 +5,14 @@
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
 --   maximum: moves only jobs whose updated_at is at most this; force: '1' also moves stale payloads
 --   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
--- USES: time waiting_index wake payload_set restore morgue holds policies policy_drop_stale
--- Returns: {ids dealt with, jobs moved}; go on with the ids that are left.
+-- USES: at_rest time waiting_index wake payload_set payload_set_last restore morgue holds policies policy_drop_stale
+-- Returns: {ids dealt with, jobs moved}; go on with the ids that are left. Error SHARDS <stored route> in a
+--   migration.
 -- Cost: O(limit log n).
+local refused = refuse_in_migration()
+if refused then
+  return refused
+end
 local now = seconds(now_us())
 local before = first_due()
 local budget, moved = tonumber(limit), 0
@@ -15,6 +20,16 @@ local budget, moved = tonumber(limit), 0
 local function wanted(id)
   local updated_at = redis.call('ZSCORE', dead, id)
   return updated_at and tonumber(updated_at) <= tonumber(maximum)
+end
+
+-- Returns items, whether the job has others, and whether a limit has left some of these. Of a held id, which no claim takes
+-- meanwhile, the last ones first: what is restored later precedes items with the same score.
+local function take(id, done_score)
+  if done_score or not pause_of(id) then
+    return set_take(morgue, id, budget, tonumber(max_bytes), done_score)
+  end
+  local _, record, more = set_take_last(morgue, id, budget, tonumber(max_bytes))
+  return unpack_items(record or ''), more, more
 end
 
 local function requeue()
@@ -30,7 +45,7 @@ local function requeue()
         redis.call('HDEL', done_scores, id)
         done_score = nil
       end
-      local items, more, cut = set_take(morgue, id, budget, tonumber(max_bytes), done_score)
+      local items, more, cut = take(id, done_score)
       restore_job(id, items, now, '-1', '', options.priority or 0)
       budget = budget - math.max(#items, 1)
       if cut then

@@ -99,7 +99,10 @@ local function take(id)
   if any_dead then
     record.dead_jobs, more_dead = take_payloads(morgue, id)
   end
-  record.jobs, more = take_payloads(waiting, id)
+  -- What is kept of the waiting job leaves with its first payloads, so these leave after all else.
+  if not more_dead then
+    record.jobs, more = take_payloads(waiting, id)
+  end
   record.part = (more_calls or more_dead or more) and '1' or nil
   return record
 end
