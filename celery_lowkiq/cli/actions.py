@@ -134,7 +134,11 @@ def _act(
     def act(progress: Progress) -> int:
         return in_chunks(each_id(ids), some, progress) if ids else some([], progress)
 
-    count = with_progress(action.verb, total, act)
+    def interrupted(count: int) -> None:
+        said = action.said(queue.name, asked, count)
+        click.echo(f"interrupted: {said}, and at most one step more; the others stay as they were", err=True)
+
+    count = with_progress(action.verb, total, act, interrupted)
     click.echo(action.said(queue.name, asked, count))
     if count or action.scope.total or action.optional:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from itertools import islice
 
 import click
@@ -27,12 +28,30 @@ def confirm(question: str, yes: bool) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
-def with_progress(label: str, length: int, act: Callable[[Progress], int]) -> int:
-    """Return ``act(progress)``. On a terminal, a bar on stderr shows the progress."""
-    if length <= 0 or sys.stderr is None or not sys.stderr.isatty():
-        return act(lambda _: None)
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-        return act(lambda done: bar.update(done - bar.pos))
+def with_progress(
+    label: str, length: int, act: Callable[[Progress], int], interrupted: Progress = lambda _: None
+) -> int:
+    """Return ``act(progress)``. On a terminal, a bar on stderr shows the progress.
+
+    After Ctrl-C, ``interrupted`` gets the progress, and KeyboardInterrupt goes on.
+    """
+    with ExitStack() as stack:
+        bar, reached = None, 0
+        if length > 0 and sys.stderr is not None and sys.stderr.isatty():
+            bar = stack.enter_context(click.progressbar(length=length, label=label, file=sys.stderr))
+
+        def note(done: int) -> None:
+            nonlocal reached
+            reached = done
+            if bar:
+                bar.update(done - bar.pos)
+
+        try:
+            return act(note)
+        except KeyboardInterrupt:
+            stack.close()
+            interrupted(reached)
+            raise
 
 
 def in_chunks(ids: Iterable[str], act: Callable[[list[str], Progress], int], progress: Progress) -> int:

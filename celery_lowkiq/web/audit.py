@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from celery_lowkiq.rules.loggers import audit_logger as logger
 
@@ -24,6 +26,8 @@ class Change:
     shard: int | None = None
     #: Why, in the words of the user; "": none was given.
     reason: str = ""
+    #: What the jobs are searched by, with limit and rate.
+    filter: Mapping[str, Any] = field(default_factory=dict)
 
 
 def audit(change: Change, state: str, count: int | None = None, error: str = "") -> None:
@@ -33,6 +37,7 @@ def audit(change: Change, state: str, count: int | None = None, error: str = "")
     parts = [f"{change.action} {state}: user={change.user!a} from={change.address} queue={change.queue!a}"]
     parts += [f"ids=[{shown}{more}]"] if change.ids else []
     parts += [f"shard={change.shard}"] if change.shard is not None else []
+    parts += [f"filter={change.filter!a}"] if change.filter else []
     parts += [f"reason={change.reason!a}"] if change.reason else []
     parts += [f"jobs={count}"] if count is not None else []
     parts += [f"error={error!a}"] if error else []

@@ -36,7 +36,10 @@ def begin(
     if len(reason) > MAX_REASON:
         raise InvalidCall(f"reason is invalid: expected at most {MAX_REASON} characters")
     shard = target.values.get("shard")
-    change = Change(*_asker(request), action.name, queue.name, target.ids, shard, reason.strip())
+    wanted = {one.name: target.values[one.name] for one in action.optional if one.name in target.values}
+    change = Change(
+        *_asker(request), action.name, queue.name, target.ids, shard, reason.strip(), filter=wanted
+    )
     operation = Operation(change, action, target, action.total(queue, target))
     operations = site_of(request).operations
     return operations.start(operation, lambda progress: action.run(queue, target, progress))

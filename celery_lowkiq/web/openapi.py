@@ -139,7 +139,7 @@ def _parameter(query: Query, where: str) -> Schema:
 
 
 #: Why, for the audit log.
-REASON = {"type": "string", "maxLength": MAX_REASON}
+REASON: Schema = {"type": "string", "maxLength": MAX_REASON}
 
 
 def _change() -> Schema:

@@ -31,7 +31,7 @@ class QueueLook:
     @property
     def troubled(self) -> bool:
         """Whether it needs attention."""
-        return bool(self.unowned or self.stats.paused or self.damage)
+        return bool(self.unowned or self.stats.paused or self.stats.held or self.damage)
 
     @property
     def paused(self) -> bool:

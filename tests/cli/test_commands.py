@@ -11,6 +11,7 @@ import pytest
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.health_checks import Finding
 from celery_lowkiq.rules.models import Disposition, ShardRef
 from tests.cli import proj
@@ -387,3 +388,21 @@ def test_the_doctor_is_content(run, monkeypatch):
     monkeypatch.setattr(Inspector, "doctor", lambda self: (Finding("ok", "all", "is well"),))
     found = run("doctor")
     assert (found.exit_code, found.output) == (0, "ok       all: is well\n")
+
+
+def test_an_interrupted_action_says_how_far_it_came(filled, run, monkeypatch):
+    def slow(queue, ids, progress):
+        progress(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OrderedQueue, "requeue", slow)
+    found = run("requeue", "sync_order", "d1", "d2")
+    assert found.exit_code == 1
+    said = "interrupted: requeued 1 dead job of queue sync_order, and at most one step more"
+    assert found.stderr.startswith(f"{said}; the others stay as they were\n")
+    assert found.stdout == ""
+
+
+def test_stats_show_held_ids(filled, run):
+    filled.hold(["d1", "d2"])
+    assert "2 ids held" in run("stats", "sync_order").stdout

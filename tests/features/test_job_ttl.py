@@ -103,3 +103,24 @@ def test_what_came_meanwhile_has_not_started(lowkiq, lowkiq_app, outlive):
     lowkiq.clock.move(5)
     lowkiq.drain()
     assert (short.runs, short.dropped) == ([[1, 2], [2]], 1)
+
+
+def test_what_expires_holds_no_id(lowkiq, lowkiq_app, outlive):
+    short = Short(lowkiq_app, on_death="hold")
+    short.task.delay("1", 1)
+    outlive()
+    lowkiq.drain()
+    assert (short.runs, short.dropped) == ([], 1)
+    assert short.task.ordered_queue.held_ids().items == ()
+
+
+def test_time_behind_a_dead_payload_counts(lowkiq, lowkiq_app, outlive):
+    """The dead payload was handed to a run, and what waits behind it was not."""
+    short = Short(lowkiq_app, boom, on_death="hold", max_retries=0)
+    short.task.delay("1", 1)
+    lowkiq.drain()
+    short.task.delay("1", 2)
+    outlive()
+    short.task.ordered_queue.requeue(["1"])
+    lowkiq.drain()
+    assert (short.runs, short.dropped) == ([[1], [1]], 1)

@@ -155,6 +155,14 @@ def test_burying_what_waits_leaves_the_id_held(store, shard, actions):
     assert claimed(shard) == {"1": ["head", "newer", "newest"]}
 
 
+def test_burying_what_waits_keeps_the_error_of_the_dead_payload(store, shard, actions):
+    """It was replaced by the words for a burial by hand, and filters by error missed the id."""
+    kill(shard)
+    shard.push("1", b"newer", 2)
+    actions.bury(shard.spec, ["1"], b"moved")
+    assert Queries(store).job(shard.spec, "1").dead.error == b"boom"
+
+
 # -- what brings payloads there
 
 

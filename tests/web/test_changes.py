@@ -158,6 +158,18 @@ def test_each_change_leaves_lines_in_the_log(browser, record, caplog):
     ]
 
 
+def test_a_change_of_all_that_match_leaves_the_filter_in_the_log(browser, record, caplog):
+    caplog.set_level("INFO", "celery_lowkiq.audit")
+    record.apply_async(("42", "x"), countdown=100)
+    record.ordered_queue.bury(["42"])
+    submit(browser, "delete_dead_matching", error="moved*", since="2h", confirmed="1", reason="spilt\n")
+    lines = [line.getMessage() for line in caplog.records if line.name == "celery_lowkiq.audit"]
+    words = (
+        "user='local' from=127.0.0.1 queue='record' filter={'error': 'moved*', 'since': '2h'} reason='spilt'"
+    )
+    assert lines == [f"delete_dead_matching begins: {words}", f"delete_dead_matching done: {words} jobs=1"]
+
+
 def test_who_cancels_is_in_the_log(visit, impatient, monkeypatch, caplog):
     caplog.set_level("INFO", "celery_lowkiq.audit")
     go, browser = threading.Event(), visit(user_header="x-user")

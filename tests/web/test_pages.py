@@ -59,6 +59,19 @@ def test_the_overview_shows_other_queues_beside_a_damaged_one(browser, app):
     assert list(found["damaged"]) == ["record"]
 
 
+def test_held_ids_are_on_the_overview_and_can_be_requeued_from_their_listing(browser, app):
+    app.tasks["record"].apply_async(("42", "x"), countdown=100)
+    queue = app.tasks["record"].ordered_queue
+    link = 'href="/queue?queue=record&amp;list=held"'
+    assert link not in browser.get("/").text
+    assert (queue.bury(["42"]), queue.hold(["42"])) == (1, 1)
+    overview = browser.get("/").text
+    assert f"<a {link}>record</a> has 1 id held by dead payloads" in overview
+    listing = browser.get("/queue?queue=record&list=held").text
+    assert 'value="requeue"' in listing
+    assert 'value="go_on"' in listing
+
+
 def test_a_waiting_job_is_in_its_listing_and_has_a_page(browser, app):
     app.tasks["record"].apply_async(("42", {"status": "paid"}), countdown=5430)
     listing = browser.get("/queue?queue=record").text

@@ -41,7 +41,7 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
     length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
     paused, or held by a dead payload; busy: being processed; morgue: dead jobs; lag: how long the oldest due
     job has waited; processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
-    state: moving to another number of shards, paused shards, or damaged.
+    state: moving to another number of shards, paused shards, ids held by a dead payload, or damaged.
 
     With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
     (-: not known yet); state: paused, moving (jobs that a migration has to sort), or silent (the owner did
@@ -83,6 +83,7 @@ def _row(name: str, shards: int, counts: Stats, speed: Rates | None, former: int
     failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]
     states = [f"moving {former}>{shards}"] if former else []
     states += [f"{counts.paused} of {shards} shards paused"] if counts.paused else []
+    states += [f"{count_of(counts.held, 'id')} held"] if counts.held else []
     return [name, *numbers, duration(counts.lag), *processed, *failed, ", ".join(states)]
 
 

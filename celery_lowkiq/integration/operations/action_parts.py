@@ -130,6 +130,7 @@ PAUSED_IDS = Scope(unit="id", ids=True, listings=("paused",))
 HELD_IDS = Scope("held", "id", ids=True, listings=("held",))
 WAITING_IDS = Scope("waiting", ids=True, listings=("jobs", "retries"))
 DEAD_IDS = Scope("dead", ids=True, listings=("morgue",))
+DEAD_OR_HELD_IDS = Scope("dead", ids=True, listings=("morgue", "held"))
 #: The move of a queue to another number of shards, begun or going on. The CLI has a command of its own.
 RESHARD = Scope(total=lambda stats: stats.length)
 MIGRATION = Scope(unit="")

@@ -18,6 +18,7 @@ from .action_parts import (
     ALL_PAUSED_IDS,
     ALL_WAITING,
     DEAD_IDS,
+    DEAD_OR_HELD_IDS,
     HELD_IDS,
     IDS,
     MIGRATION,
@@ -125,7 +126,12 @@ VERBS = (
 
         IDS may be -: they come from stdin, one a line. With --error, --failure or --since: all that match.
         """,
-        Action("requeue", DEAD_IDS, "Requeue", "These dead jobs go back to the queue, due now, as new."),
+        Action(
+            "requeue",
+            DEAD_OR_HELD_IDS,
+            "Requeue",
+            "These dead jobs go back to the queue, due now, as new.",
+        ),
         Action(
             "requeue_all",
             ALL_DEAD,

@@ -3,7 +3,7 @@
 -- KEYS: meta @waiting jobs spill spill_order failed errors @morgue processing tries crash_marks
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy only_failed reason limit max_bytes [id]...
---   only_failed: '1' skips jobs that have not failed; reason: the error of a job without one
+--   only_failed: '1' skips jobs that have not failed; reason: the error of a job without one, alive or dead
 --   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
 -- USES: time payload_set waiting morgue forget_history orphans
 -- Returns: {ids dealt with, jobs moved, orphans (see lib/orphans.lua)}; go on with the ids that are left.
@@ -20,7 +20,8 @@ for i = rest, #ARGV do
   local id = ARGV[i]
   if wanted(id) then
     local items, more = set_take(waiting, id, budget, tonumber(max_bytes))
-    bury(id, items, redis.call('HGET', errors, id) or reason, now)
+    local known = redis.call('HGET', errors, id) or redis.call('HGET', dead_errors, id)
+    bury(id, items, known or reason, now)
     if more then
       return {i - rest, moved, orphans}
     end
