@@ -5,7 +5,7 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
-from celery import Celery
+from celery import Celery, current_app
 
 from celery_lowkiq.rules.failure_filter import FailureFilter
 from tests.docs.test_docs import blocks
@@ -15,9 +15,11 @@ PAGE = "docs/order-after-failure.md"
 
 @pytest.fixture
 def lowkiq_app(lowkiq_server):
+    before = current_app._get_current_object()
     app = Celery("ledger", broker=lowkiq_server.url, set_as_current=True)
     yield app
     app.close()
+    before.set_current()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from celery_lowkiq.integration.app.context import context_of
@@ -66,7 +68,9 @@ def test_what_the_function_is_done_with_holds_nothing(features, task, queue, job
 def test_an_expired_call_holds_nothing(features, task, queue, job_id):
     with features.holding(task, job_id):
         expired = task.apply_async((job_id, "expired"), expires=0.01)
+        over = time.time() + 0.1
         newer = task.apply_async((job_id, "newer"))
+        eventually(lambda: time.time() > over)
     assert newer.get(WAIT) == [job_id, ["newer"]]
     assert expired.state == "REVOKED"
 

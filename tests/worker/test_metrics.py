@@ -38,6 +38,8 @@ def test_a_queue(app, measured, ledger):
         "lowkiq_retries": 0,
         "lowkiq_paused_jobs": 0,
         "lowkiq_morgue_length": 0,
+        "lowkiq_held": 0,
+        "lowkiq_held_seconds": 0,
         "lowkiq_busy": 0,
         "lowkiq_lag_seconds": 0,
         "lowkiq_oldest_seconds": 0,
