@@ -23,9 +23,10 @@ MAX_TURNS_OF_ROUND = 24
 #: Seconds of Redis's time that a turn takes at most; a longer one has waited for something else.
 LONGEST_TURN = 0.25
 #: Parts of the time that movers work: when nothing else keeps Redis busy, and at least.
-LARGEST_SHARE, LEAST_SHARE = 0.5, 0.2
-#: A request that takes so many times as long as the shortest one has waited; and how many of them count.
-WAITED, REQUESTS = 2.0, 16
+LARGEST_SHARE, LEAST_SHARE = 0.7, 0.33
+#: A request that takes so many times as long as the shortest one has waited (a machine with other work
+#: delays one in ten by less); and how many of them count.
+WAITED, REQUESTS = 6.0, 16
 #: Ids of one transfer, and of one relay.
 TRANSFER_IDS = 100
 RELAY_IDS = 1000
@@ -133,7 +134,7 @@ def turns_of_round(migration: Migration) -> int:
 
 
 class Pace:
-    """How much a mover works: all movers together take half of the time that other work leaves of Redis.
+    """How much a mover works: all movers together take 70 % of the time that other work leaves of Redis.
 
     In the part of the time in which Redis is busy, that part of small requests has to wait.
     """
