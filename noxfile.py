@@ -78,7 +78,7 @@ def quick(session: nox.Session) -> None:
     _install(session)
     session.run("ruff", "check", *CODE)
     paths = session.posargs or ("tests/unit", "tests/store")
-    session.run("pytest", "-x", "-q", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_OLDEST": "0"})
+    session.run("pytest", "-x", "-q", *PARALLEL, "-m", ELSEWHERE, *paths)
 
 
 @nox.session

@@ -11,21 +11,13 @@ import pytest
 
 #: LOWKIQ_TEST_CLUSTER=1 runs the tests of the store on a cluster.
 ON_CLUSTER = os.environ.get("LOWKIQ_TEST_CLUSTER", "0") == "1"
-#: LOWKIQ_TEST_OLDEST=0 leaves Redis 6.2 out.
-SERVERS = ["here", "6.2"] if os.environ.get("LOWKIQ_TEST_OLDEST", "1") == "1" else ["here"]
-if ON_CLUSTER:
-    SERVERS = ["cluster"]
+SERVERS = ["cluster"] if ON_CLUSTER else ["here", "6.2"]
 
 
 def first_often(cases: Collection[Any]) -> list[Any]:
     """All cases; the test command runs the first one."""
     first, *others = cases
     return [first, *(full(case) for case in others)]
-
-
-def here_often() -> pytest.MarkDecorator:
-    """A long test of the store: the test command leaves Redis 6.2 to ``nox -s full``."""
-    return pytest.mark.parametrize("client", first_often(SERVERS), indirect=True)
 
 
 def full(case: Any) -> Any:

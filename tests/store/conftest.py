@@ -13,7 +13,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.connect import connect
 from tests.clusters import Cluster, running_cluster
-from tests.marks import ON_CLUSTER, SERVERS
+from tests.marks import ON_CLUSTER, SERVERS, first_often
 
 from .on_cluster import ClusterAsServer
 
@@ -39,7 +39,7 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=first_often(SERVERS))
 def client(request: pytest.FixtureRequest) -> Iterator[redis.Redis | ClusterAsServer]:
     if request.param == "cluster":
         yield from _on_cluster(request.getfixturevalue("cluster"), request)

@@ -10,7 +10,6 @@ from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.scripts.keys import shard_keys
-from tests.marks import here_often
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -80,7 +79,6 @@ def test_a_payload_of_one_mebibyte(store):
 
 
 @pytest.mark.full
-@here_often()
 def test_a_hundred_thousand_payloads_of_one_id(store):
     """A claim takes at most 1,000 of them, lowest scores first; the rest stays waiting."""
     count = 100_000
@@ -163,7 +161,6 @@ def plant_spilled(client, keys, data):
     client.zadd(keys["spill_order"], {b"large\0" + place + data: 0.0})
 
 
-@here_often()
 @pytest.mark.parametrize("plant", [plant_packed, plant_spilled])
 def test_p8_a_claim_tells_little_of_a_payload_that_no_call_could_have_stored(store, client, plant):
     """P8: all 50 MB went through the worker, and ran."""

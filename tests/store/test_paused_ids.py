@@ -11,7 +11,6 @@ from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
-from tests.marks import here_often
 
 from .helpers import ONE, SHARD, claim, contents, end, ids_of, listening, push, stats, take, waiting
 
@@ -97,7 +96,6 @@ def test_a_takeover_recovers_into_held_and_so_do_strays(store, pausing):
     assert held_ids(store) == {"1", "2"}
 
 
-@here_often()
 def test_ten_thousand_paused_ids(store, pausing):
     """They are pushed, fail, and are recovered, and none of them is ever due."""
     ids = [str(number) for number in range(10_000)]

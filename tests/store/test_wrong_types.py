@@ -26,7 +26,6 @@ from celery_lowkiq.store.scripts.keys import (
 )
 from celery_lowkiq.store.scripts.script import PROBES, load, lua_files
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
-from tests.marks import here_often
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -462,7 +461,6 @@ def fault(client, store, name, state):
     return "" if everything(client) == before else "wrote before the error"
 
 
-@here_often()
 @pytest.mark.parametrize("name", [name for name in NAMES if planted_keys(name)])
 def test_a_key_of_another_type_is_an_error_before_the_first_write(store, client, name):
     """One state serves all keys of a script, since an error leaves it as it was."""
