@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,7 +19,6 @@ PYTEST = (
     *("-m", "not full and not chaos and not browser"),
     *("-p", "no:schemathesis", "-p", "no:docker_tools", "-p", "no:celery", "-p", "no:xdist"),
 )
-ENVIRONMENT = {**os.environ, "LOWKIQ_TEST_OLDEST": "0"}
 SETTINGS = """
 [run]
 source = celery_lowkiq
@@ -85,7 +83,7 @@ def measure(root: Path, folder: str, data: Path) -> None:
     settings.write_text(SETTINGS.format(data=data))
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", *PYTEST[1:]]
     command += ["-p", "no:cacheprovider", "--lowkiq-seconds", str(_seconds_of(data)), f"tests/{folder}"]
-    done = subprocess.run(command, cwd=root, env=ENVIRONMENT)
+    done = subprocess.run(command, cwd=root)
     if done.returncode not in (PASSED, FAILED):
         data.unlink(missing_ok=True)
         done.check_returncode()

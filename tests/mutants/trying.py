@@ -14,7 +14,7 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 from .changes import Change
-from .covering import ENVIRONMENT, PYTEST, Covering
+from .covering import PYTEST, Covering
 
 #: What the tests need of a checkout.
 COPIED = (
@@ -79,7 +79,7 @@ def _run(copy: Path, tests: list[str], seconds: list[float]) -> Outcome:
     limits = ("--timeout", f"{ONE + SLOWER * max(seconds):.0f}")
     command = [*PYTEST, "-x", "--tb=no", "-p", "no:cacheprovider", *limits]
     command += ["--lowkiq-tests", str(chosen), *files]
-    environment = {**ENVIRONMENT, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     pytest = subprocess.Popen(
         command,
         cwd=copy,
