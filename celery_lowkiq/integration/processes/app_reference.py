@@ -10,6 +10,7 @@ from celery import Celery
 from celery.utils.imports import import_from_cwd
 from kombu.utils.imports import symbol_by_name
 
+from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
 
 #: Environment variable by which the fork server finds the app, and the modules to import after it.
@@ -59,3 +60,12 @@ def import_app(reference: str) -> Celery:
     """Import the app of ``module:attribute``, as ``celery -A`` does: modules may be in the current folder."""
     app: Celery = symbol_by_name(reference, imp=import_from_cwd)
     return app
+
+
+def import_modules(app: Any, modules: Iterable[str], process: str) -> None:
+    """Import what :func:`modules_of` has found. ``process`` names this one in the warning about a failure."""
+    for module in modules:
+        try:
+            app.loader.import_task_module(module)
+        except ImportError as error:
+            logger.warning("%s cannot import %s, as the worker did: %s", process, module, error)

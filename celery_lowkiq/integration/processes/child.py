@@ -38,7 +38,7 @@ from celery_lowkiq.worker.forks import end_forks_by_signal
 from celery_lowkiq.worker.ports import EXIT_CRASHED
 
 from . import messages
-from .app_reference import import_app
+from .app_reference import import_app, import_modules
 from .channel import Channel
 from .messages import OutcomeMessage, RunMessage
 
@@ -77,11 +77,7 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
         # As in Celery's own children, where the parent has done it before the fork.
         if hasattr(fixup, "worker_fixup"):
             fixup.worker_fixup.install()
-    for module in options.modules:
-        try:
-            app.loader.import_task_module(module)
-        except ImportError as error:
-            logger.warning("a child process cannot import %s, as the worker did: %s", module, error)
+    import_modules(app, options.modules, "a child process")
     trace.setup_worker_optimizations(app, options.hostname)
     process_initializer(app, options.hostname)
     install_batch_filter()

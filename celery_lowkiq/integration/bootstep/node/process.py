@@ -14,7 +14,7 @@ from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
 from celery.concurrency.thread import TaskPool
 from celery.platforms import EX_FAILURE
 
-from celery_lowkiq.integration.processes.app_reference import import_app
+from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
 
 from .launch import NodeOptions
 
@@ -53,11 +53,7 @@ def _set_up(options: NodeOptions) -> Celery:
     app: Any = import_app(options.app)
     app.conf.update(options.changes)
     app.loader.init_worker()
-    for module in options.modules:
-        try:
-            app.loader.import_task_module(module)
-        except ImportError as error:
-            logger.warning("the node process cannot import %s, as the worker did: %s", module, error)
+    import_modules(app, options.modules, "the node process")
     # Read at the call: tools replace both.
     from celery.app import trace
 
