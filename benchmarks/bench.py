@@ -72,7 +72,7 @@ class Bench:
         return [(owner or b"").decode() for owner in pipe.execute()]
 
     def is_dealt(self, queue: QueueSpec, nodes: int) -> bool:
-        """Whether each of so many nodes has its part of the shards."""
+        """Return whether ``nodes`` nodes share the shards evenly."""
         owners = self.owned(queue)
         counts = [owners.count(owner) for owner in set(owners)]
         return "" not in owners and len(counts) == nodes and min(counts) == queue.shards // nodes

@@ -16,7 +16,7 @@ from .bench import PAYLOAD
 
 #: Jobs of a call.
 CHUNK = 10
-#: Connections, each of which sends one call at a time.
+#: Calls that are sent at the same time, over a connection each.
 CONNECTIONS = 4
 #: Seconds until the jobs are due, so that none leaves meanwhile.
 LATER = 1e6

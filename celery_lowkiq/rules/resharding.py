@@ -24,8 +24,8 @@ MAX_TURNS_OF_ROUND = 24
 LONGEST_TURN = 0.25
 #: Parts of the time that movers work: when nothing else keeps Redis busy, and at least.
 LARGEST_SHARE, LEAST_SHARE = 0.7, 0.33
-#: A request that takes so many times as long as the shortest one has waited (a machine with other work
-#: delays one in ten by less); and how many of them count.
+#: A request has waited when it takes WAITED times as long as the shortest one; on an idle Redis, one in ten
+#: takes four times as long. REQUESTS is how many of the last ones count.
 WAITED, REQUESTS = 6.0, 16
 #: Ids of one transfer, and of one relay.
 TRANSFER_IDS = 100

@@ -36,7 +36,7 @@ from .victim import Victim
 
 #: Seconds between two looks after nodes that ended by themselves.
 TEND = 0.1
-#: Seconds before a failover of which the replica may not have read all: it was told, and has a queue.
+#: The replica may not have read the writes of the last UNREAD seconds before a failover.
 UNREAD = 0.5
 
 
