@@ -76,6 +76,15 @@ def test_what_is_stale_is_queued_up_by_force(browser, record):
     assert queue.job("a").waiting is not None
 
 
+def test_hold_is_offered_only_where_nothing_drops_payloads(browser, record):
+    record.delay("a", 1)
+    record.ordered_queue.bury(["a"])
+    pages = ("/job?queue=record&id=a", "/queue?queue=record&list=morgue")
+    assert ['value="hold"' in browser.get(page).text for page in pages] == [True, True]
+    record.__dict__["_queue_spec"] = replace(record.queue_spec, policies=Policies(keep=1))
+    assert ['value="hold"' in browser.get(page).text for page in pages] == [False, False]
+
+
 def end(task, disposition):
     """Claim what is due and end it so, as a worker would."""
     store, spec = context_of(task.app).store, task.queue_spec

@@ -142,6 +142,24 @@ def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders
     assert [payload.value for payload in orders.job("EDIT").waiting.payloads] == [{"n": 2}]
 
 
+def test_a_dead_payload_is_edited_and_another_one_dropped(app, browser, visit, orders):
+    for number in (1, 2):
+        app.tasks["sync_order"].apply_async(("DEAD-EDIT", {"n": number}), countdown=7200)
+    orders.bury(["DEAD-EDIT"])
+    visit("/job?queue=sync_order&id=DEAD-EDIT")
+    browser.find_element("link text", "Edit").click()
+    box = browser.find_element("id", "value")
+    box.clear()
+    box.send_keys('{"status": "<b>edited</b>"}')
+    press(browser, "Save")
+    reads(browser, "<b>edited</b>")
+    press(browser, "Delete payload")
+    reads(browser, "This dead payload is deleted")
+    press(browser, "Delete payload")
+    reads(browser, "Delete payload: deleted 1 dead payload", ".did")
+    assert [payload.value for payload in orders.job("DEAD-EDIT").dead.payloads] == [{"n": 2}]
+
+
 def test_an_id_is_paused_and_resumed(browser, visit, orders):
     visit("/job?queue=sync_order&id=SO-10009")
     press(browser, "Pause")
