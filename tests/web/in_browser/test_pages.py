@@ -125,10 +125,8 @@ def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):
     assert found is None or found.retry_count > 0 or found.perform_in <= time.time()
 
 
-def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders):
-    for number in (1, 2):
-        app.tasks["sync_order"].apply_async(("EDIT", {"n": number}), countdown=7200)
-    visit("/job?queue=sync_order&id=EDIT")
+def edit_one_and_delete_the_other(browser, visit, job_id, what):
+    visit(f"/job?queue=sync_order&id={job_id}")
     browser.find_element("link text", "Edit").click()
     box = browser.find_element("id", "value")
     box.clear()
@@ -136,9 +134,15 @@ def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders
     press(browser, "Save")
     reads(browser, "<b>edited</b>")
     press(browser, "Delete payload")
-    reads(browser, "This payload is deleted")
+    reads(browser, f"This {what} is deleted")
     press(browser, "Delete payload")
-    reads(browser, "Delete payload: deleted 1 payload", ".did")
+    reads(browser, f"Delete payload: deleted 1 {what}", ".did")
+
+
+def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders):
+    for number in (1, 2):
+        app.tasks["sync_order"].apply_async(("EDIT", {"n": number}), countdown=7200)
+    edit_one_and_delete_the_other(browser, visit, "EDIT", "payload")
     assert [payload.value for payload in orders.job("EDIT").waiting.payloads] == [{"n": 2}]
 
 
@@ -146,17 +150,7 @@ def test_a_dead_payload_is_edited_and_another_one_dropped(app, browser, visit, o
     for number in (1, 2):
         app.tasks["sync_order"].apply_async(("DEAD-EDIT", {"n": number}), countdown=7200)
     orders.bury(["DEAD-EDIT"])
-    visit("/job?queue=sync_order&id=DEAD-EDIT")
-    browser.find_element("link text", "Edit").click()
-    box = browser.find_element("id", "value")
-    box.clear()
-    box.send_keys('{"status": "<b>edited</b>"}')
-    press(browser, "Save")
-    reads(browser, "<b>edited</b>")
-    press(browser, "Delete payload")
-    reads(browser, "This dead payload is deleted")
-    press(browser, "Delete payload")
-    reads(browser, "Delete payload: deleted 1 dead payload", ".did")
+    edit_one_and_delete_the_other(browser, visit, "DEAD-EDIT", "dead payload")
     assert [payload.value for payload in orders.job("DEAD-EDIT").dead.payloads] == [{"n": 2}]
 
 
