@@ -57,6 +57,23 @@ def test_all_that_match_are_counted_first(browser, record):
     assert record.ordered_queue.stats().morgue_length == 0
 
 
+def test_what_matches_is_changed_up_to_a_limit_at_a_rate(browser, record):
+    for job_id in ("a", "b", "c"):
+        record.delay(job_id, "x")
+    record.ordered_queue.bury(["a", "b", "c"])
+    asked = submit(browser, "requeue_matching", error="moved*").text
+    assert "Maximum number of jobs" in asked
+    assert "Maximum rate, as 50/s or 600/m" in asked
+    given = {"error": "moved*", "confirmed": "1", "back": "/queue?queue=record"}
+    assert "limit=&#39;x&#39; is invalid" in submit(browser, "requeue_matching", **given, limit="x").text
+    done = submit(browser, "requeue_matching", **given, limit="2", rate="600/s").text
+    assert "requeued 2 dead jobs of queue record" in done
+    assert (
+        "requeued 1 dead job of queue record"
+        in submit(browser, "requeue_matching", **given, limit="", rate="").text
+    )
+
+
 def test_nothing_chosen_is_said(browser):
     assert "no job is selected" in submit(browser, "delete").text
 
