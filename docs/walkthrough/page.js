@@ -5,7 +5,7 @@ const traces = JSON.parse(document.getElementById("traces").textContent);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const at = (id) => document.getElementById(id);
 const QUIET = 500; // ms without an event, which are played faster
-const PLAY = "M4 2.5v11L13.5 8z", PAUSE = "M4 3h3v10H4zM9 3h3v10H9z";
+const PLAY = "M4 2.5v11L13.5 8z", PAUSE = "M4 3h3v10H4zM9 3h3v10H9z"; // shapes of the button
 let trace, ids, end, beats, views, t = 0, playing = false, before = 0;
 
 function make(tag, name = "", ...inside) {
@@ -21,8 +21,6 @@ const list = (versions) => versions.map((v) => "v" + v).join(" ");
 const percent = (ms) => (100 * ms) / end + "%";
 const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const several = (id, versions, ...more) => make("span", "job " + colour(id), id, ...versions.map((v) => make("i", "", "v" + v)), ...more);
-
-// -- one side of a trace
 
 // Adds to each event what follows from those before it: which write is stale, when a run ends, and how.
 function study(events) {
@@ -70,14 +68,13 @@ class Side {
     this.log = make("ol", "log");
     this.verdict = make("p", "verdict");
     const title = make("h3", "", this.ordered ? "Ordered task" : side.commands.length > 2 ? "Plain Celery, a queue for each part" : "Plain Celery");
-    const table = make("table", "", this.rows);
-    table.setAttribute("aria-label", "Rows of the database");
+    const table = make("table", "", make("caption", "said", "Rows of the database"), this.rows);
     const source = make("details", "", make("summary", "", "The task and its workers"),
       make("pre", "", trace.code[name]), make("pre", "", side.commands.join("\n")));
     for (const block of source.querySelectorAll("pre")) block.tabIndex = 0;
     this.node = make("article", "side " + name, make("header", "", title, this.tally), this.chart(),
       make("h4", "", "Waiting in Redis"), this.shelf, make("h4", "", "In the database"), table, this.verdict,
-      make("h4", "", "What happens"), this.log, source);
+      make("h4", "log-title", "What happens"), this.log, source);
     this.node.setAttribute("aria-label", title.textContent);
   }
 
@@ -107,10 +104,7 @@ class Side {
       axis.append(label);
     }
     chart.append(axis, make("div", "head"));
-    const seek = (press) => {
-      const box = axis.getBoundingClientRect();
-      go(((press.clientX - box.left) / box.width) * end, true);
-    };
+    const seek = (press) => go((end * (press.clientX - axis.getBoundingClientRect().left)) / axis.offsetWidth, true);
     chart.addEventListener("pointerdown", seek);
     chart.addEventListener("pointermove", (press) => press.buttons && seek(press));
     return chart;
@@ -126,16 +120,16 @@ class Side {
   show() {
     for (const { event, node } of this.bars) {
       node.hidden = event.t > t;
-      if (event.until === undefined) continue;
+      if (event.until === undefined) continue; // a call has no length
       node.style.width = percent(Math.min(event.until, t, end) - event.t);
       node.classList.toggle("going", event.until > t);
       node.classList.toggle("failed", event.ok === false && event.until <= t);
       node.classList.toggle("killed", Boolean(event.killed) && event.until <= t);
       node.classList.toggle("stale", event.staleAt <= t);
     }
-    const past = this.events.filter((event) => event.t <= t), over = t >= end;
-    if (this.shown === past.length + over) return;
-    this.shown = past.length + over;
+    const past = this.events.filter((event) => event.t <= t), over = t >= end, shown = past.length + over;
+    if (this.shown === shown) return;
+    this.shown = shown;
     this.tell(past);
     this.wait(past);
     this.fill(past, over);
@@ -143,10 +137,8 @@ class Side {
 
   tell(past) {
     const told = past.filter(words).slice(-4).reverse();
-    this.log.replaceChildren(...told.map((event) => {
-      const bad = event.stale || event.e === "kill" || event.ok === false;
-      return make("li", bad ? "bad" : "", make("span", "", seconds(event.t)), words(event));
-    }));
+    const bad = (event) => event.stale || event.e === "kill" || (event.e === "end" && !event.ok);
+    this.log.replaceChildren(...told.map((event) => make("li", bad(event) ? "bad" : "", make("span", "", seconds(event.t)), words(event))));
   }
 
   wait(past) {
@@ -185,7 +177,7 @@ class Side {
     const gone = ids.find((id) => writes.filter((event) => event.id === id).at(-1)?.stale), lost = this.lost(past);
     const live = gone ? `The row of ${trace.noun} ${gone} is stale.` : lost;
     if (!over && live) this.verdict.classList.add("bad");
-    const [bold, rest] = over ? this.judge(wrong, stale, lost, calls, runs) : live ? [live, ""] : ["", "In order so far."];
+    const [bold, rest] = over ? this.judge(wrong, stale, lost, calls, runs) : [live, live ? "" : "In order so far."];
     this.verdict.replaceChildren(make("b", "", bold), rest);
   }
 
@@ -194,7 +186,7 @@ class Side {
     const done = (id, v) => this.events.some((event) => event.e === "start" && event.ok && event.p[id]?.includes(v));
     const failed = past.filter((event) => event.e === "end" && !event.ok).flatMap((event) => Object.entries(event.begun.p));
     const found = failed.map(([id, versions]) => [id, versions.filter((v) => !done(id, v))]).find(([, versions]) => versions.length);
-    return found ? `${capital(list(found[1]))} of ${trace.noun} ${found[0]} is lost.` : "";
+    return found ? `Message ${list(found[1])} of ${trace.noun} ${found[0]} is lost.` : "";
   }
 
   judge([id], stale, lost, calls, runs) {
@@ -212,7 +204,7 @@ function go(to, stop = false) {
   if (stop) pause();
   t = Math.max(0, Math.min(end, to));
   at("time").value = t;
-  at("clock").textContent = seconds(t);
+  at("clock").value = seconds(t);
   at("time").setAttribute("aria-valuetext", seconds(t));
   at("stage").style.setProperty("--p", t / end);
   for (const view of views) view.show();
@@ -223,7 +215,8 @@ function go(to, stop = false) {
   }
 }
 
-const step = (way) => go(way > 0 ? (beats.find((beat) => beat > t) ?? end) : (beats.findLast((beat) => beat < t) ?? 0), true);
+const later = () => beats.find((beat) => beat > t) ?? end;
+const earlier = () => beats.findLast((beat) => beat < t) ?? 0;
 
 function pause(not = true) {
   playing = !not;
@@ -240,11 +233,9 @@ function play() {
 
 function frame(now) {
   if (!playing) return;
-  const next = beats.find((beat) => beat > t) ?? end, last = beats.findLast((beat) => beat <= t) ?? 0;
-  const pace = at("speed").value * (next - last > QUIET && next - t > 100 && t - last > 100 ? 3 : 1);
+  const next = later(), pace = at("speed").value * (next - earlier() > QUIET && next - t > 100 && t - earlier() > 100 ? 3 : 1);
   const passed = (now - before) * pace;
-  // With reduced motion it moves from event to event.
-  if (!calm.matches || t + passed >= next) {
+  if (!calm.matches || t + passed >= next) { // with reduced motion it moves from event to event
     before = now;
     go(t + passed);
   }
@@ -283,27 +274,27 @@ function byAddress() {
   if (time === undefined && !calm.matches) play();
 }
 
-const keys = { ArrowLeft: () => step(-1), ArrowRight: () => step(1), Home: () => go(0, true), End: () => go(end, true) };
+const keys = { ArrowLeft: () => go(earlier(), true), ArrowRight: () => go(later(), true), Home: () => go(0, true), End: () => go(end, true) };
 keys[" "] = () => (playing ? pause() : play());
 
 traces.forEach((one, place) => {
   const button = make("button", "", make("span", "", place + 1), one.title);
   Object.assign(button, { type: "button", value: one.name });
-  button.addEventListener("click", () => { location.hash = one.name; });
-  at("tabs").append(make("li", "", button));
   keys[place + 1] = () => { location.hash = one.name; };
+  button.addEventListener("click", keys[place + 1]);
+  at("tabs").append(make("li", "", button));
 });
 at("play").addEventListener("click", keys[" "]);
 at("back").addEventListener("click", keys.ArrowLeft);
 at("forward").addEventListener("click", keys.ArrowRight);
 at("time").addEventListener("input", () => go(Number(at("time").value), true));
 addEventListener("keydown", (press) => {
-  const itself = press.key === " " ? "button, summary, select, a" : "select, input, pre";
-  if (press.ctrlKey || press.metaKey || press.altKey || !keys[press.key] || press.target.closest?.(itself)) return;
+  const own = press.key === " " ? "button, summary, select, a" : "select, input, pre"; // what these do themselves
+  if (press.ctrlKey || press.metaKey || press.altKey || !keys[press.key] || press.target.closest?.(own)) return;
   press.preventDefault();
   keys[press.key]();
 });
 addEventListener("hashchange", byAddress);
 addEventListener("beforeprint", () => go(end, true));
-at("main").hidden = false;
+at("main").removeAttribute("hidden");
 byAddress();
