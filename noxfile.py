@@ -145,6 +145,14 @@ def screenshots(session: nox.Session) -> None:
 
 
 @nox.session
+def traces(session: nox.Session) -> None:
+    """Record the traces of the docs' walkthrough anew, and take its picture; arguments name some of them."""
+    _install(session)
+    session.run("python", "-m", "tests.walkthrough", *session.posargs)
+    session.run("python", "-m", "tests.walkthrough.picture", "docs/_static")
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """The replica example on the stream that comes with it; arguments go to it."""
     session.install("-e", ".[embedded,hiredis]")

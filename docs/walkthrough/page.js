@@ -73,7 +73,7 @@ class Side {
       make("pre", "", trace.code[name]), make("pre", "", side.commands.join("\n")));
     for (const block of source.querySelectorAll("pre")) block.tabIndex = 0;
     this.node = make("article", "side " + name, make("header", "", title, this.tally), this.chart(),
-      make("h4", "", "Waiting in Redis"), this.shelf, make("h4", "", "In the database"), table, this.verdict,
+      make("h4", "shelf-title", "Waiting in Redis"), this.shelf, make("h4", "", "In the database"), table, this.verdict,
       make("h4", "log-title", "What happens"), this.log, source);
     this.node.setAttribute("aria-label", title.textContent);
   }

@@ -18,7 +18,7 @@ WIDTH, MARGIN, SCALE = 1000, 14, 1.6
 #: Of the page, the two sides without what only a reader of the page needs.
 ONLY_SIDES = """
     const style = document.createElement("style");
-    style.textContent = ".log, .log-title, details { display: none } body { padding: 22px }";
+    style.textContent = ".shelf, .shelf-title, .log, .log-title, details, .player { display: none } body { padding: 22px }";
     document.head.append(style);
     const box = document.getElementById("stage").getBoundingClientRect();
     return [box.left + scrollX, box.top + scrollY, box.width, box.height];
@@ -32,6 +32,7 @@ def main(folder: Path) -> None:
         file.write_text(page(), encoding="utf-8")
         screen = {"width": WIDTH, "height": 900, "deviceScaleFactor": SCALE, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         for scheme in ("light", "dark"):
             features = [{"name": "prefers-color-scheme", "value": scheme}]
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
