@@ -1,7 +1,7 @@
 """Writes each page also as Markdown, and ``llms.txt``: the list of pages, for readers that are programs.
 
-The pages are written in Markdown, so a twin is its source with what only Sphinx understands put into words. Its
-links lead to other twins, as they stand. A page ``quickstart.html`` has the twin ``quickstart.md``;
+The pages are written in Markdown, so a twin is its source, with what only Sphinx understands put into words.
+Its links lead to other twins, as they stand. A page ``quickstart.html`` has the twin ``quickstart.md``;
 ``llms-full.txt`` has all of them.
 """
 
@@ -81,7 +81,8 @@ class Twins:
         options, text = dict(OPTION.findall(body)), OPTION.sub("", body).strip()
         beside = (self._folder / f"{page}.md").parent
         if name == "include":
-            return self._plain((beside / argument).read_text(), page)
+            whole = (beside / argument).read_text()
+            return self._plain(whole.replace(f"]({options.get('relative-docs', '')}", "]("), page)
         if name == "literalinclude":
             return f"```{options.get('language', '')}\n{(beside / argument).read_text().strip()}\n```"
         if name == "toctree":

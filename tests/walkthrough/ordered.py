@@ -72,7 +72,7 @@ def versions(value: Any) -> list[int]:
 def record_run(task: Any, batch: Any, call: Callable[[], Any]) -> Any:
     """The middleware that writes begin and end of a run down."""
     run = uuid.uuid4().hex
-    note("start", run=run, lane=lane(), p={str(job.id): versions([p for p in job.payloads]) for job in batch})
+    note("start", run=run, lane=lane(), p={str(job.id): versions(list(job.payloads)) for job in batch})
     try:
         found = call()
     except BaseException as error:

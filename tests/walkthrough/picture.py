@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.browsing import chromium
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "_ext"))
-from walkthrough import page  # noqa: E402 - an extension of Sphinx, which is on no path
+from walkthrough import page  # an extension of Sphinx, which is on no path
 
 #: The end of the first trace.
 MOMENT = "merge@99999"
@@ -18,7 +18,8 @@ WIDTH, MARGIN, SCALE = 1000, 14, 1.6
 #: Of the page, the two sides without what only a reader of the page needs.
 ONLY_SIDES = """
     const style = document.createElement("style");
-    style.textContent = ".shelf, .shelf-title, .log, .log-title, details, .player { display: none } body { padding: 22px }";
+    const idle = ".shelf, .shelf-title, .log, .log-title, details, .player";
+    style.textContent = idle + " { display: none } body { padding: 22px }";
     document.head.append(style);
     const box = document.getElementById("stage").getBoundingClientRect();
     return [box.left + scrollX, box.top + scrollY, box.width, box.height];

@@ -25,7 +25,7 @@ from redis import Redis
 from tests.waiting import eventually
 
 from . import ordered, plain
-from .recorder import RECORD, URL, note, record_database
+from .recorder import MINUS, RECORD, URL, note, record_database
 from .scripts import Script
 from .sides import OrderedSide, PlainSide, Side, set_rates
 
@@ -133,7 +133,7 @@ def warm_up(script: Script, side: Side) -> None:
 
 def _amount(script: Script, number: int) -> str:
     entry = script.amounts[number]
-    return f"{entry['amount']:+d} {entry['currency']}".replace("-", "−")
+    return f"{entry['amount']:+d} {entry['currency']}".replace("-", MINUS)
 
 
 def run_side(script: Script, side: Side) -> dict[str, Any]:
@@ -214,12 +214,7 @@ def right_rows(script: Script) -> dict[str, str]:
 
 def source(module: Any, name: str) -> str:
     """The source of a task."""
-    return inspect.getsource(getattr(module, name).run if module is plain else _function(module, name)).strip()
-
-
-def _function(module: Any, name: str) -> Any:
-    task = getattr(module, name)
-    return inspect.unwrap(task.run)
+    return inspect.getsource(inspect.unwrap(getattr(module, name).run)).strip()
 
 
 def record(script: Script, to: Path) -> None:
@@ -242,5 +237,8 @@ def record(script: Script, to: Path) -> None:
     }
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(json.dumps(trace, ensure_ascii=False, separators=(",", ":")) + "\n")
-    wrong = {name: {o: s for o, s in side["rows"].items() if s != trace["right"][o]} for name, side in sides.items()}
+    wrong = {
+        name: {o: s for o, s in side["rows"].items() if s != trace["right"][o]}
+        for name, side in sides.items()
+    }
     print(f"{script.name}: {to.stat().st_size} bytes; wrong rows: {wrong}")

@@ -16,6 +16,7 @@ URL = os.environ.get("WALKTHROUGH_URL", "redis://localhost:6379/0")
 #: The letter of this worker in the picture.
 WORKER = os.environ.get("WALKTHROUGH_WORKER", "")
 RECORD = "record"
+MINUS = "\N{MINUS SIGN}"
 
 
 class ServiceDown(Exception):
@@ -75,7 +76,7 @@ class Ledger:
         """Add an entry to the balance."""
         time.sleep(0.2)
         balance = _redis.hincrby("balances", account, round(entry["amount"] * rate))
-        shown = f"{balance} €".replace("-", "−")
+        shown = f"{balance} €".replace("-", MINUS)
         _redis.hset("rows", account, shown)
         note("write", id=account, v=entry["version"], s=shown)
 

@@ -23,7 +23,7 @@ class Script:
     plan: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     workers: Mapping[str, int] = field(default_factory=lambda: {"A": 2})
     plain_workers: Mapping[str, int] | None = None
-    #: What else happens: (ms, name of an action, words of it on each side).
+    #: What else happens: (ms, name of an action).
     actions: tuple[tuple[int, str], ...] = ()
     amounts: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     #: Rows that are right at the end, where they are not the newest call's.
