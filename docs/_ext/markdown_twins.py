@@ -2,7 +2,8 @@
 
 The pages are written in Markdown, so a twin is its source, with what only Sphinx understands put into words.
 Its links lead to other twins, as they stand. A page ``quickstart.html`` has the twin ``quickstart.md``;
-``llms-full.txt`` has all of them.
+``llms-full.txt`` has all of them. (sphinx-llm 1.1 and sphinx-markdown-builder 0.6 write them from Sphinx's
+trees, and leave out admonitions: the warnings.)
 """
 
 from __future__ import annotations

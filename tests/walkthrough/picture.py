@@ -35,7 +35,10 @@ def main(folder: Path) -> None:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
         browser.execute_cdp_cmd("Emulation.setScrollbarsHidden", {"hidden": True})
         for scheme in ("light", "dark"):
-            features = [{"name": "prefers-color-scheme", "value": scheme}]
+            features = [
+                {"name": "prefers-color-scheme", "value": scheme},
+                {"name": "prefers-reduced-motion", "value": "reduce"},
+            ]
             browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
             browser.get("about:blank")
             browser.get(f"{file.as_uri()}#{MOMENT}")

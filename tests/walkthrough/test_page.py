@@ -150,7 +150,9 @@ class TestInBrowser:
         assert "In order so far" in text(browser, ".plain .verdict")
         press(browser, END)
         assert text(browser, ".ordered .verdict").startswith("Right, all the time.")
-        assert text(browser, ".plain .verdict").startswith(("Wrong at the end.", "Right at the end, by luck."))
+        assert text(browser, ".plain .verdict").startswith(
+            ("Wrong at the end.", "Right at the end, by luck.")
+        )
         rows = {
             row.partition(" ")[2].split("\n")[0].split("\t")[0]: row
             for row in text(browser, ".ordered table").splitlines()
