@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parents[1] / "walkthrough"
+#: The font of the dashboard.
+FONT = HERE.parents[1] / "celery_lowkiq" / "web" / "static" / "inter.woff2"
+FACE = (
+    "/* Inter, under the SIL Open Font License 1.1 */ "
+    "@font-face {{ font-family: Inter; font-weight: 100 900; "
+    'src: url(data:font/woff2;base64,{}) format("woff2"); }}'
+)
 #: The order of the traces on the page.
 ORDER = ("merge", "failure", "kill", "twice", "hold", "reshard")
 
 
 def page() -> str:
     """Return the page as one HTML document that loads nothing."""
+    face = FACE.format(base64.b64encode(FONT.read_bytes()).decode())
     traces = ",\n".join((HERE / "traces" / f"{name}.json").read_text().strip() for name in ORDER)
+    style, script = (HERE / "page.css").read_text(), (HERE / "page.js").read_text()
+    inside = f"[{traces}]".replace("</", "<\\/")
     parts = {
-        '<link rel="stylesheet" href="page.css">': f"<style>\n{(HERE / 'page.css').read_text()}</style>",
-        '<script type="application/json" id="traces">[]</script>': (
-            f'<script type="application/json" id="traces">[{traces}]</script>'.replace("</", "<\\/").replace(
-                "<\\/script>", "</script>"
-            )
-        ),
-        '<script src="page.js"></script>': f"<script>\n{(HERE / 'page.js').read_text()}</script>",
+        '<link rel="stylesheet" href="page.css">': f"<style>\n{face}\n{style}</style>",
+        'id="traces">[]</script>': f'id="traces">{inside}</script>',
+        '<script src="page.js"></script>': f"<script>\n{script}</script>",
     }
     whole = (HERE / "page.html").read_text()
     for place, text in parts.items():
