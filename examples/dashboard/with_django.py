@@ -1,60 +1,92 @@
-"""Django: beside its own application in ``asgi.py``, for staff users.
+"""Django: the dashboard is one of its URLs, for users with a permission.
 
 uvicorn examples.dashboard.with_django:application
+gunicorn --threads 4 examples.dashboard.with_django:wsgi
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
+import threading
+from pathlib import Path
 
 import django
 from django.conf import settings
 from django.core.asgi import get_asgi_application
+from django.core.wsgi import get_wsgi_application
 from django.http import JsonResponse
 from django.urls import path
 
-from celery_lowkiq.web import make_app
-
 from .shop import app
 
-PREFIX = "/ops/queues"
+DATABASE = os.environ.get("DJANGO_DATABASE", str(Path(tempfile.gettempdir()) / "lowkiq-example.sqlite3"))
 
-if not settings.configured:  # in your project: manage.py and settings.py do this
-    settings.configure(
-        SECRET_KEY="an example has no secrets",
-        ALLOWED_HOSTS=["*"],
-        ROOT_URLCONF=__name__,
-        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"],
-        DATABASES={
-            "default": {
-                "ENGINE": "django.db.backends.sqlite3",
-                "NAME": os.environ.get("DJANGO_DATABASE", ":memory:"),
-            }
-        },
-    )
-    django.setup()
+settings.configure(  # in your project: settings.py
+    SECRET_KEY="an example has no secrets",
+    ALLOWED_HOSTS=["*"],
+    ROOT_URLCONF=__name__,
+    INSTALLED_APPS=[
+        "django.contrib.admin",
+        "django.contrib.auth",
+        "django.contrib.contenttypes",
+        "django.contrib.messages",
+        "django.contrib.sessions",
+        "celery_lowkiq.contrib.django",
+    ],
+    MIDDLEWARE=[
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+    TEMPLATES=[
+        {
+            "BACKEND": "django.template.backends.django.DjangoTemplates",
+            "APP_DIRS": True,
+            "OPTIONS": {
+                "context_processors": [
+                    "django.template.context_processors.request",
+                    "django.contrib.auth.context_processors.auth",
+                    "django.contrib.messages.context_processors.messages",
+                ]
+            },
+        }
+    ],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": DATABASE}},
+    STATIC_URL="static/",
+)
+django.setup()
 
-urlpatterns = [path("", lambda _: JsonResponse({"dashboard": f"{PREFIX}/"}))]
+
+def prepare() -> None:
+    """Make the tables, and a first user; in your project: manage.py migrate, createsuperuser."""
+    from django.contrib.auth import get_user_model
+    from django.core.management import call_command
+    from django.db import connections
+
+    call_command("migrate", verbosity=0)
+    users = get_user_model().objects
+    if not users.exists():
+        name, _, password = os.environ.get("DASHBOARD_AUTH", "ops:change me").partition(":")
+        users.create_superuser(name, password=password)
+    connections.close_all()
 
 
-def staff_name(request) -> str | None:
-    """The name of the session's user, if that user is staff."""
-    from django.contrib.auth import SESSION_KEY, get_user_model
-    from django.contrib.sessions.backends.db import SessionStore
+# Uvicorn imports this in its event loop, where Django refuses to wait for a database.
+preparation = threading.Thread(target=prepare)
+preparation.start()
+preparation.join()
 
-    session = SessionStore(request.cookies.get(settings.SESSION_COOKIE_NAME))
-    user = get_user_model().objects.filter(pk=session.get(SESSION_KEY), is_active=True, is_staff=True).first()
-    return user.get_username() if user else None
+from django.contrib import admin  # noqa: E402 - after the settings
 
+from celery_lowkiq.contrib.django.dashboard import dashboard_urls  # noqa: E402
 
-dashboard = make_app(app, auth=staff_name)
-site = get_asgi_application()
-
-
-async def application(scope, receive, send):
-    """Serve the dashboard under its prefix, and Django for all else."""
-    path = scope.get("path", "")
-    if path == PREFIX or path.startswith(f"{PREFIX}/"):
-        await dashboard({**scope, "root_path": scope.get("root_path", "") + PREFIX}, receive, send)
-    else:
-        await site(scope, receive, send)
+urlpatterns = [
+    path("", lambda _: JsonResponse({"dashboard": "/ops/queues/"})),
+    path("admin/", admin.site.urls),
+    path("ops/queues/", dashboard_urls(app)),
+]
+application = get_asgi_application()
+wsgi = get_wsgi_application()

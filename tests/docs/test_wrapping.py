@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("docs/*.md"),
     *ROOT.glob("docs/adr/*.md"),
+    *ROOT.glob("docs/at-night/*.md"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "contrib/README.md")),
 ]
 WIDTH = 100

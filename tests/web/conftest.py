@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 from celery import Celery
 from starlette.testclient import TestClient
 
+from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.web import changes, make_app
 from tests.worker import proj
@@ -50,3 +52,32 @@ def visit(app: Celery) -> Callable[..., TestClient]:
 @pytest.fixture
 def browser(visit: Callable[..., TestClient]) -> TestClient:
     return visit()
+
+
+@pytest.fixture
+def shop(
+    redis_server: EmbeddedServer, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    """The examples' app on our Redis, as if each had a process of its own."""
+    monkeypatch.setenv("CELERY_BROKER_URL", redis_server.url)
+    monkeypatch.setenv("DASHBOARD_AUTH", "ops:secret")
+    from examples.dashboard import shop
+
+    shop.app.conf.broker_url = redis_server.url
+    shop.app.__dict__.pop("_lowkiq_context", None)
+    return shop
+
+
+@pytest.fixture
+def django_shop(
+    shop: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ModuleType]:
+    """The same with the example's Django project, which this process makes once."""
+    monkeypatch.setenv("DJANGO_DATABASE", str(tmp_path_factory.mktemp("django") / "db"))
+    from django.test import override_settings
+
+    from examples.dashboard import with_django  # noqa: F401
+
+    # The usual hash of a password takes half a second.
+    with override_settings(PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"]):
+        yield shop

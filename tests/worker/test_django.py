@@ -63,9 +63,10 @@ class TestOnCommit:
         with transaction.atomic():
             task.delay_on_commit("1", "x")
             task.apply_async_on_commit(("1", "y"), countdown=60)
+            task.perform_async_on_commit({"id": id, "payload": "z"} for id in (1, 2))
             lowkiq.assert_nothing_enqueued(task)
-        lowkiq.assert_enqueued(task, "1", "x", "y")
-        assert lowkiq.drain(task) == 1
+        lowkiq.assert_enqueued(task, "1", "x", "y", "z")
+        assert lowkiq.drain(task) == 2
 
     def test_a_call_of_a_transaction_that_was_rolled_back_is_none(self, lowkiq, task):
         with pytest.raises(ZeroDivisionError), transaction.atomic():

@@ -28,7 +28,8 @@ def test_a_node_leaves_a_queue_after_its_running_batch_and_others_take_it(
     app, start_worker, ledger, tmp_path
 ):
     gated, record = app.tasks["gated"], app.tasks["record"]
-    start_worker()
+    first = start_worker()
+    assert first.logs().count("ordered queues are served by ") == 1
     eventually(lambda: owners(gated) == {"w0"})
     gated.delay("runs")
     ledger.wait_for("start")
@@ -37,6 +38,7 @@ def test_a_node_leaves_a_queue_after_its_running_batch_and_others_take_it(
     assert command(app, "cancel_consumer", "w0@test", queue="gated") == [
         {"ok": "no longer consuming from gated"}
     ]
+    first.wait_for_log("not served: gated (cancel_consumer)")
     eventually(lambda: sorted(lease.owner[:2] for lease in leases(gated)) == ["w0", "w1", "w1", "w1"])
     (tmp_path / "gate").touch()
     eventually(lambda: owners(gated) == {"w1"})
@@ -57,7 +59,9 @@ def test_the_banner_lists_the_ordered_queues(app, start_worker):
     banner = node.logs().partition("[tasks]")[0]
     assert "[ordered queues]\n" in banner
     assert "  .> record " in banner
-    assert "gated" not in banner
+    assert "  .> not served: " in banner
+    assert "gated" in banner.partition("not served: ")[2]
+    node.wait_for_log("exclusion: cooperative; store: redis")
 
 
 @pytest.mark.full

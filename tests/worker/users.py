@@ -18,7 +18,8 @@ def users_pytest(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
     # Other plugins that are installed for our tests take half a second to import.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    pytester.makepyfile(**modules)
+    if modules:
+        pytester.makepyfile(**modules)
 
     def run(tests: str, count: int) -> None:
         pytester.makepyfile(test_it=tests)

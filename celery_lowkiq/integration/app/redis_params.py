@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -66,6 +66,24 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
         return _of_cluster(app, source, url, settings)
     backend = _backend(app, source, url.partition(";")[0] if source == "broker_url" else url)
     return _merged(backend, app, settings) | settings.redis_options
+
+
+def shown_address(parameters: Mapping[str, Any]) -> str:
+    """Return the address of Redis as a URL for logs: without user, password and options."""
+    if "path" in parameters:
+        return f"redis+socket://{parameters['path']}"
+    tls = "s" if parameters.get("ssl") or any(name.startswith("ssl_") for name in parameters) else ""
+    db = parameters.get("db") or 0
+    if "sentinels" in parameters:
+        return f"sentinel://{_joined(parameters['sentinels'])}/{db}?master_name={parameters['master_name']}"
+    if "cluster" in parameters:
+        return f"redis{tls}+cluster://{_joined(parameters['cluster'])}"
+    address = parameters.get("host") or "localhost", parameters.get("port") or DEFAULT_PORT
+    return f"redis{tls}://{_joined([address])}/{db}"
+
+
+def _joined(addresses: Iterable[tuple[str, int]]) -> str:
+    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
 
 
 def source_of(app: Celery, settings: Settings) -> tuple[str, str]:

@@ -12,6 +12,8 @@ from celery_lowkiq.integration.task.unsupported import FIXED
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.names import did_you_mean, full_names
 
+#: Why a queue is not served.
+NOT_NAMED, EXCLUDED, CANCELLED = "-Q does not name it", "-X names it", "cancel_consumer"
 NO_CHILD = "there is no child to replace"
 ENDLESS = "a lane is a thread, which cannot be stopped from outside"
 #: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.
@@ -33,6 +35,15 @@ def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
     """Return the queues of ``names`` that -Q lists explicitly."""
     include = _listed(options.get("queues"))
     return [name for name in names if name in include]
+
+
+def reasons(names: Collection[str], options: Mapping[str, Any]) -> dict[str, str]:
+    """Return why a worker with these -Q and -X does not serve these queues."""
+    include, exclude = _listed(options.get("queues")), _listed(options.get("exclude_queues"))
+    return {
+        name: NOT_NAMED if include and name not in include else EXCLUDED if name in exclude else CANCELLED
+        for name in sorted(names)
+    }
 
 
 def check_threads(controller: Any, any_process: bool) -> None:

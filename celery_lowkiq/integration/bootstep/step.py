@@ -16,7 +16,7 @@ from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.redis_params import source_of
+from celery_lowkiq.integration.app.redis_params import shown_address, source_of
 from celery_lowkiq.integration.app.registry import ordered_tasks, worker_options
 from celery_lowkiq.integration.processes.app_reference import locate
 from celery_lowkiq.integration.processes.process_runner import runs_in_process
@@ -24,11 +24,12 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 
 from . import celery_commands, remote_control  # noqa: F401 - remote control commands
-from .command_line import check_threads, chosen, deselect_from_broker, named, warn_short_names
+from .command_line import check_threads, chosen, deselect_from_broker, named, reasons, warn_short_names
 from .engine import Engine, LaneEngine
 from .late_tasks import LateTasks
 from .node.launch import NO_MODULE
 from .node.proxy import NodeProxy
+from .service import Service
 from .shutdown import ConsumerShutdown
 
 NO_THREADS = "ordered queues need a thread pool: start a worker with -P threads"
@@ -62,8 +63,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._threads, self._processes = issubclass(pool, ThreadPool), issubclass(pool, PreforkPool)
         #: Why this worker cannot serve ordered queues; "" when it can.
         self._obstacle = "" if self._threads or self._processes else NO_THREADS
-        if self.tasks and not self._served:
-            logger.info("no ordered queue is served: -Q and -X leave none of %s", ", ".join(self.tasks))
+        self._logged = ""
         explicit = named(self.tasks, options)
         self._prepare(self._served, explicit)
         warn_short_names(consumer.app, self.tasks, options)
@@ -97,13 +97,31 @@ class OrderedQueues(bootsteps.StartStopStep):
         celerys_text: Any = getattr(worker, "startup_info", None)  # A worker of a test has none.
 
         def startup_info(*args: Any, **options: Any) -> str:
-            names = chosen(self.tasks, worker_options(self._consumer.app))
-            head = f"[ordered queues, not served: {self._obstacle}]" if self._obstacle else "[ordered queues]"
-            rows = [f"  .> {name:<16} shards={self.tasks[name].shards}" for name in names]
-            return "\n".join([celerys_text(*args, **options), *([head, *rows] if names else ()), ""])
+            return "\n".join([celerys_text(*args, **options), *self._service().banner(), ""])
 
         if celerys_text is not None:
             worker.startup_info = startup_info
+
+    def _service(self) -> Service:
+        """What this worker serves, and what not."""
+        app, served = self._consumer.app, frozenset[str]() if self._obstacle else self._served
+        left = reasons(set(self.tasks) - self._served, worker_options(app))
+        left |= dict.fromkeys(self._served - served, self._obstacle)
+        shards = {name: self.tasks[name].shards for name in sorted(served)}
+        if not served:
+            return Service(shards, left)
+        context = context_of(app)
+        lanes = context.settings.lanes or self._consumer.controller.concurrency
+        store = shown_address(context.redis_parameters())
+        return Service(shards, left, lanes, context.settings.exclusion, store)
+
+    def _log_service(self) -> None:
+        """Write what is served, if that is new. With an obstacle, a warning has said it."""
+        if self.tasks and not (self._obstacle and self._served):
+            text = self._service().sentence()
+            if text != self._logged:
+                self._logged = text
+                logger.info("%s", text)
 
     # -- bootstep
 
@@ -115,6 +133,7 @@ class OrderedQueues(bootsteps.StartStopStep):
                 self._engine.start()
             elif self.node is not None:
                 self.node.reconnected()
+        self._log_service()
         self._late.watch()
 
     def _make_engine(self, consumer: Any) -> LaneEngine:
@@ -218,6 +237,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             )
         self._served = served
         self._engine.serve(served)
+        self._log_service()
 
     def _end(self) -> None:
         """Stop the lanes, once."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery import Celery
 from celery.app.task import Task
+from kombu.utils.imports import symbol_by_name
 from typing_extensions import TypeVar
 
 from celery_lowkiq.integration.runs.tracing import report
@@ -78,8 +79,21 @@ def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
 
 
 def adopt_on_commit(cls: type, app: Celery) -> None:
-    """Copy the methods that the app of a Django project has for tasks without a base of their own."""
+    """Copy the methods that the app of a Django project has for tasks without a base of their own, and add
+    that of bulk calls.
+    """
     for name in ("delay_on_commit", "apply_async_on_commit"):
         method = getattr(app.Task, name, None)
         if method is not None and not hasattr(cls, name):
             setattr(cls, name, method)
+    if hasattr(cls, "delay_on_commit") and not hasattr(cls, "perform_async_on_commit"):
+        cls.perform_async_on_commit = _perform_async_on_commit  # type: ignore[attr-defined]
+
+
+def _perform_async_on_commit(self: Any, jobs: Iterable[Any], **options: Any) -> None:
+    """Call ``perform_async`` when the transaction is committed; at once outside of one.
+
+    The jobs are read now, and checked then.
+    """
+    transaction: Any = symbol_by_name("django.db:transaction")
+    transaction.on_commit(functools.partial(self.perform_async, list(jobs), **options))

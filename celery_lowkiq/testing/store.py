@@ -1,0 +1,205 @@
+"""A store for a test, the clock of that store, and ways to run and check its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from celery import Celery, _state
+from celery.signals import setup_logging
+
+from celery_lowkiq.integration.app.context import AppContext
+from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.calls.validation import read_id
+from celery_lowkiq.integration.operations.shown_jobs import ShownJob
+from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.views import all_items
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.clocked import FakeClockClient
+from celery_lowkiq.store.scripts.connect import connect
+
+from .draining import drain
+
+#: Maximum number of payloads of a job that are compared.
+PAYLOADS = 1000
+#: Maximum number of runs in one drain; more indicate a task that calls itself endlessly.
+MOST_RUNS = 10_000
+
+
+@contextlib.contextmanager
+def _current_app_unchanged() -> Iterator[None]:
+    """Restore Celery's current and default app: a worker makes its own app both."""
+    state: Any = _state
+    current, default = state._tls.current_app, state.default_app
+    try:
+        yield
+    finally:
+        state._tls.current_app, state.default_app = current, default
+
+
+@contextlib.contextmanager
+def _logging_unchanged() -> Iterator[None]:
+    """Keep Celery from setting up logging: it removes the handlers of the root logger, ``caplog`` too."""
+
+    def leave_logging(**_options: Any) -> None:
+        """Do nothing: a receiver of this signal takes the place of Celery's own set-up."""
+
+    setup_logging.connect(leave_logging)
+    try:
+        yield
+    finally:
+        setup_logging.disconnect(leave_logging)
+
+
+class Clock:
+    """The clock of the test's store: it runs normally, and can be moved."""
+
+    def __init__(self, client: FakeClockClient) -> None:
+        self._client = client
+
+    def now(self) -> float:
+        """Return the Unix time in s."""
+        return self._client.now()
+
+    def move(self, by: float | timedelta) -> None:
+        """Move the clock forward by seconds or a timedelta."""
+        self._client.move(by.total_seconds() if isinstance(by, timedelta) else by)
+
+    def move_to(self, when: float | datetime) -> None:
+        """Move the clock to a Unix time in s or an aware datetime."""
+        self.move((when.timestamp() if isinstance(when, datetime) else when) - self.now())
+
+
+class Server(Protocol):
+    """A server for tests: an :class:`.EmbeddedServer`, or whatever ``lowkiq_server`` is replaced by."""
+
+    @property
+    def url(self) -> str:
+        """``redis+socket://path``, or ``redis://host:port/0`` without a password."""
+
+
+class EmbeddedContext(AppContext):
+    """An app context whose store is the test's, instead of the one in the app's settings."""
+
+    def __init__(self, app: Celery, server: Server) -> None:
+        super().__init__(app)
+        self._server = server
+
+    def redis_parameters(self) -> dict[str, Any]:
+        """Return the arguments of a connection to the test's server."""
+        url = urlsplit(self._server.url)
+        return (
+            {"path": url.path} if url.scheme == "redis+socket" else {"host": url.hostname, "port": url.port}
+        )
+
+    def open_store(self, connections: int) -> RedisStore:
+        """Return a store with at most ``connections`` connections."""
+        client = connect(
+            self.redis_parameters(), pool_size=connections, pool_timeout=self.settings.pool_timeout
+        )
+        return RedisStore(client, sending=FakeClockClient)
+
+
+class Lowkiq:
+    """An empty store for the calls of an app, and ways to run them: the fixture ``lowkiq``."""
+
+    def __init__(self, app: Celery, context: AppContext) -> None:
+        self.app = app
+        self.clock: Clock = Clock(cast(FakeClockClient, context.store.client))
+        self._context = context
+
+    # -- running
+
+    def drain(self, *tasks: Any, most: int = MOST_RUNS) -> int:
+        """Run due jobs in this thread until none is due; of the given tasks, or of all ordered tasks.
+
+        Jobs run as in a worker: an error of a task is a failed job. Returns the number of runs. Raises
+        AssertionError when a worker serves one of the queues, and after ``most`` runs.
+        """
+        return drain(self.app, self._context, self._by_queue(tasks), most)
+
+    @contextlib.contextmanager
+    def worker(self, concurrency: int = 1, **options: Any) -> Iterator[Any]:
+        """Run a real worker in threads of this process, on the app's broker.
+
+        ``options`` are those of ``celery.contrib.testing.worker.start_worker``. Logging stays as the test
+        set it up, unless they have ``loglevel`` or ``logfile``. Afterwards the current app is what it was.
+        """
+        from celery.contrib.testing.worker import start_worker
+
+        logs = contextlib.nullcontext() if {"loglevel", "logfile"} & options.keys() else _logging_unchanged()
+        options = {"pool": "threads", "perform_ping_check": False, **options}
+        start = start_worker(self.app, concurrency=concurrency, **options)
+        with _current_app_unchanged(), logs, start as worker:
+            yield worker
+
+    # -- assertions
+
+    def enqueued(self, task: Any) -> dict[str, list[Any]]:
+        """Return the payloads of waiting jobs, due or not, by id; the smallest score first."""
+        return {job.id: _values(job) for job in self._waiting(task)}
+
+    def due_in(self, task: Any, job_id: Any) -> float:
+        """Return the seconds until a waiting job is due. Raises AssertionError when it does not wait."""
+        job = self._one(task).ordered_queue.job(job_id).waiting
+        assert job is not None, f"no job {job_id!r} of {task.name} waits: {self.enqueued(task)}"
+        return float(job.perform_in) - self.clock.now()
+
+    def assert_enqueued(self, task: Any, job_id: Any, *payloads: Any) -> None:
+        """Assert that a job waits and, if payloads are given, has exactly these, in this order."""
+        enqueued = self.enqueued(task)
+        name = read_id(job_id)
+        assert name in enqueued, f"no job {name!r} of {task.name} waits: {enqueued}"
+        assert not payloads or enqueued[name] == list(payloads), (
+            f"job {name!r} of {task.name} has the payloads {enqueued[name]}, not {list(payloads)}"
+        )
+
+    def assert_nothing_enqueued(self, *tasks: Any) -> None:
+        """Assert that no job waits; of the given tasks, or of all ordered tasks."""
+        enqueued = {task.name: self.enqueued(task) for task in self._by_queue(tasks).values()}
+        waiting = {name: jobs for name, jobs in enqueued.items() if jobs}
+        assert not waiting, f"jobs wait: {waiting}"
+
+    def _waiting(self, task: Any) -> Iterator[ShownJob]:
+        return all_items(self._one(task).ordered_queue.jobs, limit=PAYLOADS, payload_limit=PAYLOADS)
+
+    def _one(self, task: Any) -> Any:
+        (ordered,) = self._by_queue((task,)).values()
+        return ordered
+
+    def _by_queue(self, tasks: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the tasks, or all ordered tasks of the app. Raises ConfigurationError for another app's."""
+        ordered = ordered_tasks(self.app)
+        names = {task.name for task in tasks}
+        for name in names - {task.name for task in ordered.values()}:
+            raise ConfigurationError(
+                f"{name} is not an ordered task of {self.app!r}: write a fixture lowkiq_app that returns the "
+                "app of your tasks"
+            )
+        return {queue: task for queue, task in ordered.items() if not tasks or task.name in names}
+
+
+def _values(job: ShownJob) -> list[Any]:
+    return [payload.value for payload in job.payloads]
+
+
+@contextlib.contextmanager
+def lowkiq_store(app: Celery, server: Server) -> Iterator[Lowkiq]:
+    """Give an app's ordered tasks an empty store on that server until the end of the block.
+
+    Raises ConfigurationError with ``task_always_eager``, since calls are not stored then.
+    """
+    if app.conf.task_always_eager:
+        raise ConfigurationError("task_always_eager=True stores nothing: set it to False in these tests")
+    context = EmbeddedContext(app, server)
+    cast(FakeClockClient, context.store.client).empty()
+    former = app.__dict__.get("_lowkiq_context")
+    app.__dict__["_lowkiq_context"] = context
+    try:
+        yield Lowkiq(app, context)
+    finally:
+        app.__dict__["_lowkiq_context"] = former
+        context.store.close()
