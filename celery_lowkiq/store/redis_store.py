@@ -16,11 +16,11 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
-from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
+from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
 from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (

@@ -18,7 +18,7 @@ from celery_lowkiq.integration.operations.failures_mixin import Failures, Matche
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.health_checks import Finding
+from celery_lowkiq.rules.findings import Finding
 from celery_lowkiq.rules.history import Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost

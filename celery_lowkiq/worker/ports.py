@@ -14,11 +14,11 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
-from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
+from celery_lowkiq.rules.server_checks import Server
 
 #: Exit status of a worker that crashes, and of a process that a run forked.
 EXIT_CRASHED = 70

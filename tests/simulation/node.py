@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from celery_lowkiq.rules import health_checks
+from celery_lowkiq.rules import server_checks
 from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT, LeaseWatch
@@ -183,9 +183,9 @@ class SimStore:
         asked = list(zip(shards, in_hand, were_empty, strict=True))
         return self._call(lambda: [self._server.next_due(*one) for one in asked])
 
-    def memory(self) -> health_checks.Server:
+    def memory(self) -> server_checks.Server:
         """For people, too."""
-        return health_checks.Server(policy="noeviction")
+        return server_checks.Server(policy="noeviction")
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Listener:
         return self._call(lambda: Listener(self._network))

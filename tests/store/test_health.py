@@ -9,12 +9,14 @@ from unittest import mock
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.health_checks import ERROR, OK, WARNING, check_health
+from celery_lowkiq.rules.findings import ERROR, OK, WARNING
+from celery_lowkiq.rules.health_checks import check_health
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect import health
+from celery_lowkiq.store.inspect import masters
 from celery_lowkiq.store.inspect.health import HealthReader
+from celery_lowkiq.store.inspect.masters import MasterReader
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import queue_key
@@ -25,7 +27,8 @@ from .helpers import ONE, claim, push, take
 def found(store, *queues):
     """Texts by subject and level."""
     texts = defaultdict(list)
-    for finding in check_health(HealthReader(store).read(queues)):
+    topology = MasterReader(store.client).read(queues, 10.0)
+    for finding in check_health(HealthReader(store).read(queues, topology)):
         texts[finding.subject, finding.level].append(finding.text)
     return {key: " ".join(some) for key, some in texts.items()}
 
@@ -55,8 +58,8 @@ def test_what_a_server_says_of_itself(store, client):
 def test_the_clocks_are_compared_to_half_of_a_round_trip(store, monkeypatch):
     now = store.client.commands([("TIME",)])[0]
     asked_and_answered = iter([float(now[0]) - 3, float(now[0]) + 3])
-    monkeypatch.setattr(health, "time", mock.Mock(time=asked_and_answered.__next__))
-    server = HealthReader(store).read([]).server
+    monkeypatch.setattr(masters, "time", mock.Mock(time=asked_and_answered.__next__))
+    server = MasterReader(store.client).read([], 10.0).masters[0].server
     assert server.give_or_take == 3
     assert server.ahead == pytest.approx(0, abs=60)
 
@@ -96,7 +99,7 @@ def test_what_is_written_to_disk(store, client):
 
 def test_a_clock_that_differs(store):
     now = time.time()
-    with mock.patch.object(health.time, "time", return_value=now + 60):
+    with mock.patch.object(masters.time, "time", return_value=now + 60):
         assert "behind this host's" in found(store)["clock", WARNING]
 
 
@@ -138,4 +141,4 @@ def test_queues(store, client):
 def test_a_server_that_is_not_there(tmp_path):
     away = RedisStore(connect({"path": str(tmp_path / "none")}, pool_size=1, pool_timeout=1))
     with pytest.raises(StoreUnavailable):
-        HealthReader(away).read([ONE])
+        MasterReader(away.client).read([ONE], 10.0)

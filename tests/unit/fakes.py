@@ -17,7 +17,6 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.history import Counters
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import (
@@ -33,6 +32,7 @@ from celery_lowkiq.rules.models import (
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, UpdateReply
+from celery_lowkiq.rules.server_checks import Server
 
 
 class FakeStore:

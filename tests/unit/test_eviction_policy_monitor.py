@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from celery_lowkiq.rules.health_checks import Server
+from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.worker.ownership.monitors import EvictionPolicyMonitor
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node

@@ -124,6 +124,21 @@ def _backoff() -> ExponentialBackoff:
     return ExponentialBackoff(cap=0.2, base=0.01)
 
 
+def is_behind_sentinels(client: redis.Redis) -> bool:
+    """Whether sentinels name a client's Redis."""
+    return isinstance(client.connection_pool, SentinelConnectionPool)
+
+
+def address_of(client: redis.Redis) -> str:
+    """Return where a client's Redis is, without user and password."""
+    pool: Any = client.connection_pool
+    options = pool.connection_kwargs
+    location = options.get("path") or f"{options.get('host', '')}:{options.get('port', '')}"
+    if is_behind_sentinels(client):
+        location = pool.service_name
+    return f"{location} db {options.get('db') or 0}"
+
+
 def apart(client: redis.Redis) -> redis.Redis:
     """Return a client of the same Redis with its own pool, for a long-lived connection; close it."""
     pool = client.connection_pool

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.health_checks import Server
+from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.server_info import ServerInfo, server_info
 
 from .client import Client
@@ -35,6 +36,11 @@ def reply_if_permitted(client: Client, *command: str) -> dict[str, Any]:
         raise
     except StoreError:
         return {}
+    return texts(reply)
+
+
+def texts(reply: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return names and values of a reply as text; numbers stay."""
     return {_text(name): _text(value) for name, value in reply.items()}
 
 

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from celery_lowkiq.rules.balance import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.health_checks import ERROR, eviction
+from celery_lowkiq.rules.findings import ERROR
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.server_checks import eviction
 from celery_lowkiq.rules.text import listed
 
 from ..context import WorkerContext
