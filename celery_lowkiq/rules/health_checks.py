@@ -76,8 +76,8 @@ def unreachable(reason: str) -> Finding:
 
 
 def unreadable(reason: str) -> Finding:
-    """Return the finding in place of those about nodes and queues, when the master that has them is away."""
-    return Finding(ERROR, "nodes and queues", reason, "They are read again when that master is back.")
+    """Return the finding in place of those about nodes and queues, which one master does not tell."""
+    return Finding(ERROR, "nodes and queues", reason, "See the findings above, and look again.")
 
 
 def _findings(state: SystemState) -> Iterator[Finding]:

@@ -90,15 +90,15 @@ def check_topology(topology: Topology) -> Iterator[Finding]:
     yield from _replicas(known)
 
 
-def refusals(refused: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a finding for each command that scripts need and a server has refused."""
+def refusals(refused: Mapping[str, str], name: str = "Redis") -> Iterator[Finding]:
+    """Yield a finding for each command that scripts need and the server with this name has refused."""
     for command, error in refused.items():
         if command.startswith("INFO"):
-            text = f"Redis refuses {command}: {error}. A lease that was lost in a failover is not noticed."
+            text = f"{name} refuses {command}: {error}. A lease that was lost in a failover is not noticed."
             advice = "Permit it, or expect that two nodes may run a shard for a lease time after a failover."
             yield Finding(WARNING, "commands", text, advice)
         else:
-            text = f"Redis refuses {command}: {error}. No call can be stored, and none runs."
+            text = f"{name} refuses {command}: {error}. No call can be stored, and none runs."
             advice = "Permit it (docs/operations.md lists the rights), or use a Redis that has it."
             yield Finding(ERROR, "commands", text, advice)
 

@@ -13,6 +13,7 @@ from celery_lowkiq.rules.findings import ERROR, OK, WARNING
 from celery_lowkiq.rules.health_checks import check_health
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.topology import check_topology
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect import masters
 from celery_lowkiq.store.inspect.health import HealthReader
@@ -21,7 +22,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import queue_key
 
-from .helpers import ONE, claim, push, take
+from .helpers import ONE, SHARD, claim, push, take
 
 
 def found(store, *queues):
@@ -76,7 +77,7 @@ def test_what_a_worker_asks_about_memory_needs_no_config(store, client):
         found = {}
         for name in ("managed", "few"):
             user = connect({"path": path, "username": name, "password": "x"}, pool_size=2, pool_timeout=5)
-            found[name] = RedisStore(user).memory()
+            found[name] = RedisStore(user).masters([SHARD])[0].server
             user.connection_pool.disconnect()
     finally:
         client.config_set("maxmemory", 0)
@@ -142,3 +143,23 @@ def test_a_server_that_is_not_there(tmp_path):
     away = RedisStore(connect({"path": str(tmp_path / "none")}, pool_size=1, pool_timeout=1))
     with pytest.raises(StoreUnavailable):
         MasterReader(away.client).read([ONE], 10.0)
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("command", ["time", "info"])
+def test_a_command_that_scripts_may_not_run_is_named(store, client, command):
+    """Some managed services forbid TIME in scripts: nothing works there, and not each server says why."""
+    client.execute_command("ACL", "SETUSER", "few", "on", ">x", "~*", "&*", "+@all", f"-{command}")
+    known = {"path": client.connection_pool.connection_kwargs["path"], "username": "few", "password": "x"}
+    limited = RedisStore(connect(known, pool_size=2, pool_timeout=5))
+    try:
+        (master,) = limited.masters([SHARD])
+        topology = MasterReader(limited.client).read([ONE], 10.0)
+    finally:
+        limited.close()
+        client.execute_command("ACL", "DELUSER", "few")
+    name = f"{command.upper()} in scripts"
+    assert list(master.refused) == [name]
+    (finding,) = (finding for finding in check_topology(topology) if finding.subject == "commands")
+    assert finding.level == (ERROR if command == "time" else WARNING)
+    assert f"Redis refuses {name}: " in finding.text

@@ -74,7 +74,11 @@ def test_slots_without_a_master():
 
 @pytest.mark.parametrize(
     "shards, skew, text",
-    [((16, 16, 16), 1.0, None), ((4, 6, 2), 1.5, "orders (6 of 12, 1.5 times its share)"), ((0,) * 3, 1.0, None)],
+    [
+        ((16, 16, 16), 1.0, None),
+        ((4, 6, 2), 1.5, "orders (6 of 12, 1.5 times its share)"),
+        ((0,) * 3, 1.0, None),
+    ],
 )
 def test_shards_a_master(shards, skew, text):
     topology = cluster(WELL, WELL, WELL)
@@ -97,7 +101,13 @@ def test_one_master_of_a_cluster_needs_no_more_shards():
     [
         ({"full_coverage": True}, "cluster-require-full-coverage", WARNING, "all masters refuse", "to no"),
         ({"full_coverage": None}, "cluster-require-full-coverage", WARNING, "CONFIG GET is forbidden", "no"),
-        ({"node_timeout": 15.0}, "cluster-node-timeout", WARNING, "15 s, and a lease lasts 10 s", "5000 (ms)"),
+        (
+            {"node_timeout": 15.0},
+            "cluster-node-timeout",
+            WARNING,
+            "15 s, and a lease lasts 10 s",
+            "5000 (ms)",
+        ),
         ({"node_timeout": 15.0}, "cluster-node-timeout", WARNING, "run out", "lowkiq_lease_seconds to 30"),
         ({"replicas": 0}, "replicas", WARNING, "m1:1: no replica is connected", "Add one"),
         ({"min_replicas": False}, "min-replicas-to-write", WARNING, "m1:1: a master that is cut off", "Set"),

@@ -14,9 +14,8 @@ from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.topology import Master, Topology
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.leases.heartbeats import seconds
-from celery_lowkiq.store.leases.refused_commands import refused_commands
+from celery_lowkiq.store.leases.master_checks import if_permitted, refused_commands
 from celery_lowkiq.store.scripts.client import Asked, Client
-from celery_lowkiq.store.scripts.server import texts
 
 #: Before Redis 7, CONFIG GET takes one name only.
 SETTINGS = ("save", "appendfsync")
@@ -72,16 +71,12 @@ def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
     after = time.time()
     if away := next((e for e in (info, now) if isinstance(e, StoreUnavailable)), None):
         return Master(asked.address, slots=asked.slots, shards=shards, away=str(away))
-    config = {name: value for reply in settings for name, value in _if_permitted(reply).items()}
-    server = _server(_if_permitted(info), config)
+    config = {name: value for reply in settings for name, value in if_permitted(reply).items()}
+    server = _server(if_permitted(info), config)
     if not isinstance(now, StoreError):
         ahead = seconds(now) - (before + after) / 2
         server = replace(server, ahead=ahead, give_or_take=(after - before) / 2)
     return Master(asked.address, server, asked.slots, shards)
-
-
-def _if_permitted(reply: Any) -> dict[str, Any]:
-    return {} if isinstance(reply, StoreError) else texts(reply)
 
 
 def _server(info: Mapping[str, Any], config: Mapping[str, Any]) -> Server:
