@@ -24,6 +24,7 @@ from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import Hint
+from celery_lowkiq.rules.topology import Topology
 from celery_lowkiq.rules.views import HeldId, Page, PausedId, Stats
 
 from .changes import begin, call_off, operation_of
@@ -161,6 +162,11 @@ def nodes(request: Request) -> Nodes:
 def server(request: Request) -> ServerInfo:
     """What Redis reports about itself."""
     return site_of(request).inspector.server()
+
+
+def masters(request: Request) -> Topology:
+    """The masters of a cluster, or the only one, with the shards that each stores."""
+    return site_of(request).inspector.topology()
 
 
 def doctor(request: Request) -> Findings:
@@ -304,6 +310,7 @@ ENDPOINTS = (
     Endpoint("GET", "/history", history, Samples, (Query("queue", TEXT),)),
     Endpoint("GET", "/nodes", nodes, Nodes),
     Endpoint("GET", "/redis", server, ServerInfo),
+    Endpoint("GET", "/masters", masters, Topology),
     Endpoint("GET", "/doctor", doctor, Findings),
     Endpoint("POST", "/changes", change, OperationJson, body="Change"),
     Endpoint("GET", "/operations", operations, Operations),
