@@ -36,7 +36,7 @@ class _Master(NamedTuple):
     sentinels: list[tuple[str, int]]
     name: str
     #: Arguments of the connections to the sentinels.
-    options: dict[str, Any] | None
+    options: dict[str, Any]
 
 
 class _BlockingSentinelPool(SentinelConnectionPool, KeepingPool):
@@ -82,9 +82,10 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
     """
     options, master = _split(parameters)
     options["retry"] = asyncio.retry.Retry(_backoff(), RETRIES)
-    if isinstance(reqs := options.get("ssl_cert_reqs"), VerifyMode):
-        # The asyncio client of redis-py 5.0 knows names only, and Celery makes constants of them.
-        options["ssl_cert_reqs"] = reqs.name.removeprefix("CERT_").lower()
+    for arguments in (options, master.options if master else {}):
+        if isinstance(reqs := arguments.get("ssl_cert_reqs"), VerifyMode):
+            # The asyncio client of redis-py 5.0 knows names only, and Celery makes constants of them.
+            arguments["ssl_cert_reqs"] = reqs.name.removeprefix("CERT_").lower()
     if master is None:
         given = options.pop("connection_class", redis.Connection)
         if given not in ASYNC_CLASSES:
@@ -108,11 +109,15 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
     options["protocol"] = PROTOCOL
     sentinels = options.pop("sentinels", None)
     master_name = options.pop("master_name", None)
-    sentinel_kwargs = options.pop("sentinel_kwargs", None)
+    of_sentinels = options.pop("sentinel_kwargs", None) or {}
     options.pop("decode_responses", None)
     if sentinels is not None:
-        options.pop("connection_class", None)
-        return options, _Master(list(sentinels), str(master_name), sentinel_kwargs)
+        # The pool has classes of its own for connections to a master.
+        given = options.pop("connection_class", redis.Connection)
+        options["ssl"] = options.get("ssl") or issubclass(given, redis.SSLConnection)
+        # A sentinel that does not answer delays nobody for longer than a master.
+        timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
+        return options, _Master(list(sentinels), str(master_name), timeouts | of_sentinels)
     if "path" in options:
         options.setdefault("connection_class", redis.UnixDomainSocketConnection)
     elif options.pop("ssl", False):
