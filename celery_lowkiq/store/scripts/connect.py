@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import redis
 from redis import asyncio
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -67,7 +67,8 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
     if master is None:
         pool: redis.ConnectionPool = KeepingPool(max_connections=pool_size, timeout=pool_timeout, **options)
     else:
-        manager = Sentinel(master.sentinels, sentinel_kwargs=master.options)  # type: ignore[no-untyped-call]
+        asking = {"retry": Retry(NoBackoff(), 0), **master.options}
+        manager = Sentinel(master.sentinels, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
         pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
@@ -96,7 +97,8 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
             connection_class=ASYNC_CLASSES[given], max_connections=pool_size, **options
         )
     else:
-        manager = asyncio.Sentinel(master.sentinels, sentinel_kwargs=master.options)  # type: ignore[no-untyped-call]
+        asking = {"retry": asyncio.retry.Retry(NoBackoff(), 0), **master.options}
+        manager = asyncio.Sentinel(master.sentinels, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
         pool = asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, **options
         )
@@ -115,7 +117,7 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
         # The pool has classes of its own for connections to a master.
         given = options.pop("connection_class", redis.Connection)
         options["ssl"] = options.get("ssl") or issubclass(given, redis.SSLConnection)
-        # A sentinel that does not answer delays nobody for longer than a master.
+        # As for a master; and when a sentinel does not answer, the next one is asked.
         timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
         return options, _Master(list(sentinels), str(master_name), timeouts | of_sentinels)
     if "path" in options:
