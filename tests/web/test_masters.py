@@ -16,14 +16,13 @@ from tests.waiting import eventually
 
 @pytest.fixture(scope="module")
 def cluster():
-    with running_cluster() as cluster:
-        yield cluster
+    with running_cluster() as started:
+        yield started
 
 
 @pytest.fixture
 def settings(settings, cluster):
-    cluster.flush()
-    return {**settings, "lowkiq_url": cluster.url, "lowkiq_redis_options": {"socket_timeout": 1.0}}
+    return settings | {"lowkiq_url": cluster.url, "lowkiq_redis_options": {"socket_timeout": 1.0}}
 
 
 class Context:
