@@ -88,6 +88,45 @@ def test_the_chart_tells_what_is_under_the_pointer(browser, visit):
     reads(browser, "processed", "#chart-note")
 
 
+def test_the_chart_shows_a_day(browser, visit):
+    visit("/queue?queue=sync_order")
+    browser.find_element("link text", "24 h").click()
+    reads(browser, "Last 24 hours", "#chart-title")
+    assert text(browser, ".spans [aria-current]") == "24 h"
+    assert len(browser.find_elements("css selector", "#chart svg [data-at]")) == 72
+    assert violations(browser) == []
+
+
+def test_the_theme_is_chosen_and_kept(browser, visit):
+    def background():
+        return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+    def switch():
+        return browser.find_element("css selector", ".foot .switch")
+
+    visit("/")
+    assert switch().text == "Theme: auto"
+    found = []
+    for theme in ("Theme: light", "Theme: dark"):
+        switch().click()
+        assert switch().text == theme
+        visit("/nodes")
+        assert switch().text == theme
+        assert violations(browser) == []
+        found.append(background())
+    assert found == ["rgb(246, 246, 247)", "rgb(14, 14, 17)"]
+    switch().click()
+    assert switch().text == "Theme: auto"
+
+
+def test_the_font_is_the_packages_own(browser, visit):
+    visit("/")
+    loaded = (
+        "return document.fonts.ready.then((fonts) => [...fonts].map((font) => font.family + font.status))"
+    )
+    assert browser.execute_script(loaded) == ["Interloaded"]
+
+
 def test_a_queue_is_paused_and_goes_on(browser, visit, orders):
     visit(PAGES["queue"])
     press(browser, "Pause")
