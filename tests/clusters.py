@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import redis
@@ -35,7 +35,7 @@ class Cluster:
 
     def node(self, number: int) -> redis.Redis:
         """A client of one node only."""
-        return redis.Redis(port=self.servers[number].port or 0)
+        return redis.Redis(unix_socket_path=self.servers[number].socket_path)
 
     def clients(self) -> list[redis.Redis]:
         """A client of each node."""
@@ -96,20 +96,23 @@ def _holds(part: Sequence[str], slot: int) -> bool:
 
 
 @contextlib.contextmanager
-def running_cluster(masters: int = 3, executable: str | os.PathLike[str] | None = None) -> Iterator[Cluster]:
-    """Start a cluster; a dead master refuses its own slots only."""
+def running_cluster(
+    masters: int = 3, executable: str | os.PathLike[str] | None = None, tls: Mapping[str, str] | None = None
+) -> Iterator[Cluster]:
+    """Start a cluster; a dead master refuses its own slots only. ``tls``: options for its files."""
     config = {
         "cluster-enabled": "yes",
         "cluster-node-timeout": "2000",
         "cluster-require-full-coverage": "no",
+        **({**tls, "tls-cluster": "yes"} if tls else {}),
     }
     with contextlib.ExitStack() as stack:
-        servers = [
-            stack.enter_context(
-                EmbeddedServer(executable=executable or _server(), port=free_port(), config=config)
-            )
-            for _ in range(masters)
-        ]
+        servers = []
+        for _ in range(masters):
+            port = free_port()
+            of_port = {"port": "0", "tls-port": str(port)} if tls else {}
+            server = EmbeddedServer(executable=executable or _server(), port=port, config=config | of_port)
+            servers.append(stack.enter_context(server))
         cluster = Cluster(servers)
         for number in range(masters):
             first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1

@@ -1,10 +1,11 @@
-"""TLS in front of a Redis, with certificates of an own authority."""
+"""TLS in front of a Redis, or of Redis itself, with certificates of an own authority."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import ipaddress
+import os
 import socket
 import socketserver
 import ssl
@@ -14,10 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
+
+from celery_lowkiq.embedded import EmbeddedServer, ServerFailed, find_server
+
+from .clusters import free_port
 
 #: What a key may be used for; a certificate says yes or no to each.
 USAGES = (
@@ -105,6 +111,30 @@ def _passed(source: socket.socket, target: socket.socket) -> bool:
         return True
     target.sendall(data)
     return bool(data)
+
+
+def tls_files(authority: Authority, server: Identity) -> dict[str, str]:
+    """Options of redis.conf for TLS, also between servers, with clients that have a certificate."""
+    return {
+        "tls-cert-file": str(server.certificate),
+        "tls-key-file": str(server.key),
+        "tls-ca-cert-file": str(authority.certificate),
+        "tls-auth-clients": "yes",
+        "tls-replication": "yes",
+    }
+
+
+def find_tls_server(authority: Authority) -> Path:
+    """A server that was built with TLS; skips the test without one.
+
+    LOWKIQ_TEST_TLS_SERVER names one; otherwise it is the one that all tests use, if it can.
+    """
+    config = {**tls_files(authority, authority.identity("probe")), "tls-port": str(free_port())}
+    named = [os.environ.get(name) for name in ("LOWKIQ_TEST_TLS_SERVER", "LOWKIQ_TEST_SERVER")]
+    for executable in [Path(name) for name in named if name] + [find_server()]:
+        with contextlib.suppress(ServerFailed), EmbeddedServer(executable=executable, config=config):
+            return executable
+    pytest.skip("no Redis with TLS: LOWKIQ_TEST_TLS_SERVER may name one")
 
 
 def _new_key() -> rsa.RSAPrivateKey:

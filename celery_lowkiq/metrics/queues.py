@@ -19,7 +19,10 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import ShardState, Stats, sum_of
+
+from .masters import MasterCollector
 
 LABELS = ("queue",)
 
@@ -112,9 +115,11 @@ class QueueCollector(Collector):
 
 
 def queue_registry(app: Celery) -> CollectorRegistry:
-    """Return a registry with the metrics of an app's queues. Raises ConfigurationError."""
+    """Return a registry with the metrics of an app's queues and masters. Raises ConfigurationError."""
     registry = CollectorRegistry()
     registry.register(QueueCollector(app))
+    if context_of(app).store.client.kind() is not Kind.SERVER:
+        registry.register(MasterCollector(app))
     return registry
 
 

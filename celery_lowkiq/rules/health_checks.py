@@ -3,56 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .balance import ORPHAN_TIMEOUT_LEASES
+from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
 from .models import ShardRef
 from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
 from .shard_hints import shard_hints
 from .text import duration, listed, ranges, since
+from .topology import Topology, check_topology
 from .views import Paused, Stats
-
-OK, WARNING, ERROR = "ok", "warning", "error"
-
-#: The oldest supported version of Redis.
-OLDEST = (6, 2)
-#: Maximum difference between clocks, in s.
-CLOCKS = 1.0
-#: Maximum number of shards, or of names, in a finding.
-LISTED = 10
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The result of a check. ``level``: ok, warning or error; ``advice``: what to do, empty for nothing."""
-
-    level: str
-    subject: str
-    text: str
-    advice: str = ""
-
-
-@dataclass(frozen=True)
-class Server:
-    """What a Redis server reports. None: its user may not read it, or the server leaves it out."""
-
-    name: str = "Redis"
-    version: str = ""
-    policy: str | None = None
-    #: In bytes, 0 for no limit.
-    maxmemory: int = 0
-    aof: bool | None = None
-    appendfsync: str | None = None
-    #: Setting ``save``: empty when no snapshots are made.
-    save: str | None = None
-    #: Whether the last write to disk succeeded.
-    written: bool = True
-    #: Its clock minus this host's, and the maximum error of that, in s.
-    ahead: float = 0.0
-    give_or_take: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +34,8 @@ class QueueState:
     migration_paused: bool = False
     #: Whether a rate limit applies.
     limited: bool = False
+    #: Why the rest could not be read.
+    unread: str | None = None
 
     @property
     def length(self) -> int:
@@ -89,7 +53,7 @@ class SystemState:
 
     now: float
     format: int
-    server: Server
+    topology: Topology
     nodes: Sequence[NodeReport] = ()
     queues: Sequence[QueueState] = ()
 
@@ -99,7 +63,7 @@ class SystemState:
 
 
 def check_health(state: SystemState) -> tuple[Finding, ...]:
-    """Return the findings about the server, the nodes, and each queue."""
+    """Return the findings about the masters, the nodes, and each queue."""
     return tuple(_findings(state))
 
 
@@ -111,15 +75,17 @@ def unreachable(reason: str) -> Finding:
     return Finding(ERROR, "connection", reason, advice)
 
 
+def unreadable(reason: str) -> Finding:
+    """Return the finding in place of those about nodes and queues, which one master does not tell."""
+    return Finding(ERROR, "nodes and queues", reason, "See the findings above, and look again.")
+
+
 def _findings(state: SystemState) -> Iterator[Finding]:
-    yield _version(state.server)
-    yield eviction(state.server)
-    yield _persistence(state.server)
-    yield _clock(state.server)
+    yield from check_topology(state.topology)
     yield from _nodes(state)
     for queue in state.queues:
-        # A queue in another format cannot be served: the other checks would only follow from that.
-        found = list(_format(queue, state.format)) or [
+        # Of a queue in another format, or a part that is away, the other checks would only follow from that.
+        found = [*_unread(queue), *_format(queue, state.format)] or [
             *_damaged(queue),
             *_unserved(queue, state),
             *_unowned(queue, state),
@@ -130,73 +96,8 @@ def _findings(state: SystemState) -> Iterator[Finding]:
             *_shard_count(queue),
             *_load(queue, state.nodes),
         ]
-        served = _counted(queue.stored or queue.declared, "shard is served", "shards are served")
+        served = counted(queue.stored or queue.declared, "shard is served", "shards are served")
         yield from found or [queue.finding(OK, f"{_wait(queue)}, {served}")]
-
-
-# -- the server
-
-
-def _version(server: Server) -> Finding:
-    known = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
-    text = f"{server.name} {server.version or 'of an unknown version'}"
-    if known and known < OLDEST:
-        return Finding(ERROR, "server", text, "Redis 6.2 or newer is needed, or Valkey.")
-    return Finding(OK, "server", text)
-
-
-def eviction(server: Server) -> Finding:
-    """Return whether a full Redis refuses writes, or evicts jobs.
-
-    Policies ``volatile-*`` evict keys that expire. Jobs do not; what ``drop_stale`` compares with, trackers,
-    and the tokens of rate limits do.
-    """
-    subject, advice = "maxmemory-policy", "Set maxmemory-policy to noeviction."
-    if server.policy is None:
-        text = "The server does not tell its maxmemory-policy: INFO is forbidden, or leaves it out."
-        return Finding(WARNING, subject, text, f"Look there. {advice}")
-    if server.policy == "noeviction":
-        return Finding(OK, subject, "noeviction")
-    if server.maxmemory == 0:
-        return Finding(WARNING, subject, f"{server.policy}: harmless while no maxmemory is set.", advice)
-    text = "a full Redis throws jobs away."
-    if server.policy.startswith("volatile-"):
-        text = (
-            "a full Redis keeps jobs, but throws away what drop_stale knows (an older payload may then run "
-            "after a newer one), trackers, and what counts for rate limits."
-        )
-    return Finding(ERROR, subject, f"{server.policy}: {text}", advice)
-
-
-def _persistence(server: Server) -> Finding:
-    subject, advice = "persistence", "Set appendonly yes, and appendfsync everysec or always."
-    if not server.written:
-        text = "The last write to disk failed: a restart of Redis loses what came since the one before."
-        return Finding(ERROR, subject, text, "See the log of Redis: often the disk is full.")
-    if server.aof:
-        lost = {"always": "nothing", "no": "what the operating system has not written yet"}
-        what = lost.get(server.appendfsync or "", "the last second or two")
-        return Finding(OK, subject, f"Append-only file: a crash of the machine loses {what}.")
-    if server.aof is None or server.save is None:
-        text = (
-            "No append-only file is known. The server does not tell whether it writes snapshots: "
-            "CONFIG GET is forbidden."
-        )
-    elif server.save:
-        text = "Snapshots only: a crash of Redis loses all calls, and all that was done, since the last one."
-    else:
-        text = "Nothing is written to disk: a restart of Redis loses all jobs."
-    return Finding(WARNING, subject, text, advice)
-
-
-def _clock(server: Server) -> Finding:
-    # Countdowns go by Redis's clock; an eta is a time of the caller's clock.
-    off = abs(server.ahead)
-    if off <= CLOCKS + server.give_or_take:
-        text = f"This host and Redis differ by {duration(off + server.give_or_take)} at most."
-        return Finding(OK, "clock", text)
-    text = f"Redis's clock is {duration(off)} {'ahead of' if server.ahead > 0 else 'behind'} this host's."
-    return Finding(WARNING, "clock", text, "Let NTP set both clocks: an eta comes too early or too late.")
 
 
 # -- nodes
@@ -217,6 +118,11 @@ def _nodes(state: SystemState) -> Iterator[Finding]:
 
 
 # -- queues
+
+
+def _unread(queue: QueueState) -> Iterator[Finding]:
+    if queue.unread is not None:
+        yield queue.finding(ERROR, queue.unread, "Its other shards are not affected. See the masters above.")
 
 
 def _format(queue: QueueState, reads: int) -> Iterator[Finding]:
@@ -318,7 +224,7 @@ def _abandoned(queue: QueueState) -> Iterator[Finding]:
     left = [shard for shard in queue.shards if shard.stats.busy and not shard.alive]
     if left:
         owners = listed(sorted({shard.owner or "none" for shard in left}), LISTED)
-        jobs = _counted(sum(shard.stats.busy for shard in left), "job is", "jobs are")
+        jobs = counted(sum(shard.stats.busy for shard in left), "job is", "jobs are")
         text = f"{jobs} in processing in {_shards(left)} without a living owner ({owners})."
         advice = "The next owner of the shards recovers them; that needs a worker that serves the queue."
         yield queue.finding(WARNING, text, advice)
@@ -333,24 +239,20 @@ def _paused(queue: QueueState, now: float) -> Iterator[Finding]:
         first = since(min(paused.shards.values()), now)
         yield queue.finding(WARNING, f"Shards paused by themselves: {names}, the first {first}.", advice)
     if paused.ids:
-        yield queue.finding(WARNING, f"{_counted(paused.ids, 'id is', 'ids are')} paused.", advice)
+        yield queue.finding(WARNING, f"{counted(paused.ids, 'id is', 'ids are')} paused.", advice)
 
 
 def _held(queue: QueueState) -> Iterator[Finding]:
     stats = sum((shard.stats for shard in queue.shards), Stats())
     if stats.held:
-        count = _counted(stats.held, "id is held by a dead payload", "ids are held by dead payloads")
+        count = counted(stats.held, "id is held by a dead payload", "ids are held by dead payloads")
         text = f"{count}, the first for {duration(stats.held_for)}."
         advice = f"celery -A proj lowkiq held {queue.name} lists them: requeue, or let them go on."
         yield queue.finding(WARNING, text, advice)
 
 
 def _wait(queue: QueueState) -> str:
-    return _counted(queue.length, "job waits", "jobs wait")
-
-
-def _counted(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
+    return counted(queue.length, "job waits", "jobs wait")
 
 
 def _shards(shards: Sequence[ShardReport]) -> str:

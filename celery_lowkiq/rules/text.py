@@ -32,6 +32,17 @@ def duration(seconds: float) -> str:
     return " ".join(parts)
 
 
+def size(count: float) -> str:
+    """Format a number of bytes."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for name in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.1f} {name}"
+    return f"{count / 1024:.1f} TiB"
+
+
 def moment(at: float) -> str:
     """Format a Unix time (s) in UTC."""
     try:

@@ -16,11 +16,11 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
-from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
+from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.store.jobs.admission import Admission, ShardCall
 from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (
@@ -35,6 +35,7 @@ from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored
 from celery_lowkiq.store.jobs.push_steps import PushSteps
 from celery_lowkiq.store.leases.heartbeats import beat_calls, heartbeat_reply, read_nodes, report_calls
+from celery_lowkiq.store.leases.master_checks import check_masters
 from celery_lowkiq.store.leases.observation import observe
 from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
@@ -59,7 +60,6 @@ from celery_lowkiq.store.scripts.records import (
     parse_id,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
-from celery_lowkiq.store.scripts.server import read_memory_limit
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60
@@ -281,9 +281,9 @@ class RedisStore:
         granted, wait = self.client.call(call)
         return Tokens(granted, float(wait))
 
-    def memory(self) -> Server:
-        """Read the memory limit of Redis and its eviction policy; unknown where INFO is forbidden."""
-        return read_memory_limit(self.client)
+    def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
+        """Return the masters that answer, with memory limit, eviction policy and refused commands."""
+        return check_masters(self.client, shards)
 
     def nodes(self) -> list[NodeReport]:
         """Return the nodes that reported in the last hour and did not shut down."""

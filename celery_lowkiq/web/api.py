@@ -18,12 +18,13 @@ from celery_lowkiq.integration.operations.failures_mixin import Failures, Matche
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.health_checks import Finding
+from celery_lowkiq.rules.findings import Finding
 from celery_lowkiq.rules.history import HOUR, SPANS, Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import Hint
+from celery_lowkiq.rules.topology import Topology
 from celery_lowkiq.rules.views import HeldId, Page, PausedId, Stats
 
 from .changes import begin, call_off, operation_of
@@ -163,6 +164,11 @@ def nodes(request: Request) -> Nodes:
 def server(request: Request) -> ServerInfo:
     """What Redis reports about itself."""
     return site_of(request).inspector.server()
+
+
+def masters(request: Request) -> Topology:
+    """The masters of a cluster, or the only one, with the shards that each stores."""
+    return site_of(request).inspector.topology()
 
 
 def doctor(request: Request) -> Findings:
@@ -308,6 +314,7 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/nodes", nodes, Nodes),
     Endpoint("GET", "/redis", server, ServerInfo),
+    Endpoint("GET", "/masters", masters, Topology),
     Endpoint("GET", "/doctor", doctor, Findings),
     Endpoint("POST", "/changes", change, OperationJson, body="Change"),
     Endpoint("GET", "/operations", operations, Operations),

@@ -44,17 +44,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"
 
 
-def size(count: float) -> str:
-    """Format a number of bytes."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for name in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {name}"
-    return f"{count / 1024:.1f} TiB"
-
-
 def score(value: float) -> str:
     """Format a score without loss of precision."""
     return str(int(value)) if math.isfinite(value) and value == int(value) else repr(value)

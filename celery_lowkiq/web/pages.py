@@ -17,6 +17,7 @@ from celery_lowkiq.rules.history import HOUR, SPANS, Span, rates
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import Stats
 
 from . import charts
@@ -187,7 +188,9 @@ def doctor(request: Request) -> Response:
     """The findings, and what Redis reports about itself."""
     inspector = site_of(request).inspector
     found = sorted(inspector.doctor(), key=lambda finding: LEVELS.index(finding.level))
-    return page(request, "doctor.html", server=inspector.server(), findings=found)
+    topology = inspector.topology()
+    server = None if topology.kind is Kind.CLUSTER else inspector.server()
+    return page(request, "doctor.html", server=server, topology=topology, findings=found)
 
 
 def operations(request: Request) -> Response:

@@ -14,7 +14,7 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_lowkiq.rules.text import duration, last_error_line, moment, relative
+from celery_lowkiq.rules.text import duration, last_error_line, moment, relative, size
 
 from . import formatting
 from .charts import history_chart, sparkline, stacked_bar
@@ -27,7 +27,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "number": formatting.number,
     "per_second": formatting.per_second,
-    "size": formatting.size,
+    "size": size,
     "score": formatting.score,
     "score_time": formatting.score_time,
     "error_line": lambda error: last_error_line(error or ""),

@@ -14,11 +14,11 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
-from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
+from celery_lowkiq.rules.topology import Master
 
 #: Exit status of a worker that crashes, and of a process that a run forked.
 EXIT_CRASHED = 70
@@ -131,8 +131,11 @@ class Store(Protocol):
     def tokens(self, asked: TokenRequest) -> Tokens:
         """Take or return tokens of a rate-limited queue; repeating a request number changes nothing."""
 
-    def memory(self) -> Server:
-        """Read the memory limit of Redis and its eviction policy, as far as the server reports them."""
+    def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
+        """Return the masters that answer, with memory limit, eviction policy and refused commands.
+
+        ``shards``: some of theirs.
+        """
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Subscription:
         """Subscribe to the announcements of the queues."""

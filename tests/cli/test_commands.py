@@ -12,7 +12,7 @@ from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.health_checks import Finding
+from celery_lowkiq.rules.findings import Finding
 from celery_lowkiq.rules.models import Disposition, ShardRef
 from tests.cli import proj
 from tests.cli.conftest import end_all, golden, holds, settled

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from celery_lowkiq.rules import health_checks
 from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT, LeaseWatch
@@ -15,6 +14,7 @@ from celery_lowkiq.rules.models import Batch, Disposition, Lease, LeaseState, Qu
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.worker.exclusion import Strict
 from celery_lowkiq.worker.runtime import Runtime
 
@@ -183,9 +183,9 @@ class SimStore:
         asked = list(zip(shards, in_hand, were_empty, strict=True))
         return self._call(lambda: [self._server.next_due(*one) for one in asked])
 
-    def memory(self) -> health_checks.Server:
+    def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         """For people, too."""
-        return health_checks.Server(policy="noeviction")
+        return []
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Listener:
         return self._call(lambda: Listener(self._network))

@@ -12,10 +12,12 @@ from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.connect import connect_cluster
+from celery_lowkiq.store.scripts.cursors import load_scan
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.server import read_server
 from tests.clusters import running_cluster
@@ -120,6 +122,22 @@ def test_a_slot_that_is_held_half_moved_stops_its_shard_only(cluster, store):
 def finish(cluster, shard, source, target):
     cluster.move_keys(slot(shard), source, target)
     cluster.end_move(slot(shard), target)
+
+
+def test_a_listing_by_id_misses_nothing_of_a_slot_that_moves(cluster, store):
+    """The other master has another hash table: it does not know the cursor."""
+    store.push(QUEUE, jobs(6000))
+    found, after = set(), None
+    for number in range(500):
+        page = Queries(store).jobs(QUEUE, Listing(limit=100, after=after))
+        found |= {job.id for job in page.items}
+        after = page.next
+        if after is None:
+            break
+        if number in (1, 8):
+            moving = SHARDS[load_scan(after)[0] // len(WAITING_INDEXES)]
+            cluster.move(slot(moving), (cluster.owner(slot(moving)) + 1) % 3)
+    assert found == {str(number) for number in range(6000)}
 
 
 def test_a_slot_that_moves_between_claim_and_settle_loses_nothing(cluster, store):

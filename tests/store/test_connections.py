@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -124,6 +126,18 @@ def sentinel(server, tmp_path):
         finally:
             process.kill()
             process.wait()
+
+
+def test_a_sentinel_that_does_not_answer_costs_one_timeout(sentinel):
+    """Redis-py had no timeout there, and asked ten times again before it went to the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"sentinel://127.0.0.1:{mute.getsockname()[1]};{sentinel}?master_name=mymaster"
+        options = {"sentinel_kwargs": OF_SENTINELS, "socket_timeout": 0.5}
+        with made(url, lowkiq_redis_options=options) as sync:
+            began = time.monotonic()
+            sync.delay("1", "x")
+            asyncio.run(sync.adelay("1", "y"))
+            assert time.monotonic() - began < 5
 
 
 OF_SENTINELS = {"password": "hunter2"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import defaultdict
 from unittest import mock
@@ -9,23 +10,27 @@ from unittest import mock
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.health_checks import ERROR, OK, WARNING, check_health
+from celery_lowkiq.rules.findings import ERROR, OK, WARNING
+from celery_lowkiq.rules.health_checks import check_health
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.topology import check_topology
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect import health
+from celery_lowkiq.store.inspect import masters
 from celery_lowkiq.store.inspect.health import HealthReader
+from celery_lowkiq.store.inspect.masters import MasterReader
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import queue_key
 
-from .helpers import ONE, claim, push, take
+from .helpers import ONE, SHARD, claim, push, take
 
 
 def found(store, *queues):
     """Texts by subject and level."""
     texts = defaultdict(list)
-    for finding in check_health(HealthReader(store).read(queues)):
+    topology = MasterReader(store.client).read(queues, 10.0)
+    for finding in check_health(HealthReader(store).read(queues, topology)):
         texts[finding.subject, finding.level].append(finding.text)
     return {key: " ".join(some) for key, some in texts.items()}
 
@@ -54,9 +59,9 @@ def test_what_a_server_says_of_itself(store, client):
 
 def test_the_clocks_are_compared_to_half_of_a_round_trip(store, monkeypatch):
     now = store.client.commands([("TIME",)])[0]
-    asked_and_answered = iter([float(now[0]) - 3, float(now[0]) + 3])
-    monkeypatch.setattr(health, "time", mock.Mock(time=asked_and_answered.__next__))
-    server = HealthReader(store).read([]).server
+    asked_and_answered = itertools.cycle([float(now[0]) - 3, float(now[0]) + 3])
+    monkeypatch.setattr(masters, "time", mock.Mock(time=asked_and_answered.__next__))
+    server = MasterReader(store.client).read([], 10.0).masters[0].server
     assert server.give_or_take == 3
     assert server.ahead == pytest.approx(0, abs=60)
 
@@ -73,7 +78,7 @@ def test_what_a_worker_asks_about_memory_needs_no_config(store, client):
         found = {}
         for name in ("managed", "few"):
             user = connect({"path": path, "username": name, "password": "x"}, pool_size=2, pool_timeout=5)
-            found[name] = RedisStore(user).memory()
+            found[name] = RedisStore(user).masters([SHARD])[0].server
             user.connection_pool.disconnect()
     finally:
         client.config_set("maxmemory", 0)
@@ -96,7 +101,7 @@ def test_what_is_written_to_disk(store, client):
 
 def test_a_clock_that_differs(store):
     now = time.time()
-    with mock.patch.object(health.time, "time", return_value=now + 60):
+    with mock.patch.object(masters.time, "time", return_value=now + 60):
         assert "behind this host's" in found(store)["clock", WARNING]
 
 
@@ -138,4 +143,24 @@ def test_queues(store, client):
 def test_a_server_that_is_not_there(tmp_path):
     away = RedisStore(connect({"path": str(tmp_path / "none")}, pool_size=1, pool_timeout=1))
     with pytest.raises(StoreUnavailable):
-        HealthReader(away).read([ONE])
+        MasterReader(away.client).read([ONE], 10.0)
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("command", ["time", "info"])
+def test_a_command_that_scripts_may_not_run_is_named(store, client, command):
+    """Some managed services forbid TIME in scripts: nothing works there, and not each server says why."""
+    client.execute_command("ACL", "SETUSER", "few", "on", ">x", "~*", "&*", "+@all", f"-{command}")
+    known = {"path": client.connection_pool.connection_kwargs["path"], "username": "few", "password": "x"}
+    limited = RedisStore(connect(known, pool_size=2, pool_timeout=5))
+    try:
+        (master,) = limited.masters([SHARD])
+        topology = MasterReader(limited.client).read([ONE], 10.0)
+    finally:
+        limited.close()
+        client.execute_command("ACL", "DELUSER", "few")
+    name = f"{command.upper()} in scripts"
+    assert list(master.refused) == [name]
+    (finding,) = (finding for finding in check_topology(topology) if finding.subject == "commands")
+    assert finding.level == (ERROR if command == "time" else WARNING)
+    assert f"Redis refuses {name}: " in finding.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from celery_lowkiq.rules.claims import (
@@ -17,7 +17,6 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.history import Counters
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import (
@@ -33,6 +32,8 @@ from celery_lowkiq.rules.models import (
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, UpdateReply
+from celery_lowkiq.rules.server_checks import Server
+from celery_lowkiq.rules.topology import Master
 
 
 class FakeStore:
@@ -69,6 +70,7 @@ class FakeStore:
         self.reports: dict[str, NodeReport] = {}
         self.news: list[NodeUpdate] = []
         self.server = Server(policy="noeviction")
+        self.refused: dict[str, str] = {}
 
     # -- what tests do
 
@@ -281,9 +283,9 @@ class FakeStore:
             self.bucket -= granted
             return Tokens(granted, 0.0 if self.bucket else 3600.0)
 
-    def memory(self) -> Server:
-        self._maybe_fail("memory")
-        return self.server
+    def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
+        self._maybe_fail("masters")
+        return [Master("redis:6379", self.server, refused=self.refused)]
 
     def subscribe(self, queues: list[QueueSpec]) -> FakeStore:
         self._maybe_fail("subscribe")

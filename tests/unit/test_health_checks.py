@@ -6,18 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.health_checks import (
-    ERROR,
-    OK,
-    WARNING,
-    QueueState,
-    Server,
-    SystemState,
-    check_health,
-    unreachable,
-)
+from celery_lowkiq.rules.findings import ERROR, OK, WARNING
+from celery_lowkiq.rules.health_checks import QueueState, SystemState, check_health, unreachable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import LaneReport, NodeReport, ShardReport, Wait
+from celery_lowkiq.rules.server_checks import Server
+from celery_lowkiq.rules.topology import Kind, Master, Topology
 from celery_lowkiq.rules.views import Paused, Stats
 
 NOW = 1_795_000_000.0
@@ -40,8 +34,9 @@ def queue(*shards, **options):
 
 
 def findings(server=WELL, nodes=None, queues=None):
+    masters = Topology(Kind.SERVER, (Master("redis:6379", server),), 10.0)
     state = SystemState(
-        NOW, 1, server, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
+        NOW, 1, masters, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
     )
     return check_health(state)
 

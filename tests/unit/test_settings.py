@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
+
 import pytest
 from celery import Celery
+from redis import SSLConnection
 
 from celery_lowkiq.integration.app import context
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES, dump_error, load_error
@@ -11,6 +14,7 @@ from celery_lowkiq.integration.app.settings import SETTINGS, read_settings
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.scripts.connect import connect
 
 
 def app(**settings):
@@ -229,6 +233,7 @@ def test_p8_a_broker_that_celery_does_not_know_is_refused(scheme, instead):
     assert "hunter2" not in str(raised.value)
 
 
+TLS = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_ca_certs": "/ca"}
 NAMED = {"master_name": "brokers", "sentinel_kwargs": {"password": "s"}}
 OWN = {"master_name": "own"}
 
@@ -275,10 +280,49 @@ class TestSentinels:
             assert (found["master_name"], found["sentinel_kwargs"]) == ("brokers", {"password": "s"})
             assert found["sentinels"] == [("a", 1), ("b", 2)]
 
+    @pytest.mark.parametrize(
+        "settings",
+        [{"lowkiq_redis_options": {"ssl": True, "ssl_ca_certs": "/ca"}}, {"redis_backend_use_ssl": TLS}],
+    )
+    def test_masters_behind_tls(self, settings):
+        """The class that Celery names was dropped, and its arguments were refused."""
+        found = {"result_backend_transport_options": NAMED, **settings}
+        pool = connect(self.found(**found), pool_size=1, pool_timeout=1).connection_pool
+        assert issubclass(pool.connection_class, SSLConnection)
+        assert pool.connection_kwargs["ssl_ca_certs"] == "/ca"
+        (sentinel,) = pool.sentinel_manager.sentinels
+        assert not issubclass(sentinel.connection_pool.connection_class, SSLConnection)
+
+    def test_sentinels_behind_tls_that_answer_in_time(self):
+        options = {"master_name": "m", "sentinel_kwargs": {"ssl": True, "ssl_ca_certs": "/ca"}}
+        found = self.found(lowkiq_redis_options={**options, "socket_timeout": 2})
+        (sentinel,) = connect(found, pool_size=1, pool_timeout=1).connection_pool.sentinel_manager.sentinels
+        pool = sentinel.connection_pool
+        assert issubclass(pool.connection_class, SSLConnection)
+        assert pool.connection_kwargs["socket_timeout"] == 2
+        assert pool.connection_kwargs["socket_connect_timeout"] == 5.0
+
     def test_each_is_a_sentinel(self):
         with pytest.raises(ConfigurationError, match="lowkiq_url is invalid: expected") as raised:
             self.found("sentinel://a:1;redis://:hunter2@b:2?master_name=m")
         assert "hunter2" not in str(raised.value)
+
+
+def pool_of(**settings):
+    options = {"broker_use_ssl": TLS, "broker_transport_options": {"master_name": "m"}}
+    return context.context_of(app(**options, **settings)).store.client.redis.connection_pool
+
+
+@pytest.mark.parametrize("url", ["rediss://h/0", "redis://h/0", "sentinel://h:1"])
+def test_the_tls_of_the_broker_is_that_of_a_store_beside_it(url):
+    """Celery's users write broker_use_ssl: a broker's URL without ssl_cert_reqs was refused."""
+    pool = pool_of(broker_url=url)
+    assert issubclass(pool.connection_class, SSLConnection)
+    assert pool.connection_kwargs["ssl_ca_certs"] == "/ca"
+    other = {**TLS, "ssl_ca_certs": "/b"}
+    assert pool_of(broker_url=url, redis_backend_use_ssl=other).connection_kwargs["ssl_ca_certs"] == "/b"
+    elsewhere = pool_of(broker_url=url, lowkiq_url="redis://other")
+    assert not issubclass(elsewhere.connection_class, SSLConnection)
 
 
 def test_a_misspelt_redis_option_is_refused_before_anything_connects():

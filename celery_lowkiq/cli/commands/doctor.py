@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.health_checks import ERROR, Finding
+from celery_lowkiq.rules.findings import ERROR, Finding
 from celery_lowkiq.rules.text import escaped
 
 from ..main import FAILED

@@ -64,7 +64,8 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
         return _behind_sentinels(app, source, url, settings)
     if url.partition("://")[0] in CLUSTER_SCHEMES:
         return _of_cluster(app, source, url, settings)
-    backend = _backend(app, source, url.partition(";")[0] if source == "broker_url" else url)
+    url = url.partition(";")[0] if source == "broker_url" else url
+    backend = _backend(app, source, url, tls=bool(_broker_tls(app, settings)))
     return _merged(backend, app, settings) | settings.redis_options
 
 
@@ -123,9 +124,15 @@ def _broker_url(app: Celery) -> str:
     return ";".join(urls) if urls[0].startswith("sentinel://") else urls[0]
 
 
-def _backend(app: Celery, source: str, url: str) -> Any:
-    """Return Celery's result backend for the URL, which parses the URL and Celery's Redis settings."""
+def _backend(app: Celery, source: str, url: str, tls: bool = False) -> Any:
+    """Return Celery's result backend for the URL, which parses the URL and Celery's Redis settings.
+
+    ``tls``: the options of TLS are elsewhere.
+    """
     by_url: Any = backends.by_url
+    if tls:
+        # Celery's backend wants the options of TLS in the URL, or in a setting of its own.
+        url = re.sub("^rediss:", "redis:", url)
     try:
         backend_class, url = by_url(url, app.loader)
         return backend_class(app=app, url=url)
@@ -145,11 +152,18 @@ def check_arguments(pool: Any) -> None:
 
 
 def _merged(backend: Any, app: Celery, settings: Settings) -> dict[str, Any]:
-    arguments = {**backend.connparams, **SOCKET_TIMEOUTS}
+    arguments = {**backend.connparams, **SOCKET_TIMEOUTS, **_broker_tls(app, settings)}
     for name in ("max_connections", "retry_on_timeout"):
         arguments.pop(name, None)
     options = {} if settings.url else app.conf.broker_transport_options
     return arguments | {name: options[name] for name in FROM_BROKER if name in options}
+
+
+def _broker_tls(app: Celery, settings: Settings) -> dict[str, Any]:
+    """Return the arguments of ``broker_use_ssl``, when the store is the broker and has no other TLS."""
+    elsewhere = settings.url or app.conf.redis_backend_use_ssl or "ssl_" in _broker_url(app)
+    given = None if elsewhere else app.conf.broker_use_ssl
+    return {**given, "ssl": True} if isinstance(given, Mapping) else {}
 
 
 def _invalid_url(source: str) -> ConfigurationError:

@@ -15,16 +15,19 @@ from celery_lowkiq.integration.app.current_app import NO_APP, is_fallback_app
 from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_name
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
-from celery_lowkiq.rules.health_checks import OK, Finding, check_health, unreachable
+from celery_lowkiq.rules.findings import OK, Finding
+from celery_lowkiq.rules.health_checks import check_health, unreachable, unreadable
 from celery_lowkiq.rules.history import Sample, rates, span_of, sum_of
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import by_load
+from celery_lowkiq.rules.topology import Topology, check_topology
 from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardState, Stats
 from celery_lowkiq.store.inspect.health import HealthReader
+from celery_lowkiq.store.inspect.masters import MasterReader
 from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
@@ -214,6 +217,12 @@ class Inspector:
         """Return a tracked group. Raises UnknownTracker, and InvalidCall for an invalid id."""
         return Tracker.get(self.app, tracker_id, raw=self._raw)
 
+    def topology(self) -> Topology:
+        """Return the masters, and the shards of all queues that each of them stores."""
+        context = context_of(self.app)
+        specs = [queue.spec for queue in self.queues().values()]
+        return MasterReader(context.store.client).read(specs, context.settings.lease_seconds)
+
     def server(self) -> ServerInfo:
         """Return what Redis reports about itself."""
         return read_server(self._store.client)
@@ -224,10 +233,15 @@ class Inspector:
         Raises ConfigurationError only: an outage of Redis is a finding.
         """
         try:
-            state = HealthReader(self._store).read([q.spec for q in self.queues().values()])
+            topology = self.topology()
         except StoreError as error:
             return (unreachable(str(error)),)
-        return (Finding(OK, "connection", "Redis answers."), *check_health(state))
+        try:
+            specs = [queue.spec for queue in self.queues().values()]
+            found = check_health(HealthReader(self._store).read(specs, topology))
+        except StoreError as error:
+            found = (*check_topology(topology), unreadable(str(error)))
+        return (Finding(OK, "connection", "Redis answers."), *found)
 
 
 def _migrating(specs: Iterable[QueueSpec]) -> dict[str, Layout]:

@@ -26,6 +26,7 @@ from celery_lowkiq.rules.history import Rates
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.text import nested_in_lists, shortened
+from celery_lowkiq.rules.topology import Master, Topology
 from celery_lowkiq.rules.tracking import Counts, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Stats, Try
 
@@ -40,6 +41,8 @@ COMPUTED: dict[type, tuple[str, ...]] = {
     NodeReport: ("alive",),
     TrackerView: ("done",),
     Counts: ("total",),
+    Master: ("shard_count",),
+    Topology: ("skew", "clock_skew"),
 }
 
 

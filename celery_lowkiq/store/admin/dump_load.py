@@ -8,6 +8,7 @@ from celery_lowkiq.rules.dumps import DumpedCall, Entry, Header, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
+from celery_lowkiq.store.jobs.scan import scan
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, announcement, shard_keys
@@ -48,14 +49,14 @@ def last_score(store: RedisStore, queue: QueueSpec) -> int:
 def dump_entries(store: RedisStore, queue: QueueSpec) -> Iterator[Entry]:
     """Yield the jobs of a queue as it is stored; calls come before their payloads. Raises StoreError.
 
-    A job that stays in one state is there once. A job that changes its state meanwhile may be missing, or
-    come twice.
+    A job that stays in one state is there once, or again when its shard has moved to another server. A job
+    that changes its state meanwhile may be missing, or come twice.
     """
     for shard in queue.shard_refs():
         for state, index, names in _INDEXES:
-            for page in store.client.scan(shard_keys(shard)[index], STEP_IDS):
+            for page in scan(store.client, shard_keys(shard)[index], STEP_IDS):
                 yield from _jobs(store.client, shard, state, names, [job_id for job_id, _ in page])
-        for page in store.client.scan(shard_keys(shard)["claimed"], STEP_PROCESSING):
+        for page in scan(store.client, shard_keys(shard)["claimed"], STEP_PROCESSING):
             yield from _processing(store.client, shard, [job_id for job_id, _ in page])
 
 

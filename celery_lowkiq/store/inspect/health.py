@@ -1,34 +1,28 @@
-"""Reads the state for the health checks: the server, the nodes, and how each queue is stored."""
+"""Reads the state for the health checks: the nodes, and how each queue is stored."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from celery_lowkiq.rules.health_checks import QueueState, Server, SystemState
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.health_checks import QueueState, SystemState
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.reports import current
+from celery_lowkiq.rules.topology import Topology
 from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
-from celery_lowkiq.store.scripts.server import reply_if_permitted
 
 from .node_reports import NodeReports
 from .queries import Queries
 
-SECTIONS = ("server", "memory", "persistence")
-
 
 class HealthReader:
-    """Reads the state for :func:`rules.health_checks.check_health`.
-
-    What the connection's user may not read stays unknown.
-    """
+    """Reads the state for :func:`rules.health_checks.check_health`."""
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
@@ -36,40 +30,22 @@ class HealthReader:
         self._queries = Queries(store)
         self._repairs = Repairs(store.client)
 
-    def read(self, queues: Sequence[QueueSpec]) -> SystemState:
-        """Return the state of server, nodes and queues. Raises StoreError."""
-        before = time.time()
+    def read(self, queues: Sequence[QueueSpec], topology: Topology) -> SystemState:
+        """Return the state of nodes and queues on these masters. Raises StoreError."""
         (now,) = self._client.commands([("TIME",)])
-        after = time.time()
-        ahead = seconds(now) - (before + after) / 2
         return SystemState(
             now=seconds(now),
             format=FORMAT,
-            server=self._server(ahead, give_or_take=(after - before) / 2),
+            topology=topology,
             nodes=current(self._node_reports.nodes()),
-            queues=[self._queue(queue) for queue in queues],
+            queues=[self._queue_if_there(queue) for queue in queues],
         )
 
-    def _server(self, ahead: float, give_or_take: float) -> Server:
-        info: dict[str, Any] = {}
-        for section in SECTIONS:
-            info |= reply_if_permitted(self._client, "INFO", section)
-        # Before Redis 7, CONFIG GET takes one name only.
-        config: dict[str, Any] = {}
-        for name in ("save", "appendfsync"):
-            config |= reply_if_permitted(self._client, "CONFIG GET", name)
-        return Server(
-            name="Valkey" if info.get("server_name") == "valkey" else "Redis",
-            version=str(info.get("valkey_version") or info.get("redis_version") or ""),
-            policy=info.get("maxmemory_policy"),
-            maxmemory=int(info.get("maxmemory", 0)),
-            aof=bool(info["aof_enabled"]) if "aof_enabled" in info else None,
-            appendfsync=config.get("appendfsync"),
-            save=config.get("save"),
-            written=_written(info),
-            ahead=ahead,
-            give_or_take=give_or_take,
-        )
+    def _queue_if_there(self, queue: QueueSpec) -> QueueState:
+        try:
+            return self._queue(queue)
+        except StoreUnavailable as error:
+            return QueueState(queue.name, queue.shards, None, None, unread=str(error))
 
     def _queue(self, queue: QueueSpec) -> QueueState:
         key = queue_key(queue.name)
@@ -94,8 +70,3 @@ class HealthReader:
             paused=self._queries.paused(queue),
             limited=self._node_reports.is_limited(queue),
         )
-
-
-def _written(info: Mapping[str, Any]) -> bool:
-    of_aof = info.get("aof_enabled") and info.get("aof_last_write_status", "ok") != "ok"
-    return not of_aof and info.get("rdb_last_bgsave_status", "ok") == "ok"

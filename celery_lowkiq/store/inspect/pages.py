@@ -12,7 +12,8 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.validators import invalid, is_whole, whole
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
-from celery_lowkiq.store.scripts.client import Client, member_scores
+from celery_lowkiq.store.jobs.scan import BEGINNING, Position, scan_call, scanned
+from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.cursors import dump_position, dump_scan, load_position, load_scan
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text, pairs
@@ -111,22 +112,27 @@ class IndexReader:
     def scan(self, queue: QueueSpec, listing: Listing) -> tuple[list[IndexEntry], str | None]:
         """Return some waiting entries whose ids begin with ``prefix``, in no order, and the cursor to go on.
 
-        The scan reads at most about ``10 * limit`` ids, even if few of them match.
+        The scan reads at most about ``10 * limit`` ids, even if few of them match. An index that has moved to
+        another server since the previous page is read from its beginning.
         """
-        position, cursor = load_scan(listing.after) if listing.after is not None else (0, 0)
+        number, position = 0, BEGINNING
+        if listing.after is not None:
+            number, given = load_scan(listing.after)
+            position = Position(*given)
         prefix, limit = id_bytes(listing.prefix), listing.limit
         found: dict[bytes, IndexEntry] = {}
         budget = 10 * limit
         places = [(shard, index) for shard in queue.shard_refs() for index in WAITING_INDEXES]
-        while position < len(places) and len(found) < limit and budget > 0:
-            shard, index = places[position]
-            (reply,) = self._client.commands([("ZSCAN", shard_keys(shard)[index], cursor, "COUNT", limit)])
-            cursor, entries = int(reply[0]), member_scores(reply[1])
+        while number < len(places) and len(found) < limit and budget > 0:
+            shard, index = places[number]
+            reply = self._client.call(scan_call(shard_keys(shard)[index], position, limit))
+            position, entries = scanned(reply)
             found |= {
                 job_id: IndexEntry(float(score), job_id, shard)
                 for job_id, score in entries
                 if job_id.startswith(prefix)
             }
             budget -= max(len(entries), 1)
-            position += cursor == 0
-        return list(found.values()), dump_scan(position, cursor) if position < len(places) else None
+            if not position.cursor:
+                number, position = number + 1, BEGINNING
+        return list(found.values()), dump_scan(number, *position) if number < len(places) else None

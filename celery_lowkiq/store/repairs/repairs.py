@@ -202,13 +202,23 @@ class Repairs:
         return repaired
 
     def _steps(self, name: str, keys: Any, **args: Any) -> Iterator[list[Any]]:
-        """Run a script over a whole key, and yield its replies without the cursor."""
+        """Run a script over a whole key, and yield its replies without the cursor.
+
+        Once more, when the key has moved to another server meanwhile, which does not know the cursors.
+        """
         cursor: Value = 0
+        server = self._server(keys)
         while True:
             cursor, *values = self._client.call(load(name).call(keys, cursor=cursor, limit=STEP, **args))
             yield values
             if int(cursor) == 0:
-                return
+                before, server = server, self._server(keys)
+                if server == before:
+                    return
+
+    def _server(self, keys: Any) -> bytes:
+        name: bytes = self._client.call(load("read_leases").call_many([keys["lease"]]))[0]
+        return name
 
 
 def _condition(shard: ShardRef, names: Sequence[str], reply: list[Any]) -> Condition:

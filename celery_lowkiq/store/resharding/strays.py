@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.resharding import Migration
-from celery_lowkiq.store.scripts.client import Client, member_scores
+from celery_lowkiq.store.jobs.scan import BEGINNING, Position, scan_call, scanned
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
+from celery_lowkiq.store.scripts.script import ScriptCall
 from celery_lowkiq.store.scripts.steps import Steps
 
 #: Keys that may have entries of an id without a job in ``moving``. All else belongs to one of these.
@@ -28,7 +29,7 @@ class _Place:
     """How far the search of a shard has come."""
 
     key: int = 0
-    cursor: int = 0
+    position: Position = BEGINNING
 
 
 class StraySearch:
@@ -57,16 +58,16 @@ class StraySearch:
         """Search the next part of each shard that has not been searched. Return whether there was one."""
         yield from self._skip_empty(client, [ShardRef(queue, n) for n in shards if n not in self._places])
         left = [index for index in shards if self._places[index].key < len(SEARCHED)]
-        commands = [self._command(ShardRef(queue, index)) for index in left]
-        replies = (yield from client.command_steps(commands)) if commands else []
-        for index, (cursor, found) in zip(left, replies, strict=True):
+        calls = [self._call(ShardRef(queue, index)) for index in left]
+        replies = raise_refused((yield from client.call_steps(calls))) if calls else []
+        for index, reply in zip(left, replies, strict=True):
             place = self._places[index]
-            for member, _ in member_scores(_flat(found)):
+            place.position, found = scanned(reply)
+            for member, _ in found:
                 job_id = parse_id(member.partition(b"\0")[0])
                 if migration.leaves(index, job_id):
                     self.strays[index][job_id] = None
-            place.cursor = int(cursor)
-            if not place.cursor:
+            if not place.position.cursor:
                 place.key += 1
         return bool(left)
 
@@ -76,12 +77,8 @@ class StraySearch:
         for shard, count in zip(shards, replies, strict=True):
             self._places[shard.index] = _Place(0 if count else len(SEARCHED))
 
-    def _command(self, shard: ShardRef) -> tuple[Any, ...]:
+    def _call(self, shard: ShardRef) -> ScriptCall:
         place = self._places[shard.index]
         name = SEARCHED[place.key]
-        scan = "ZSCAN" if SHARD_KEYS[name] == "zset" else "HSCAN"
-        return (scan, shard_keys(shard)[name], place.cursor, "COUNT", STEP)
-
-
-def _flat(found: Any) -> list[Any]:
-    return list(found.items()) if isinstance(found, dict) else found
+        command = "ZSCAN" if SHARD_KEYS[name] == "zset" else "HSCAN"
+        return scan_call(shard_keys(shard)[name], place.position, STEP, command)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 from redis import exceptions
@@ -22,11 +22,11 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.topology import Kind
 
-from .connect import apart
+from .connect import address_of, apart, is_behind_sentinels
 from .exchange import exchange
 from .keys import shard_of_key
-from .records import pairs
 from .script import Script, ScriptCall
 from .steps import Pause, Send, Step, Steps, execute
 
@@ -160,6 +160,15 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
     return None
 
 
+class Asked(NamedTuple):
+    """A server that stores shards. ``slots``: how many it has; None without a cluster."""
+
+    address: str
+    slots: int | None
+    #: Sends it commands, and returns the replies; that of a refused command is its StoreError.
+    ask: Callable[[Sequence[tuple[Any, ...]]], list[Any]]
+
+
 class Client:
     """Runs script calls and plain commands on one Redis."""
 
@@ -176,9 +185,19 @@ class Client:
 
     def address(self) -> str:
         """Return where Redis is, without user and password."""
-        options = self.redis.connection_pool.connection_kwargs
-        location = options.get("path") or f"{options.get('host', '')}:{options.get('port', '')}"
-        return f"{location} db {options.get('db') or 0}"
+        return address_of(self.redis)
+
+    def masters(self) -> list[Asked]:
+        """Return the servers that store shards. Raises StoreError."""
+        return [Asked(self.address(), None, self._answers)]
+
+    def kind(self) -> Kind:
+        """Return how the masters are reached."""
+        return Kind.SENTINEL if is_behind_sentinels(self.redis) else Kind.SERVER
+
+    def master_of(self, shard: ShardRef) -> str | None:
+        """Return the address of the server that stores a shard; None for a slot without a master."""
+        return self.address()
 
     def apart(self) -> redis.Redis:
         """Return a client with its own pool, for a subscription; close it. Raises RedisError when Redis is
@@ -271,17 +290,6 @@ class Client:
             ]
         )
 
-    def scan(self, key: str, step: int) -> Iterator[list[tuple[bytes, Any]]]:
-        """Yield (member, score) pairs of a sorted set, at most ``step`` at a time.
-
-        The scan finds all members that are there throughout. Raises StoreError.
-        """
-        cursor = None
-        while cursor != 0:
-            (reply,) = self.commands([("ZSCAN", key, cursor or 0, "COUNT", step)])
-            cursor, found = int(reply[0]), member_scores(reply[1])
-            yield from (found[start : start + step] for start in range(0, len(found), step))
-
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
         replies = self._send(commands) if commands else []
@@ -290,6 +298,12 @@ class Client:
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
         return readable
+
+    def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        try:
+            return answers(self._send(commands))
+        except StoreError as error:
+            return [error] * len(commands)
 
     def act(self, step: Step) -> Any:
         """Do one step of a procedure. Raises StoreError."""
@@ -346,10 +360,10 @@ class Client:
         return ()
 
 
-def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
-    """Return (member, score) pairs; redis-py replies with pairs or a flat list, by version and command."""
-    nested = reply and isinstance(reply[0], (tuple, list))
-    return [(member, score) for member, score in reply] if nested else pairs(reply)
+def answers(replies: Sequence[Any]) -> list[Any]:
+    """Return replies with redis-py's exceptions as StoreErrors."""
+    lost = (exceptions.RedisError, OSError)
+    return [store_error(reply) if isinstance(reply, lost) else reply for reply in replies]
 
 
 def _key(command: tuple[Any, ...]) -> str:

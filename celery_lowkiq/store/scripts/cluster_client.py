@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import NotClusterNode, StoreUnavailable
+from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.topology import Kind
 
-from .client import Client, raise_refused, store_error
+from .client import Asked, Client, answers, raise_refused, store_error
 from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
@@ -60,6 +63,31 @@ class ClusterClient(Client):
     def address(self) -> str:
         """Return where the cluster is, without user and password."""
         return f"cluster {self.cluster.text}"
+
+    def masters(self) -> list[Asked]:
+        """Return the masters that have slots, sorted by address. Raises StoreError."""
+        counts = Counter(address for address in self._map() if address)
+        return [
+            Asked(_text(address), counts[address], partial(self._ask, address)) for address in sorted(counts)
+        ]
+
+    def kind(self) -> Kind:
+        """Return that there is a cluster."""
+        return Kind.CLUSTER
+
+    def master_of(self, shard: ShardRef) -> str | None:
+        """Return the address of a shard's master; None when its slot has none. Raises StoreError."""
+        address = self._map()[slot_of(shard_keys(shard)["meta"])]
+        return address and _text(address)
+
+    def _map(self) -> Sequence[Address | None]:
+        try:
+            return self.cluster.slots()
+        except (exceptions.RedisError, OSError) as error:
+            raise _map_error(error) from error
+
+    def _ask(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+        return answers(exchange_one(self.cluster, address, commands))
 
     def apart(self) -> redis.Redis:
         """Return a client of one master that answers: the cluster carries what is published to all nodes."""
@@ -114,9 +142,7 @@ class ClusterClient(Client):
             slots = list(self._slots(commands))
             masters = self.cluster.slots()
         except (exceptions.RedisError, OSError) as error:
-            if "cluster support disabled" in str(error):
-                raise NotClusterNode() from error
-            raise store_error(error) from error
+            raise _map_error(error) from error
         replies = self._first_replies(commands, slots, masters)
         for reply in replies:
             if isinstance(reply, (exceptions.RedisError, OSError)):
@@ -153,6 +179,14 @@ class ClusterClient(Client):
                 keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
                 last = next(map(slot_of, keyed), self._keyless_slot)
             yield last
+
+
+def _map_error(error: BaseException) -> StoreError:
+    return NotClusterNode() if "cluster support disabled" in str(error) else store_error(error)
+
+
+def _text(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
 
 
 def _key(command: Command) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import redis
 from redis import asyncio
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
@@ -36,7 +36,7 @@ class _Master(NamedTuple):
     sentinels: list[tuple[str, int]]
     name: str
     #: Arguments of the connections to the sentinels.
-    options: dict[str, Any] | None
+    options: dict[str, Any]
 
 
 class _BlockingSentinelPool(SentinelConnectionPool, KeepingPool):
@@ -67,7 +67,8 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
     if master is None:
         pool: redis.ConnectionPool = KeepingPool(max_connections=pool_size, timeout=pool_timeout, **options)
     else:
-        manager = Sentinel(master.sentinels, sentinel_kwargs=master.options)  # type: ignore[no-untyped-call]
+        asking = {"retry": Retry(NoBackoff(), 0), **master.options}
+        manager = Sentinel(master.sentinels, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
         pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
@@ -82,9 +83,10 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
     """
     options, master = _split(parameters)
     options["retry"] = asyncio.retry.Retry(_backoff(), RETRIES)
-    if isinstance(reqs := options.get("ssl_cert_reqs"), VerifyMode):
-        # The asyncio client of redis-py 5.0 knows names only, and Celery makes constants of them.
-        options["ssl_cert_reqs"] = reqs.name.removeprefix("CERT_").lower()
+    for arguments in (options, master.options if master else {}):
+        if isinstance(reqs := arguments.get("ssl_cert_reqs"), VerifyMode):
+            # The asyncio client of redis-py 5.0 knows names only, and Celery makes constants of them.
+            arguments["ssl_cert_reqs"] = reqs.name.removeprefix("CERT_").lower()
     if master is None:
         given = options.pop("connection_class", redis.Connection)
         if given not in ASYNC_CLASSES:
@@ -95,7 +97,8 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
             connection_class=ASYNC_CLASSES[given], max_connections=pool_size, **options
         )
     else:
-        manager = asyncio.Sentinel(master.sentinels, sentinel_kwargs=master.options)  # type: ignore[no-untyped-call]
+        asking = {"retry": asyncio.retry.Retry(NoBackoff(), 0), **master.options}
+        manager = asyncio.Sentinel(master.sentinels, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
         pool = asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, **options
         )
@@ -108,11 +111,15 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
     options["protocol"] = PROTOCOL
     sentinels = options.pop("sentinels", None)
     master_name = options.pop("master_name", None)
-    sentinel_kwargs = options.pop("sentinel_kwargs", None)
+    of_sentinels = options.pop("sentinel_kwargs", None) or {}
     options.pop("decode_responses", None)
     if sentinels is not None:
-        options.pop("connection_class", None)
-        return options, _Master(list(sentinels), str(master_name), sentinel_kwargs)
+        # The pool has classes of its own for connections to a master.
+        given = options.pop("connection_class", redis.Connection)
+        options["ssl"] = options.get("ssl") or issubclass(given, redis.SSLConnection)
+        # As for a master; and when a sentinel does not answer, the next one is asked.
+        timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
+        return options, _Master(list(sentinels), str(master_name), timeouts | of_sentinels)
     if "path" in options:
         options.setdefault("connection_class", redis.UnixDomainSocketConnection)
     elif options.pop("ssl", False):
@@ -122,6 +129,21 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
 
 def _backoff() -> ExponentialBackoff:
     return ExponentialBackoff(cap=0.2, base=0.01)
+
+
+def is_behind_sentinels(client: redis.Redis) -> bool:
+    """Whether sentinels name a client's Redis."""
+    return isinstance(client.connection_pool, SentinelConnectionPool)
+
+
+def address_of(client: redis.Redis) -> str:
+    """Return where a client's Redis is, without user and password."""
+    pool: Any = client.connection_pool
+    options = pool.connection_kwargs
+    location = options.get("path") or f"{options.get('host', '')}:{options.get('port', '')}"
+    if is_behind_sentinels(client):
+        location = pool.service_name
+    return f"{location} db {options.get('db') or 0}"
 
 
 def apart(client: redis.Redis) -> redis.Redis:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 
 from celery_lowkiq.rules.errors import InvalidCall
 
@@ -12,6 +13,7 @@ from .records import number_text
 
 #: Largest cursor of Redis, a number of 64 bits.
 LAST_SCAN = 2**64 - 1
+_RUN_ID = re.compile("[0-9a-zA-Z]{1,64}")
 
 
 def dump_position(score: float, job_id: bytes) -> str:
@@ -31,17 +33,20 @@ def load_position(cursor: str) -> tuple[float, bytes]:
         raise _not_a_cursor(cursor) from None
 
 
-def dump_scan(shard: int, cursor: int) -> str:
-    """Encode the cursor of a scan over the shards of a queue."""
-    return f"{shard}.{cursor}"
+def dump_scan(place: int, cursor: int, server: str) -> str:
+    """Encode the cursor of a scan over the shards of a queue, with the server that knows it."""
+    return f"{place}.{cursor}.{server}" if cursor else f"{place}.0"
 
 
-def load_scan(text: str) -> tuple[int, int]:
+def load_scan(text: str) -> tuple[int, tuple[int, str]]:
     """Decode the cursor of a scan. Raises InvalidCall."""
-    shard, _, cursor = text.partition(".")
-    if not (_is_number(shard, 15) and _is_number(cursor, 20) and int(cursor) <= LAST_SCAN):
+    place, _, rest = text.partition(".")
+    cursor, _, server = rest.partition(".")
+    if not (_is_number(place, 15) and _is_number(cursor, 20) and int(cursor) <= LAST_SCAN):
         raise _not_a_cursor(text)
-    return int(shard), int(cursor)
+    if server and not _RUN_ID.fullmatch(server):
+        raise _not_a_cursor(text)
+    return int(place), (int(cursor), server)
 
 
 def load_place(text: str) -> int:

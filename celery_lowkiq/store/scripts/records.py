@@ -185,6 +185,12 @@ def pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
+def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
+    """Return (member, score) pairs; redis-py replies with pairs or a flat list, by version and command."""
+    nested = reply and isinstance(reply[0], (tuple, list))
+    return [(member, score) for member, score in reply] if nested else pairs(reply)
+
+
 def parse_payloads(values: list[Any]) -> tuple[Payload, ...]:
     """Parse score, size and data of each payload; data may be cut."""
     parts = zip(values[::3], values[1::3], values[2::3], strict=True)

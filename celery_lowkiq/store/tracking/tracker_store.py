@@ -21,11 +21,11 @@ from celery_lowkiq.rules.tracking import (
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.jobs.push import retried
 from celery_lowkiq.store.jobs.tracker_updates import STEP, by_tracker, parts, text_bytes, update_commands
-from celery_lowkiq.store.scripts.client import Client, member_scores, raise_refused
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.cursors import dump_position, load_place, load_position
 from celery_lowkiq.store.scripts.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from celery_lowkiq.store.scripts.listener import Listener
-from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_id
+from celery_lowkiq.store.scripts.records import id_bytes, member_scores, number_text, parse_id
 from celery_lowkiq.store.scripts.script import Value, load
 
 #: Maximum number of trackers in the list; older ones can be read by id until they expire.

@@ -1,6 +1,7 @@
 """Warnings of the ownership thread, each logged once while its cause lasts.
 
-Overdue batches, lost shards and lost data, an eviction policy that drops keys, shards dealt wrongly to nodes.
+Overdue batches, lost shards and lost data, masters that drop keys or refuse commands, shards dealt wrongly to
+nodes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from celery_lowkiq.rules.balance import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.clock import Clock
-from celery_lowkiq.rules.health_checks import ERROR, eviction
+from celery_lowkiq.rules.findings import ERROR
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.server_checks import eviction
 from celery_lowkiq.rules.text import listed
+from celery_lowkiq.rules.topology import Master, refusals
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
@@ -90,33 +93,49 @@ class LossMonitor:
             )
 
 
-class EvictionPolicyMonitor:
-    """Warns while ``maxmemory-policy`` lets Redis drop jobs."""
+class MasterMonitor:
+    """Warns of masters that let Redis drop jobs, and of commands that one refuses."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock, queues: Mapping[str, QueueSpec]) -> None:
         self._store = store
         self._clock = clock
+        self._queues = queues
         self._next = clock.monotonic()
-        self._dangerous = False
-        self._logged_unknown = False
+        #: Addresses of masters that may drop jobs.
+        self._dangerous: set[str] = set()
+        #: What is logged once: addresses of masters whose policy is unknown, and texts about commands.
+        self._logged: set[str] = set()
 
     def check(self) -> None:
-        """Read the policy when that is due. Raises StoreUnavailable."""
+        """Look at all masters when that is due. Raises StoreError."""
         now = self._clock.monotonic()
         if now < self._next:
             return
-        server = self._store.memory()
+        masters = self._store.masters([s for queue in self._queues.values() for s in queue.shard_refs()])
         self._next = now + POLICY_INTERVAL
-        finding = eviction(server)
-        line = f"maxmemory-policy of Redis: {finding.text} {finding.advice}"
+        for master in masters:
+            name = "Redis" if master.slots is None else f"Redis {master.address}"
+            self._check_policy(master, name)
+            for finding in refusals(master.refused, name):
+                if finding.text not in self._logged:
+                    self._logged.add(finding.text)
+                    log = logger.error if finding.level == ERROR else logger.warning
+                    log("%s %s", finding.text, finding.advice)
+
+    def _check_policy(self, master: Master, name: str) -> None:
+        finding = eviction(master.server)
+        line = f"maxmemory-policy of {name}: {finding.text} {finding.advice}"
         if finding.level == ERROR:
             logger.error(line)
-        elif server.policy is None and not self._logged_unknown:
-            self._logged_unknown = True
+            self._dangerous.add(master.address)
+            return
+        if master.server.policy is None and master.address not in self._logged:
+            self._logged.add(master.address)
             logger.warning(line)
-        elif self._dangerous:
-            logger.warning("Redis evicts no jobs any more: maxmemory-policy %s", server.policy)
-        self._dangerous = finding.level == ERROR
+        elif master.address in self._dangerous:
+            policy = master.server.policy
+            logger.warning("%s evicts no jobs any more: maxmemory-policy %s", name, policy)
+        self._dangerous.discard(master.address)
 
 
 class MisassignmentMonitor:

@@ -22,7 +22,7 @@ from .auto_reshard import AutoReshard
 from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
 from .membership import Membership
-from .monitors import EvictionPolicyMonitor, LossMonitor, MisassignmentMonitor, OverdueMonitor
+from .monitors import LossMonitor, MasterMonitor, MisassignmentMonitor, OverdueMonitor
 from .rebalancing import Rebalancing
 from .resizing import Deal, Resizing
 
@@ -67,7 +67,7 @@ class Ownership:
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx.host, ctx.clock, lanes)
         self._losses = LossMonitor(table)
-        self._eviction_policy = EvictionPolicyMonitor(ctx.store, ctx.clock)
+        self._masters = MasterMonitor(ctx.store, ctx.clock, by_name)
         self._misassignment = MisassignmentMonitor(ctx, queues=by_name, wanted=table.known())
         #: Added queues, until the thread reads them.
         self._added: deque[Sequence[QueueSpec]] = deque()
@@ -138,7 +138,7 @@ class Ownership:
         self._renew_at = self._ctx.clock.monotonic() + self._ctx.lease_seconds / RENEWALS_PER_LEASE
         try:
             self._renew(stopping=False)
-            self._eviction_policy.check()
+            self._masters.check()
             self._update_served()
             routes = self._membership.update()
             self._resizing.follow(routes)

@@ -1,4 +1,4 @@
-"""A worker says when Redis may throw jobs away."""
+"""A worker says when Redis may throw jobs away, or refuses a command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from celery_lowkiq.rules.health_checks import Server
-from celery_lowkiq.worker.ownership.monitors import EvictionPolicyMonitor
+from celery_lowkiq.rules.server_checks import Server
+from celery_lowkiq.worker.ownership.monitors import MasterMonitor
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node
 from tests.waiting import eventually
@@ -32,7 +32,7 @@ def minutes(store, caplog):
     """Look all the time for some minutes; the levels of the lines that came."""
     caplog.set_level(logging.INFO)
     clock = Clock()
-    monitor = EvictionPolicyMonitor(store, clock)
+    monitor = MasterMonitor(store, clock, {})
 
     def pass_by(count):
         caplog.clear()
@@ -90,3 +90,12 @@ def test_a_node_looks_before_it_takes_shards(caplog):
     assert "throws jobs away" in caplog.text
     node.runtime.drain()
     assert node.runtime.join(10)
+
+
+def test_a_refused_command_is_named_once(store, minutes, caplog):
+    store.refused = {"TIME in scripts": "ERR not allowed from script"}
+    assert minutes(3) == ["ERROR"]
+    assert caplog.messages == [
+        "Redis refuses TIME in scripts: ERR not allowed from script. No call can be stored, and none runs. "
+        "Permit it (docs/operations.md lists the rights), or use a Redis that has it."
+    ]

@@ -1,0 +1,47 @@
+"""``masters``: the servers that store the shards."""
+
+from __future__ import annotations
+
+import click
+
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.rules.text import duration, size
+from celery_lowkiq.rules.topology import Kind, Master, Topology
+
+from ..output import table, write_json
+from ..params import command, json_option
+
+HEADER = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "server")
+
+
+@command("Masters of Redis, with their shards.", ["masters", "masters --json"])
+@json_option
+def masters(inspector: Inspector, json_: bool) -> None:
+    """The servers that store shards: those of a cluster, or the only one.
+
+    shards: of all queues. clock: ahead of this host's by so much.
+    """
+    topology = inspector.topology()
+    if json_:
+        write_json(topology)
+        return
+    click.echo(table(HEADER, map(_row, topology.masters)))
+    if topology.kind is Kind.CLUSTER:
+        click.echo(_skews(topology))
+
+
+def _row(master: Master) -> list[str]:
+    server = master.server
+    place = [master.address, "-" if master.slots is None else str(master.slots), str(master.shard_count)]
+    if master.away is not None:
+        return [*place, "-", "-", "-", f"away: {master.away}"]
+    replicas = "-" if server.replicas is None else str(server.replicas)
+    clock = f"{server.ahead:+.3f} s"
+    return [*place, replicas, size(server.used_memory), clock, f"{server.name} {server.version}".rstrip()]
+
+
+def _skews(topology: Topology) -> str:
+    return (
+        f"The busiest master has {topology.skew:.2f} times its share of shards. The clocks of the masters "
+        f"differ by {duration(topology.clock_skew)} at least."
+    )

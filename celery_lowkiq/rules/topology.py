@@ -1,0 +1,226 @@
+"""Which masters store the shards, and the health checks of all masters together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
+from .server_checks import CLOCKS, Server, clock, eviction, persistence, version
+from .text import duration, listed
+
+#: Minimum number of shards a master, with which the busiest one has little more than its share.
+SHARDS_A_MASTER = 16
+#: Leases must outlast a failover, which takes about twice the node timeout.
+TIMEOUTS_A_LEASE = 2
+SLOTS = 16384
+
+
+UNKNOWN = Server()
+
+
+class Kind(str, Enum):
+    """How the masters are reached."""
+
+    SERVER = "server"
+    SENTINEL = "sentinel"
+    CLUSTER = "cluster"
+
+
+@dataclass(frozen=True)
+class Master:
+    """A server that stores shards. ``away``: why it does not answer, ``server`` is unknown then."""
+
+    #: Host and port, path, or name behind sentinels.
+    address: str
+    server: Server = UNKNOWN
+    #: Number of slots; None without a cluster.
+    slots: int | None = None
+    #: Number of shards of each queue.
+    shards: Mapping[str, int] = field(default_factory=dict)
+    away: str | None = None
+    #: Commands that scripts need and the server refused, with its error.
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def shard_count(self) -> int:
+        """Number of shards of all queues."""
+        return sum(self.shards.values())
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All masters."""
+
+    kind: Kind
+    masters: tuple[Master, ...]
+    #: Of the app's nodes.
+    lease_seconds: float
+    #: Shards of each queue that lie on no master.
+    homeless: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def skew(self) -> float:
+        """Shards of the busiest master as a multiple of its fair share; 1 without shards."""
+        return _skew([master.shard_count for master in self.masters])
+
+    @property
+    def clock_skew(self) -> float:
+        """Largest difference between the clocks of two masters in s, as far as it exceeds what was measured
+        along with it.
+        """
+        known = [master.server for master in self.masters if master.away is None]
+        least = max((server.ahead - server.give_or_take for server in known), default=0.0)
+        return max(0.0, least - min((server.ahead + server.give_or_take for server in known), default=0.0))
+
+
+def check_topology(topology: Topology) -> Iterator[Finding]:
+    """Yield the findings about the masters."""
+    known = replace(topology, masters=tuple(master for master in topology.masters if master.away is None))
+    for check in (version, eviction, persistence, clock):
+        yield from _of_each(known, check)
+    yield from _refused(known)
+    if topology.kind is Kind.CLUSTER:
+        yield from _masters(topology)
+        yield from _shards_a_master(topology)
+        yield from _clocks(known)
+        yield from _coverage(known)
+        yield from _node_timeout(known)
+    yield from _replicas(known)
+
+
+def refusals(refused: Mapping[str, str], name: str = "Redis") -> Iterator[Finding]:
+    """Yield a finding for each command that scripts need and the server with this name has refused."""
+    for command, error in refused.items():
+        if command.startswith("INFO"):
+            text = f"{name} refuses {command}: {error}. A lease that was lost in a failover is not noticed."
+            advice = "Permit it, or expect that two nodes may run a shard for a lease time after a failover."
+            yield Finding(WARNING, "commands", text, advice)
+        else:
+            text = f"{name} refuses {command}: {error}. No call can be stored, and none runs."
+            advice = "Permit it (docs/operations.md lists the rights), or use a Redis that has it."
+            yield Finding(ERROR, "commands", text, advice)
+
+
+# -- checks
+
+
+def _of_each(topology: Topology, check: Callable[[Server], Finding]) -> Iterator[Finding]:
+    """Yield equal findings about several masters once, with the masters if others have another one."""
+    found: dict[Finding, list[str]] = {}
+    for master in topology.masters:
+        found.setdefault(check(master.server), []).append(master.address)
+    for finding, addresses in found.items():
+        yield finding if len(found) == 1 else _about(addresses, finding)
+
+
+def _about(addresses: list[str], finding: Finding) -> Finding:
+    return replace(finding, text=f"{listed(addresses, LISTED)}: {finding.text}")
+
+
+def _refused(topology: Topology) -> Iterator[Finding]:
+    found: dict[Finding, list[str]] = {}
+    for master in topology.masters:
+        for finding in refusals(master.refused):
+            found.setdefault(finding, []).append(master.address)
+    for finding, addresses in found.items():
+        yield finding if len(addresses) == len(topology.masters) else _about(addresses, finding)
+
+
+def _masters(topology: Topology) -> Iterator[Finding]:
+    for master in topology.masters:
+        if master.away is not None:
+            text = f"{master.away}. Its {counted(master.shard_count, 'shard waits', 'shards wait')}."
+            advice = "Start it, or let the cluster promote a replica of it."
+            yield Finding(ERROR, f"master {master.address}", text, advice)
+    if without := SLOTS - sum(master.slots or 0 for master in topology.masters):
+        lost = [f"{name} ({count})" for name, count in topology.homeless.items()]
+        text = f"{without} slots have no master" + (
+            f", with shards of {listed(lost, LISTED)}." if lost else "."
+        )
+        yield Finding(ERROR, "slots", text, "redis-cli --cluster fix, with the address of a node.")
+    shards = [f"{master.address} {master.shard_count}" for master in topology.masters]
+    total = sum(master.shard_count for master in topology.masters)
+    text = f"{counted(len(shards), 'master', 'masters')}, {counted(total, 'shard', 'shards')}"
+    yield Finding(OK, "masters", f"{text}: {listed(shards, LISTED)}")
+
+
+def _shards_a_master(topology: Topology) -> Iterator[Finding]:
+    count, few = len(topology.masters), []
+    for name in sorted({name for master in topology.masters for name in master.shards}):
+        shards = [master.shards.get(name, 0) for master in topology.masters]
+        if count > 1 and sum(shards) < SHARDS_A_MASTER * count:
+            few.append(f"{name} ({max(shards)} of {sum(shards)}, {_skew(shards):.1f} times its share)")
+    if few:
+        text = f"Queues with fewer than {SHARDS_A_MASTER} shards a master, and the most that one master has"
+        command = f"celery -A proj lowkiq reshard QUEUE {SHARDS_A_MASTER * count}"
+        advice = f"For those that one server is too small for: {command}."
+        yield Finding(WARNING, "shards a master", f"{text}: {listed(few, LISTED)}.", advice)
+
+
+def _skew(shards: list[int]) -> float:
+    return max(shards) * len(shards) / sum(shards) if any(shards) else 1.0
+
+
+def _clocks(topology: Topology) -> Iterator[Finding]:
+    if (skew := topology.clock_skew) > CLOCKS:
+        text = f"The clocks of the masters differ by {duration(skew)}."
+        advice = "Let NTP set them: after a failover or a move of slots, countdowns are off by as much."
+        yield Finding(WARNING, "clocks of masters", text, advice)
+    elif topology.masters:
+        yield Finding(OK, "clocks of masters", f"They differ by no more than {duration(CLOCKS)}.")
+
+
+def _coverage(topology: Topology) -> Iterator[Finding]:
+    subject = "cluster-require-full-coverage"
+    found = {master.server.full_coverage for master in topology.masters}
+    if None in found:
+        text = "The masters do not tell it: CONFIG GET is forbidden."
+        yield Finding(WARNING, subject, text, "Look there: it should be no.")
+    elif True in found:
+        text = "yes: while one slot has no master, all masters refuse all calls."
+        yield Finding(WARNING, subject, text, f"Set {subject} to no: then only the shards of that slot wait.")
+    elif found:
+        yield Finding(OK, subject, "no")
+
+
+def _node_timeout(topology: Topology) -> Iterator[Finding]:
+    subject, lease = "cluster-node-timeout", topology.lease_seconds
+    known = [server.node_timeout for server in _servers(topology) if server.node_timeout is not None]
+    if not known:
+        return
+    text = f"{duration(max(known))}, and a lease lasts {duration(lease)}"
+    if max(known) * TIMEOUTS_A_LEASE <= lease:
+        yield Finding(OK, subject, f"{text}.")
+        return
+    advice = (
+        f"Set {subject} to {lease / TIMEOUTS_A_LEASE * 1000:.0f} (ms) at most, or lowkiq_lease_seconds to "
+        f"{max(known) * TIMEOUTS_A_LEASE:g} at least."
+    )
+    yield Finding(WARNING, subject, f"{text}: leases of a master that dies run out in its failover.", advice)
+
+
+def _replicas(topology: Topology) -> Iterator[Finding]:
+    alone = [master.address for master in topology.masters if master.server.replicas == 0]
+    if alone and topology.kind is not Kind.SERVER:
+        text = f"{listed(alone, LISTED)}: no replica is connected."
+        yield Finding(WARNING, "replicas", text, "Add one: nothing can take the place of this master.")
+    loose = [
+        master.address
+        for master in topology.masters
+        if master.server.replicas and not master.server.min_replicas
+    ]
+    if loose:
+        text = (
+            f"{listed(loose, LISTED)}: a master that is cut off from its replicas goes on storing calls, and "
+            "loses them when it is replaced."
+        )
+        advice = "Set min-replicas-to-write 1 and min-replicas-max-lag 10, with two replicas or more."
+        yield Finding(WARNING, "min-replicas-to-write", text, advice)
+    elif topology.kind is not Kind.SERVER and topology.masters and not alone:
+        yield Finding(OK, "replicas", "Each master has one, and stores nothing without.")
+
+
+def _servers(topology: Topology) -> list[Server]:
+    return [master.server for master in topology.masters]

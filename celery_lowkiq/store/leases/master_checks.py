@@ -1,0 +1,72 @@
+"""Looks for masters that may evict jobs, and for commands that a service or the rights of its user forbid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.server_checks import Server
+from celery_lowkiq.rules.topology import Master
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.records import parse_id
+from celery_lowkiq.store.scripts.script import load
+
+
+def check_masters(client: Client, shards: Sequence[ShardRef]) -> list[Master]:
+    """Return the masters with their memory limits, eviction policies and refused commands.
+
+    By INFO, since managed servers forbid CONFIG. Masters that are away are left out. Raises StoreUnavailable
+    when it is the only one.
+    """
+    refused = refused_commands(client, shards)
+    replies = [(asked, *asked.ask([("INFO", "memory")])) for asked in client.masters()]
+    client.check_away(reply for _, reply in replies)
+    return [
+        Master(
+            asked.address, _limits(if_permitted(reply)), asked.slots, refused=refused.get(asked.address, {})
+        )
+        for asked, reply in replies
+        if not isinstance(reply, StoreUnavailable)
+    ]
+
+
+def refused_commands(client: Client, shards: Sequence[ShardRef]) -> dict[str, dict[str, str]]:
+    """Return the commands that scripts need and are refused, each with its error, by address of the master.
+
+    One shard of each master is asked; a master that is away is left out. Raises StoreUnavailable when it is
+    the only one.
+    """
+    asked = client.streams(shards)
+    replies = client.calls([load("check_commands").call(shard_keys(shard)) for shard in asked])
+    client.check_away(replies)
+    found: dict[str, dict[str, str]] = {}
+    for shard, reply in zip(asked, replies, strict=True):
+        if isinstance(reply, StoreUnavailable):
+            continue
+        refused = {"EVALSHA": str(reply)} if isinstance(reply, StoreError) else _refused(reply)
+        if refused:
+            found.setdefault(client.master_of(shard) or "", {}).update(refused)
+    return found
+
+
+def _limits(info: Mapping[str, Any]) -> Server:
+    return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
+
+
+def if_permitted(reply: Any) -> dict[str, Any]:
+    """Return the names and values of a reply as text; none when the command is forbidden."""
+    return (
+        {} if isinstance(reply, StoreError) else {_text(name): _text(value) for name, value in reply.items()}
+    )
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _refused(reply: Sequence[bytes]) -> dict[str, str]:
+    texts = [parse_id(text) for text in reply]
+    return {f"{command} in scripts": error for command, error in zip(texts[::2], texts[1::2], strict=True)}

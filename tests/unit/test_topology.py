@@ -1,0 +1,146 @@
+"""What is found about masters, alone and together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_lowkiq.rules.findings import ERROR, OK, WARNING
+from celery_lowkiq.rules.server_checks import Server
+from celery_lowkiq.rules.topology import SLOTS, Kind, Master, Topology, check_topology, refusals
+
+WELL = Server(
+    version="7.0.15",
+    policy="noeviction",
+    aof=True,
+    replicas=1,
+    min_replicas=True,
+    full_coverage=False,
+    node_timeout=5.0,
+)
+
+
+def cluster(*servers, shards=16, **options):
+    masters = [
+        Master(f"m{n}:1", server, SLOTS // len(servers) + (n < SLOTS % len(servers)), {"orders": shards})
+        for n, server in enumerate(servers)
+    ]
+    return replace(Topology(Kind.CLUSTER, tuple(masters), 10.0), **options)
+
+
+def found(topology):
+    """Findings by subject, but those that are well."""
+    return {f.subject: f for f in check_topology(topology) if f.level != OK}
+
+
+def changed(topology, number, **options):
+    masters = list(topology.masters)
+    masters[number] = replace(masters[number], **options)
+    return replace(topology, masters=tuple(masters))
+
+
+def test_all_is_well():
+    assert found(cluster(WELL, WELL, WELL)) == {}
+    texts = {f.subject: f.text for f in check_topology(cluster(WELL, WELL, WELL))}
+    assert texts["server"] == "Redis 7.0.15"
+    assert texts["masters"] == "3 masters, 48 shards: m0:1 16, m1:1 16, m2:1 16"
+    assert texts["cluster-node-timeout"] == "5 s, and a lease lasts 10 s."
+
+
+def test_what_one_server_reports_has_no_word_of_a_cluster():
+    alone = Topology(Kind.SERVER, (Master("redis:6379", replace(WELL, replicas=0)),), 10.0)
+    subjects = [finding.subject for finding in check_topology(alone)]
+    assert subjects == ["server", "maxmemory-policy", "persistence", "clock"]
+
+
+def test_what_differs_names_its_masters():
+    texts = [f.text for f in check_topology(cluster(WELL, replace(WELL, policy="allkeys-lru", maxmemory=1)))]
+    assert "m1:1: allkeys-lru: a full Redis throws jobs away." in texts
+    assert "m0:1: noeviction" in texts
+
+
+def test_a_master_that_is_away():
+    topology = changed(cluster(WELL, WELL), 1, away="Redis is not available: refused", server=Server())
+    finding = found(topology)["master m1:1"]
+    assert (finding.level, finding.text) == (ERROR, "Redis is not available: refused. Its 16 shards wait.")
+    assert set(found(topology)) == {"master m1:1"}
+
+
+def test_slots_without_a_master():
+    topology = replace(changed(cluster(WELL, WELL), 1, slots=0, shards={}), homeless={"orders": 16})
+    assert found(topology)["slots"].text == "8192 slots have no master, with shards of orders (16)."
+
+
+@pytest.mark.parametrize(
+    "shards, skew, text",
+    [
+        ((16, 16, 16), 1.0, None),
+        ((4, 6, 2), 1.5, "orders (6 of 12, 1.5 times its share)"),
+        ((0,) * 3, 1.0, None),
+    ],
+)
+def test_shards_a_master(shards, skew, text):
+    topology = cluster(WELL, WELL, WELL)
+    for number, count in enumerate(shards):
+        topology = changed(topology, number, shards={"orders": count} if count else {})
+    assert topology.skew == skew
+    finding = found(topology).get("shards a master")
+    assert (finding is not None) == (text is not None)
+    if finding:
+        assert text in finding.text
+        assert "reshard QUEUE 48" in finding.advice
+
+
+def test_one_master_of_a_cluster_needs_no_more_shards():
+    assert found(cluster(WELL, shards=5)) == {}
+
+
+@pytest.mark.parametrize(
+    "changes, subject, level, text, advice",
+    [
+        ({"full_coverage": True}, "cluster-require-full-coverage", WARNING, "all masters refuse", "to no"),
+        ({"full_coverage": None}, "cluster-require-full-coverage", WARNING, "CONFIG GET is forbidden", "no"),
+        (
+            {"node_timeout": 15.0},
+            "cluster-node-timeout",
+            WARNING,
+            "15 s, and a lease lasts 10 s",
+            "5000 (ms)",
+        ),
+        ({"node_timeout": 15.0}, "cluster-node-timeout", WARNING, "run out", "lowkiq_lease_seconds to 30"),
+        ({"replicas": 0}, "replicas", WARNING, "m1:1: no replica is connected", "Add one"),
+        ({"min_replicas": False}, "min-replicas-to-write", WARNING, "m1:1: a master that is cut off", "Set"),
+        ({"ahead": 1.5}, "clocks of masters", WARNING, "differ by 2 s", "NTP"),
+        ({"version": "6.0.9"}, "server", ERROR, "m1:1: Redis 6.0.9", "6.2"),
+    ],
+)
+def test_one_master_that_is_set_otherwise(changes, subject, level, text, advice):
+    finding = found(cluster(WELL, replace(WELL, **changes)))[subject]
+    assert finding.level == level
+    assert text in finding.text
+    assert advice in finding.advice
+
+
+def test_clocks_that_were_measured_roughly_are_not_said_to_differ():
+    slow = replace(WELL, ahead=1.5, give_or_take=1.0)
+    assert "clocks of masters" not in found(cluster(WELL, slow))
+    assert cluster(WELL, slow).clock_skew == 0.5
+
+
+def test_behind_sentinels():
+    master = Master("mymaster db 0", replace(WELL, replicas=2, min_replicas=False))
+    topology = Topology(Kind.SENTINEL, (master,), 10.0)
+    assert set(found(topology)) == {"min-replicas-to-write"}
+    assert set(found(changed(topology, 0, server=replace(WELL, replicas=0)))) == {"replicas"}
+
+
+def test_a_command_that_is_refused():
+    topology = changed(cluster(WELL, WELL), 0, refused={"TIME in scripts": "ERR not allowed"})
+    finding = found(topology)["commands"]
+    assert finding.level == ERROR
+    assert finding.text == (
+        "m0:1: Redis refuses TIME in scripts: ERR not allowed. No call can be stored, and none runs."
+    )
+    (weaker,) = refusals({"INFO in scripts": "NOPERM"})
+    assert weaker.level == WARNING
