@@ -27,7 +27,7 @@ from .overview import queues_look
 from .params import Params
 from .render import page
 from .shards import shards_look
-from .site import queue_of, site_of
+from .site import job_queue_of, queue_of, site_of
 
 #: Maximum number of payloads on the page of a job; each is read whole, since its mark is a hash of it.
 JOB = {"payload_limit": 100}
@@ -35,6 +35,8 @@ JOB = {"payload_limit": 100}
 LEVELS = ("error", "warning", "ok")
 #: Maximum number of queues that are shown of a lane.
 MAX_PARTS = 10
+#: Entries of the audit log on a page.
+AUDITED = 100
 
 
 def overview(request: Request) -> Response:
@@ -92,7 +94,7 @@ def queue(request: Request) -> Response:
 def job(request: Request) -> Response:
     """One id: its places, payloads, and failed runs."""
     params = Params.query(request)
-    shown, job_id = queue_of(request), params.text("id")
+    (shown, plain), job_id = job_queue_of(request), params.text("id")
     places, why = shown.job(job_id, **JOB), shown.why(job_id)
     edited = params.text("edit", "")
     return page(
@@ -106,10 +108,11 @@ def job(request: Request) -> Response:
         paused=why.facts.id_paused,
         held=why.facts.held_since,
         edited=edited,
+        plain=plain,
         actions=ACTIONS,
         offered=offered,
         mark_of=mark_of,
-        texts=Texts(site_of(request).reading.load),
+        texts=Texts(site_of(request).reading.load if plain else None),
         bytes_text=bytes_text,
     )
 
@@ -162,6 +165,12 @@ def doctor(request: Request) -> Response:
     inspector = site_of(request).inspector
     found = sorted(inspector.doctor(), key=lambda finding: LEVELS.index(finding.level))
     return page(request, "doctor.html", server=inspector.server(), findings=found)
+
+
+def audit(request: Request) -> Response:
+    """The changes that people made, the latest first."""
+    after = Params.query(request).cursor()
+    return page(request, "audit.html", found=site_of(request).audit.read(AUDITED, after), after=after)
 
 
 def operations(request: Request) -> Response:

@@ -216,6 +216,9 @@ class TrackerKeys:
 #: Sorted set of all trackers by the time of their opening.
 TRACKERS_KEY = f"lowkiq:{FORMAT}:trackers"
 
+#: Stream of the last changes that people made.
+AUDIT_KEY = f"lowkiq:{FORMAT}:audit"
+
 
 def tracker_channel(tracker: str) -> str:
     """Channel that announces the end of the last pending call of a tracker."""
