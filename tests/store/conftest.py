@@ -16,7 +16,7 @@ from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.connect import connect
 from tests.clusters import Cluster, running_cluster
 from tests.marks import ON_CLUSTER, SERVERS, first_often
-from tests.roles import clients_of
+from tests.roles import OF_TESTS, client_of
 
 from .on_cluster import ClusterAsServer
 
@@ -73,7 +73,7 @@ def store(client: redis.Redis) -> Iterator[RedisStore]:
     if ROLE is None:
         yield RedisStore(client)
         return
-    with clients_of(client.connection_pool.connection_kwargs["path"], ROLE) as restricted:
+    with client_of(client.connection_pool.connection_kwargs["path"], ROLE, extra=OF_TESTS) as restricted:
         yield RedisStore(restricted)
 
 

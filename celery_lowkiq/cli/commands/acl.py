@@ -40,8 +40,11 @@ def acl(
 
 def _version(inspector: Inspector, given: str | None) -> tuple[int, int]:
     try:
-        text = given or inspector.server().version
-        major, minor, *_ = text.split(".")
+        if given is None:
+            server = inspector.server()
+            # Valkey has the commands of the Redis that it was made from.
+            given = "7.2" if server.kind == "Valkey" else server.version
+        major, minor, *_ = given.split(".")
         return int(major), int(minor)
     except StoreError as error:
         raise click.UsageError(f"{error}. Name its version: --redis 7.2") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, get_args
 
@@ -18,6 +18,12 @@ from .keys import KEY_TYPES, MORGUE_KEYS, SHARD_KEYS, TRACKER_KEYS, channel_patt
 from .script import Script, load, lua_files
 
 RoleName = Literal["caller", "worker", "reader", "operator"]
+
+
+def _names(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 #: What a connection sends.
 CONNECTION = frozenset({"AUTH", "HELLO", "PING", "SELECT", "CLIENT|SETNAME"})
 #: Commands of ``SCRIPT LOAD`` and EVALSHA.
@@ -26,6 +32,11 @@ SCRIPTS = frozenset({"EVALSHA", "SCRIPT|LOAD"})
 SINCE = {"CLIENT|SETINFO": (7, 2), "WAITAOF": (7, 2)}
 #: Before Redis 7, these cannot be permitted by a subcommand.
 WHOLE_BEFORE_7 = {"SCRIPT|LOAD": "SCRIPT", "CLUSTER|SLOTS": "CLUSTER"}
+#: Commands of scripts that change something.
+WRITES = _names(
+    "DEL EXPIRE HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PUBLISH RENAME ZADD ZINCRBY ZREM ZREMRANGEBYLEX "
+    "ZREMRANGEBYRANK ZREMRANGEBYSCORE ZUNIONSTORE"
+)
 ON_CLUSTER = frozenset({"ASKING", "CLUSTER|SLOTS"})
 _CALL = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'")
 #: Commands that a script chooses while it runs.
@@ -34,11 +45,15 @@ _CHOSEN = re.compile(r"'([HZ](?:SCAN|LEN|CARD))'")
 
 @dataclass(frozen=True)
 class Role:
-    """What a role needs: scripts, commands that it sends itself with the names of their keys, and channels."""
+    """What a role needs: scripts, commands that it sends itself with the names of their keys, and channels.
+
+    ``reads_only``: none of its scripts writes, though they may have libraries that can.
+    """
 
     scripts: frozenset[str]
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
     channels: tuple[str, ...] = ()
+    reads_only: bool = False
 
     def with_(self, *others: Role, scripts: Iterable[str] = ()) -> Role:
         """This role, others, and further scripts."""
@@ -51,15 +66,11 @@ class Role:
         return Role(frozenset(scripts).union(*(role.scripts for role in found)), commands, channels)
 
 
-def _scripts(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
 _SHARD = tuple(SHARD_KEYS)
 _TRACKERS = (*TRACKER_KEYS, "trackers")
 
-_READER = Role(
-    _scripts("find_jobs key_counts page peek read_leases read_moves read_progress stats track_page why"),
+_READS = Role(
+    _names("find_jobs key_counts page peek read_leases read_moves read_progress stats track_page why"),
     {
         "INFO": (),
         "TIME": (),
@@ -72,7 +83,6 @@ _READER = Role(
         "MEMORY|USAGE": _SHARD,
         "SUBSCRIBE": (),
         "UNSUBSCRIBE": (),
-        "XREVRANGE": ("audit",),
         "ZCARD": _SHARD,
         "ZCOUNT": _SHARD,
         "ZRANGE": _SHARD,
@@ -85,7 +95,7 @@ _READER = Role(
     ("tracked",),
 )
 _CALLER = Role(
-    _scripts("push register set_shard_count track_add track_close track_open track_page track_update"),
+    _names("push register set_shard_count track_add track_close track_open track_page track_update"),
     {
         "HGET": ("meta", "queue", "tracker"),
         "HMGET": ("meta", "tracker"),
@@ -100,10 +110,12 @@ _CALLER = Role(
     },
     ("pushed", "tracked"),
 )
-_OPERATOR = _READER.with_(
+_AUDITS = Role(frozenset(), {"XREVRANGE": ("audit",)})
+_READER = replace(_READS.with_(_AUDITS), reads_only=True)
+_ACTS = _READS.with_(
     _CALLER,
     Role(
-        _scripts(
+        _names(
             "accept_spill_difference apply_queue_pause bury delete delete_call_records delete_dead "
             "delete_wrong_type dump edit edit_dead hold_ids largest_numbers load pause_ids pause_queue "
             "pause_shard repair_meta repair_morgue repair_payload_sets repair_processing repair_waiting "
@@ -111,12 +123,11 @@ _OPERATOR = _READER.with_(
             "abort_migration begin_migration export fence forget_transfer hold import_jobs open "
             "pause_migration relay seal set_phase stay"
         ),
-        {"XADD": ("audit",)},
     ),
 )
-_WORKER = _OPERATOR.with_(
+_WORKER = _ACTS.with_(
     Role(
-        _scripts(
+        _names(
             "acquire claim heartbeat next_due read_counters record_failures release renew renew_many "
             "retract_crashes settle take_tokens track_progress write_report write_samples"
         ),
@@ -130,12 +141,13 @@ _WORKER = _OPERATOR.with_(
         },
     )
 )
-#: The one table of who needs what. A worker acts on ``celery control``, so it has what an operator has.
+#: The one table of who needs what. A worker acts on ``celery control``, as an operator, but does not reach
+#: the audit log.
 ROLES: dict[RoleName, Role] = {
     "caller": _CALLER,
     "worker": _WORKER,
     "reader": _READER,
-    "operator": _OPERATOR,
+    "operator": _ACTS.with_(_AUDITS, Role(frozenset(), {"XADD": ("audit",)})),
 }
 
 
@@ -144,14 +156,22 @@ def rules(
 ) -> list[str]:
     """Return the words of ``ACL SETUSER`` for a role, without a password.
 
-    ``queues``: only these; none: all. ``version``: of Redis; a Valkey is a Redis 7.2. Raises InvalidCall for a
-    role that does not exist.
+    ``queues``: only these; none: all. ``version``: of Redis; a Valkey is a Redis 7.2. Raises InvalidCall for
+    a role that does not exist.
     """
     if role not in ROLES:
         raise InvalidCall(f"role={role!r} is invalid: expected one of {', '.join(get_args(RoleName))}")
     names = tuple(queues) or (None,)
     found = ROLES[role]
-    keys = dict.fromkeys(key_pattern(key, queue) for key in sorted(keys_of(role)) for queue in names)
+    permitted = {command.lower() for command in _permitted(role, version, cluster)}
+    reached, selectors = keys_of(role), []
+    if "audit" in reached and version >= (7, 0):
+        # Else a right to delete other keys would be one to delete the audit log.
+        reached, own = reached - {"audit"}, {"xadd", "xrevrange"} & permitted
+        permitted -= own
+        selectors = [f"(~{key_pattern('audit')}", *sorted(f"+{command}" for command in own)]
+        selectors[-1] += ")"
+    keys = dict.fromkeys(key_pattern(key, queue) for key in sorted(reached) for queue in names)
     channels = dict.fromkeys(channel_pattern(name, queue) for name in found.channels for queue in names)
     return [
         "on",
@@ -160,7 +180,8 @@ def rules(
         "resetchannels",
         *(f"&{name}" for name in channels),
         "-@all",
-        *(f"+{command.lower()}" for command in sorted(_permitted(role, version, cluster))),
+        *(f"+{command}" for command in sorted(permitted)),
+        *(["clearselectors", *selectors] if selectors else []),
     ]
 
 
@@ -176,6 +197,8 @@ def commands_of(role: RoleName) -> frozenset[str]:
     found = ROLES[role]
     scripts = frozenset().union(*(script_commands(name) for name in found.scripts))
     connection = CONNECTION | SCRIPTS | {"CLIENT|SETINFO"}
+    if found.reads_only:
+        scripts -= WRITES
     return scripts | found.commands.keys() | connection
 
 
@@ -205,9 +228,8 @@ def _keys(script: Script) -> frozenset[str]:
     """Names of the keys of a script; under other names, it handles all that these may stand for."""
     found = {*script.keys, *script.repeated_keys}
     if "index" in found:
-        found |= {
-            name for name, kind in SHARD_KEYS.items() if kind == "zset" or script.name == "delete_wrong_type"
-        }
+        any_type = script.name == "delete_wrong_type"
+        found |= {name for name, kind in SHARD_KEYS.items() if any_type or kind == "zset"}
     if "records" in found:
         found |= {"jobs", *MORGUE_KEYS.values()}
     return frozenset(found - {"index", "records"}) & (KEY_TYPES.keys() | {"trackers", "ticket", "audit"})
