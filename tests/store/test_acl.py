@@ -25,7 +25,7 @@ from celery_lowkiq.store.scripts.keys import AUDIT_KEY, KEY_TYPES, channel, queu
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.testing import Lowkiq
-from tests.roles import PASSWORD, client_of, denied, make_user
+from tests.roles import PASSWORD, client_of, denied, make_user, version_of
 from tests.worker import proj
 
 pytestmark = pytest.mark.one_server
@@ -410,7 +410,7 @@ def test_readers_need_keys_with_write_permission(client, path, filled):
     """Redis 7 has %R~, but EVALSHA asks for both of all keys of a script."""
     if client.info("server")["redis_version"].startswith("6."):
         pytest.skip("6.2 has no permissions of keys")
-    words = [re.sub("^~", "%R~", word) for word in rules("reader")]
+    words = [re.sub("^~", "%R~", word) for word in rules("reader", (), version_of(client))]
     client.execute_command("ACL", "SETUSER", "half", *words, f">{PASSWORD}")
     with redis.Redis(unix_socket_path=path, username="half", password=PASSWORD) as connected:
         script = load("stats").call(SHARD)

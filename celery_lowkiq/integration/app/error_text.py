@@ -77,9 +77,9 @@ def with_frames(text: str, print_id: str, frames: str) -> str:
     return text.replace(begin, frames.rstrip(" "), 1) if frames else text
 
 
-def said(settings: Settings, error: BaseException) -> str:
+def said(settings: Settings, error: BaseException, secrets: Collection[str] = ()) -> str:
     """Return the exception in one line, for trackers, with what ``lowkiq_redact`` names masked."""
-    return settings.redactor.text(last_error_line(format_error(settings, error)))
+    return settings.redactor.text(last_error_line(format_error(settings, error)), secrets)
 
 
 def dump_error(settings: Settings, error: BaseException) -> bytes:
