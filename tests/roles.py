@@ -20,7 +20,7 @@ def version_of(admin: redis.Redis) -> tuple[int, int]:
 
 
 #: What tests of the store do beside it.
-OF_TESTS = ("&script:*", "+set", "+config")
+OF_TESTS = ("&c", "+set", "+config")
 
 
 def make_user(admin: redis.Redis, role: RoleName, *queues: str, extra: tuple[str, ...] = ()) -> str:

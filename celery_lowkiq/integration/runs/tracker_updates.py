@@ -108,5 +108,7 @@ class TrackedCalls:
         if isinstance(error, Retry) and isinstance(error.exc, Exception):
             error = error.exc
         business = isinstance(error, BusinessFailure)
-        text = "" if error is None else str(error) if business else said(self._settings, error, secrets)
+        text = "" if error is None else said(self._settings, error, secrets)
+        if business:
+            text = self._settings.redactor.text(str(error), secrets)
         return [ended(run, over, outcome.success, business, text)]
