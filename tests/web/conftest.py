@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from starlette.testclient import TestClient
 
+from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.web import changes, make_app
 from tests.worker import proj
@@ -50,3 +52,15 @@ def visit(app: Celery) -> Callable[..., TestClient]:
 @pytest.fixture
 def browser(visit: Callable[..., TestClient]) -> TestClient:
     return visit()
+
+
+@pytest.fixture
+def record(app: Celery) -> Any:
+    return app.tasks["record"]
+
+
+@pytest.fixture
+def client(redis_server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """Redis, to write what no call would."""
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as found:
+        yield found

@@ -10,7 +10,6 @@ import re
 import time
 
 import pytest
-import redis
 
 from celery_lowkiq import track
 from celery_lowkiq.rules.layout import shard_of
@@ -56,17 +55,6 @@ class Trap:
 @pytest.fixture
 def settings(settings):
     return {**settings, "lowkiq_max_payload_bytes": 1024 * 1024, "accept_content": ["json", "pickle"]}
-
-
-@pytest.fixture
-def record(app):
-    return app.tasks["record"]
-
-
-@pytest.fixture
-def client(redis_server):
-    with redis.Redis(unix_socket_path=redis_server.socket_path) as found:
-        yield found
 
 
 def plant(client, queue, job_id, data, error=None):

@@ -33,17 +33,6 @@ PAGES = (
 
 
 @pytest.fixture
-def record(app):
-    return app.tasks["record"]
-
-
-@pytest.fixture
-def client(redis_server):
-    with redis.Redis(unix_socket_path=redis_server.socket_path) as found:
-        yield found
-
-
-@pytest.fixture
 def is_refused(app, visit):
     """Check that a value of a setting is refused, and return the error."""
 
@@ -401,7 +390,6 @@ def test_what_is_no_entry_of_the_audit_log_is_shown(staff, client):
 def test_redis_without_room_for_the_log_keeps_no_change_from_happening(
     app, staff, record, redis_server, caplog
 ):
-    import redis
 
     from celery_lowkiq.store.scripts.keys import AUDIT_KEY
 

@@ -20,8 +20,11 @@ from ..params import command, json_option
 @json_option
 def audit(inspector: Inspector, limit: int, json_: bool) -> None:
     """The changes that people made by the dashboard, the API, Flower and commands, the latest first."""
-    for one in islice(all_items(Audit(inspector.app).read), limit):
+    entry = None
+    for entry in islice(all_items(Audit(inspector.app).read), limit):
         if json_:
-            write_json(one)
+            write_json(entry)
         else:
-            click.echo(f"{moment(one.at)} {line_of(one)}")
+            click.echo(f"{moment(entry.at)} {line_of(entry)}")
+    if entry is None:
+        click.echo("[]" if json_ else "none", err=not json_)

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from celery_lowkiq.rules.errors import InvalidCall
 
 from .keys import KEY_TYPES, MORGUE_KEYS, SHARD_KEYS, TRACKER_KEYS, channel_pattern, key_pattern
-from .script import Script, load, lua_files
+from .script import Script, load
 
 RoleName = Literal["caller", "worker", "reader", "operator"]
 
@@ -211,11 +211,6 @@ def script_commands(name: str) -> frozenset[str]:
     chosen = _CHOSEN.findall(body) if re.search(r"redis\.p?call\(\s*[a-z]", body) else ()
     probes = ("HLEN", "ZCARD") if "probe" in load(name).args else ()
     return found.union(chosen, probes)
-
-
-def all_scripts() -> frozenset[str]:
-    """Return the names of all scripts."""
-    return frozenset(name[: -len(".lua")] for name in lua_files() if "/" not in name)
 
 
 def _permitted(role: RoleName, version: tuple[int, int], cluster: bool) -> set[str]:
