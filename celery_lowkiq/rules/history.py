@@ -1,4 +1,4 @@
-"""Samples of a queue's counters over the last hour, and the rates computed from them."""
+"""Samples of a queue's counters over the last hour and the last day, and the rates computed from them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-#: Seconds between samples, and seconds for which they are kept.
-STEP = 10
-KEPT = 3600
+from .errors import InvalidCall
+
 #: Seconds between counters by shard, and number of them that are kept.
 SHARDS_STEP, SHARDS_KEPT = 60, 2
 #: Seconds over which rates are averaged, and age in s of the newest sample beyond which there is no rate.
@@ -16,22 +15,56 @@ RATE_SECONDS = 60.0
 STALE = 45.0
 
 
+@dataclass(frozen=True)
+class Span:
+    """A span of time for which samples are kept: ``seconds`` long, with one sample in each ``step`` s."""
+
+    name: str
+    seconds: int
+    step: int
+
+    @property
+    def samples(self) -> int:
+        """Maximum number of its samples."""
+        return self.seconds // self.step
+
+    def slot(self, at: float) -> int:
+        """Return the number of the time slot of a Unix time; there is at most one sample per slot."""
+        return int(at // self.step)
+
+
+HOUR, DAY = Span("1h", 3600, 10), Span("24h", 86_400, 600)
+SPANS = {span.name: span for span in (HOUR, DAY)}
+
+
+def span_of(name: str) -> Span:
+    """Return the span of that name. Raises InvalidCall."""
+    if name not in SPANS:
+        raise InvalidCall(f"span={name[:50]!r} is invalid: expected one of {', '.join(SPANS)}")
+    return SPANS[name]
+
+
 @dataclass(frozen=True, order=True)
 class Sample:
-    """Counters at a Unix time (s): jobs processed and runs failed since the queue exists."""
+    """Counters at a Unix time (s): jobs processed and runs failed since the queue exists.
+
+    ``lag``: the largest (s) that was seen in its time slot.
+    """
 
     at: float
     processed: int
     failed: int
+    lag: float = 0.0
 
 
 @dataclass(frozen=True, order=True)
 class Counters:
-    """Counters at a Unix time (s): jobs processed by shard, and failed runs in all of them."""
+    """Counters at a Unix time (s): jobs processed by shard; failed runs and the lag (s) of all shards."""
 
     at: float
     processed: tuple[int, ...]
     failed: int = 0
+    lag: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -42,17 +75,12 @@ class Rates:
     failed: float
 
 
-def slot(at: float) -> int:
-    """Return the number of the time slot; there is at most one sample per slot."""
-    return int(at // STEP)
-
-
 def rates(samples: Sequence[Sample], now: float) -> Rates | None:
     """Return the rates over the last minute of samples, oldest first.
 
     None when samples are too few or too old, or when counters were reset.
     """
-    recent = [sample for sample in samples if sample.at >= now - RATE_SECONDS - STEP]
+    recent = [sample for sample in samples if sample.at >= now - RATE_SECONDS - HOUR.step]
     if len(recent) < 2 or recent[-1].at < now - STALE:
         return None
     first, last = recent[0], recent[-1]
@@ -72,20 +100,24 @@ def shard_rates(
     or those of a removed shard were added to others.
     """
     longest = SHARDS_STEP * SHARDS_KEPT + STALE
-    if first := min((one for one in earlier if STEP <= now - one.at <= longest), default=None):
+    if first := min((one for one in earlier if HOUR.step <= now - one.at <= longest), default=None):
         done = [new - old for new, old in zip_longest(processed, first.processed, fillvalue=0)]
         if min(done) >= 0:
             return tuple(60 * count / (now - first.at) for count in done[: len(processed)])
     return (None,) * len(processed)
 
 
-def sum_of(histories: Iterable[Sequence[Sample]]) -> tuple[Sample, ...]:
-    """Return the sum of several histories. A gap in one counts with its previous sample."""
-    by_slot = [{slot(sample.at): sample for sample in samples} for samples in histories if samples]
+def sum_of(histories: Iterable[Sequence[Sample]], span: Span = HOUR) -> tuple[Sample, ...]:
+    """Return the sum of several histories of a span, with the largest of their lags.
+
+    A gap in one counts with its previous sample, without its lag.
+    """
+    by_slot = [{span.slot(sample.at): sample for sample in samples} for samples in histories if samples]
     latest = [min(samples.values()) for samples in by_slot]
     total = []
     for number in sorted(set[int]().union(*by_slot)):
         latest = [samples.get(number, last) for samples, last in zip(by_slot, latest, strict=True)]
-        at = max(samples[number].at for samples in by_slot if number in samples)
-        total.append(Sample(at, sum(s.processed for s in latest), sum(s.failed for s in latest)))
+        found = [samples[number] for samples in by_slot if number in samples]
+        at, lag = max(one.at for one in found), max(one.lag for one in found)
+        total.append(Sample(at, sum(s.processed for s in latest), sum(s.failed for s in latest), lag))
     return tuple(total)

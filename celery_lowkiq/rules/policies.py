@@ -62,6 +62,11 @@ class Policies:
     #: Whether a push resets the retry count of a job that waits for its retry.
     anew_on_push: bool = False
 
+    @property
+    def may_hold(self) -> bool:
+        """Whether dead payloads can hold their ids: nothing drops payloads, so that others run over a gap."""
+        return self.keep is None and self.drop_stale is None
+
     def words(self, shards: int) -> str:
         """Return the argument ``policy`` of scripts (``lib/policies.lua``): '' without policies."""
         words: dict[str, float | int | str | None] = {

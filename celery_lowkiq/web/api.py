@@ -20,7 +20,7 @@ from celery_lowkiq.integration.operations.json_records import OverviewJson, Plac
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.health_checks import Finding
-from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.history import HOUR, SPANS, Sample
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
@@ -148,10 +148,12 @@ def matches(request: Request) -> Matches:
 
 
 def history(request: Request) -> Samples:
-    """Counters of the last hour, of one queue or of all."""
-    one = Params.query(request).text("queue", "")
-    inspector = site_of(request).inspector
-    return Samples(queue_of(request).history() if one else inspector.history().total)
+    """Counters and lag of the last hour or day, of one queue or of all."""
+    params, inspector = Params.query(request), site_of(request).inspector
+    span = params.choice("span", tuple(SPANS), HOUR.name)
+    if params.text("queue", ""):
+        return Samples(queue_of(request).history(span))
+    return Samples(inspector.history(span=span).total)
 
 
 def nodes(request: Request) -> Nodes:
@@ -309,7 +311,9 @@ ENDPOINTS = (
             *(Query(one.name, value_schema(one)) for one in FILTERS),
         ),
     ),
-    Endpoint("GET", "/history", history, Samples, (Query("queue", TEXT),)),
+    Endpoint(
+        "GET", "/history", history, Samples, (Query("queue", TEXT), Query("span", {"enum": list(SPANS)}))
+    ),
     Endpoint("GET", "/nodes", nodes, Nodes),
     Endpoint("GET", "/redis", server, ServerInfo),
     Endpoint("GET", "/doctor", doctor, Findings),

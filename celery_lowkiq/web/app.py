@@ -117,6 +117,7 @@ def _routes() -> list[Route | Mount]:
     return [
         Route("/", pages.overview),
         Route("/queue", pages.queue),
+        Route("/search", pages.search),
         Route("/job", pages.job),
         Route("/failures", pages.failures),
         Route("/nodes", pages.nodes),

@@ -8,7 +8,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_lowkiq.integration.operations.action_parts import MARK, RESHARD, VALUE, Action, Target
+from celery_lowkiq.integration.operations.action_parts import (
+    LIMIT,
+    MARK,
+    RATE,
+    RESHARD,
+    VALUE,
+    Action,
+    Target,
+)
 from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.audit import MAX_REASON, Change
 from celery_lowkiq.integration.operations.payload_actions import payload_change
@@ -87,6 +95,7 @@ def _change(request: Request, form: Params) -> Response:
             action=action,
             target=target,
             missing=missing,
+            bounds=[one for one in (LIMIT, RATE) if one in action.optional and one.name not in target.values],
             given={
                 one.name: one.write(target.values[one.name])
                 for one in action.takes
@@ -106,12 +115,14 @@ def _change(request: Request, form: Params) -> Response:
 
 
 def _target(form: Params, action: Action) -> Target:
-    """The target that a form names."""
-    given = {one.name: form.texts(one.name) for one in action.takes}
-    return Target(
-        form.texts("id"),
-        {one.name: one.read(given[one.name][0]) for one in action.takes if given[one.name]},
-    )
+    """The target that a form names. An optional field without text is not given."""
+    given = {one: form.texts(one.name) for one in action.takes}
+    values = {
+        one.name: one.read(texts[0])
+        for one, texts in given.items()
+        if texts and (texts[0].strip() or one not in action.optional)
+    }
+    return Target(form.texts("id"), values)
 
 
 async def cancel(request: Request) -> Response:

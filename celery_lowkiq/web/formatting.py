@@ -34,6 +34,11 @@ def _spelled(character: str) -> str:
     return character if character in "\n\t" else character.encode("unicode_escape").decode("ascii")
 
 
+def per_second(value: float) -> str:
+    """Format a number a second: ``71/s``, ``0.3/s``."""
+    return f"{value:,.0f}/s" if value >= 10 else f"{value:.1f}/s"
+
+
 def number(value: float) -> str:
     """Format a number with separators."""
     return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"

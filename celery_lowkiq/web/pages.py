@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from celery_lowkiq.integration.operations.action_parts import FILTERS
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.json_records import mark_of
+from celery_lowkiq.rules.history import HOUR, SPANS, Span, rates
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.text import ranges
@@ -25,7 +26,7 @@ from .listing import MATCHED, SORTS, ListingQuery
 from .migration import picture_of
 from .overview import queues_look
 from .params import Params
-from .render import page
+from .render import link, page
 from .shards import shards_look
 from .site import job_queue_of, queue_of, site_of
 
@@ -39,9 +40,13 @@ MAX_PARTS = 10
 AUDITED = 100
 
 
+def _span(request: Request) -> Span:
+    return SPANS[Params.query(request).choice("span", tuple(SPANS), HOUR.name)]
+
+
 def overview(request: Request) -> Response:
     """All queues, the largest lag first."""
-    inspector, now = site_of(request).inspector, time.time()
+    inspector, now, span = site_of(request).inspector, time.time(), _span(request)
     history = inspector.history()
     alive = [node for node in inspector.nodes() if node.alive]
     owners = {node.owner for node in alive}
@@ -53,20 +58,40 @@ def overview(request: Request) -> Response:
         queues=queues,
         alive=len(alive),
         lanes=sum(len(node.lanes) for node in alive),
-        history=charts.columns(history.total, now, charts.MINUTE),
-        sparks={name: charts.columns(one, now, charts.MINUTES) for name, one in history.by_queue.items()},
+        rates=rates(history.total, now),
+        chart=charts.chart_of(
+            history.total if span == HOUR else inspector.history(span=span.name).total, now, span
+        ),
+        sparks={
+            name: charts.chart_of(one, now, step=charts.SPARK_STEP) for name, one in history.by_queue.items()
+        },
     )
+
+
+def search(request: Request) -> Response:
+    """The queues that know an id; the job itself when there is just one."""
+    typed, inspector = Params.query(request).text("id", ""), site_of(request).inspector
+    sought = typed.strip()
+    if not sought:
+        return RedirectResponse(link(request, "/"), 303)
+    found = inspector.find(sought)
+    # An id may begin or end with a space, which mostly is one copied too many.
+    if not found and typed != sought and (found := inspector.find(typed)):
+        sought = typed
+    if len(found) == 1:
+        return RedirectResponse(link(request, "/job", queue=next(iter(found)), id=sought), 303)
+    return page(request, "search.html", sought=sought, found=found)
 
 
 def queue(request: Request) -> Response:
     """One queue and a listing of it, or its shards."""
     params = Params.query(request)
-    shown = queue_of(request)
+    shown, span = queue_of(request), _span(request)
     listed = params.choice("list", (*SORTS, "shards", "paused", "held"), "jobs")
     search = ListingQuery.of(params, listed) if listed in SORTS else None
     ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
     found = search.of_queue(shown) if search else ids(after=params.cursor()) if ids else None
-    shards = shown.shards()
+    shards, hour, now = shown.shards(), shown.history(), time.time()
     # Its counts are watched: they are read last.
     migration = shown.migration()
     return page(
@@ -84,7 +109,8 @@ def queue(request: Request) -> Response:
         picture=picture_of(migration) if migration else None,
         search=search,
         found=found,
-        history=charts.columns(shown.history(), time.time(), charts.MINUTE),
+        rates=rates(hour, now),
+        chart=charts.chart_of(hour if span == HOUR else shown.history(span.name), now, span),
         actions=ACTIONS,
         offered=offered,
         bytes_text=bytes_text,

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse
 from celery_lowkiq.rules.text import duration, last_error_line, moment, relative
 
 from . import formatting
-from .charts import history_chart, peak, sparkline, stacked_bar
+from .charts import history_chart, sparkline, stacked_bar
 from .guard import TOKEN, path_of, user_of
 from .site import site_of
 
@@ -26,6 +26,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "duration": duration,
     "moment": moment,
     "number": formatting.number,
+    "per_second": formatting.per_second,
     "size": formatting.size,
     "score": formatting.score,
     "score_time": formatting.score_time,
@@ -49,9 +50,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    environment.globals.update(
-        history_chart=history_chart, peak=peak, sparkline=sparkline, stacked_bar=stacked_bar
-    )
+    environment.globals.update(history_chart=history_chart, sparkline=sparkline, stacked_bar=stacked_bar)
     return environment
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import QueueMigrating, StoreUnavailable
+from celery_lowkiq.rules.history import SPANS
 from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.registry import Registry
@@ -120,8 +121,9 @@ class Queue:
 
     def leftover(self) -> tuple[str, ...]:
         """Keys that an empty queue does not need."""
-        of_queues = (queue_key, nodes_key, history_key, failures_key, failure_ranks_key)
+        of_queues = (queue_key, nodes_key, failures_key, failure_ranks_key)
         staying = {key_of(self._name) for key_of in of_queues}
+        staying |= {history_key(self._name, span) for span in SPANS.values()}
         for index in range(MAX_SHARDS):
             keys = shard_keys(ShardRef(self._name, index))
             staying |= {keys[name] for name in STAYING}

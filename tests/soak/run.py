@@ -20,7 +20,7 @@ from redis import Redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.history import KEPT, STEP, Counters
+from celery_lowkiq.rules.history import HOUR, Counters
 from celery_lowkiq.store.leases.heartbeats import sample_call
 from tests.chaos.checker import Gate, Report
 from tests.chaos.journal import Journal
@@ -128,7 +128,9 @@ class Soak:
     def _fill_rings(self) -> None:
         """Store samples of the last hour for each queue, so that its ring of samples is as large as ever."""
         now, names = time.time(), [task.queue_spec.name for task in self._tasks]
-        samples = [Counters(now - ago, processed=(1000,), failed=100) for ago in range(KEPT, 0, -STEP)]
+        samples = [
+            Counters(now - ago, processed=(1000,), failed=100) for ago in range(HOUR.seconds, 0, -HOUR.step)
+        ]
         self._store.client.all([sample_call([(name, sample) for name in names]) for sample in samples])
 
     @contextlib.contextmanager

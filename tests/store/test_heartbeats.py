@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import Counters, Sample
+from celery_lowkiq.rules.history import DAY, Counters, Sample
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running, Wait
 from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.leases.heartbeats import SHARDS_FIELDS
@@ -142,6 +144,55 @@ def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, node_reports)
     assert found == tuple(sorted(found))
     assert found[-1] == Sample(now - 10 + 1.5, int(now) - 10, 1)
     assert found[0].at > now - 3600
+
+
+def test_a_day_has_a_sample_in_ten_minutes_in_at_most_10_kb(store, client, node_reports):
+    last = time.time() // 600 * 600
+    for ago in range(172_800, -1, -600):
+        at = last - ago
+        tell(store, samples=(("orders", Counters(at + 1.234, (int(at) * 10**6,), int(at), 123.46)),))
+    key = history_key("orders", DAY)
+    assert client.hlen(key) == 144
+    assert client.memory_usage(key, samples=0) <= 10 * 1024
+    assert 86_400 < client.ttl(key) <= 87_000
+    (found,) = node_reports.histories([ONE], DAY)
+    assert 143 <= len(found) <= 144
+    assert found[-1] == Sample(last + 1.234, int(last) * 10**6, int(last), 123.5)
+    assert {round(later.at - earlier.at) for earlier, later in pairwise(found)} == {600}
+
+
+def test_a_slot_keeps_its_counters_and_the_larger_lag(store, node_reports):
+    begin = time.time() // 10 * 10
+    for after, processed, lag in ((1.0, 5, 0.5), (2.0, 6, 7.25), (3.0, 7, 3.0)):
+        tell(store, samples=(("orders", Counters(begin + after, (processed,), 0, lag)),))
+    assert node_reports.histories([ONE]) == [(Sample(begin + 1.0, 5, 0, 7.2),)]
+
+
+def test_samples_of_an_earlier_version_have_no_lag(store, client, node_reports):
+    now = time.time()
+    client.hset(history_key("orders"), "1", f"{int(now // 10)} {now:.1f} 5 1")
+    assert node_reports.histories([ONE]) == [(Sample(float(f"{now:.1f}"), 5, 1),)]
+    assert tell(store, samples=(("orders", Counters(now, (9,), 0, 2.0)),)).samples == ()
+
+
+@pytest.mark.parametrize("where", ["plain", "prioritized"])
+def test_the_lag_is_that_of_the_job_that_is_due_for_longest(store, client, where):
+    queue = QueueSpec("orders", shards=2, policies=Policies(priority=5 if where == "prioritized" else 0))
+    now = tell(store).now
+    for job_id, due in (("4", now - 50.0), ("1", now - 90.0), ("2", now + 90.0)):
+        push(store, job_id, ("a", 1), perform_in=due, queue=queue)
+    assert lag_of(store, queue) == pytest.approx(90.0, abs=5)
+    # What runs is not late, and what waits behind it cannot start.
+    lease = take(store, queue, queue.shard_of("1").index)
+    claim(store, lease)
+    push(store, "1", ("a", 2), perform_in=now - 70.0, queue=queue)
+    assert lag_of(store, queue) == pytest.approx(50.0, abs=5)
+    client.hset(shard_keys(queue.shard_of("4"))["meta"], "paused", "5")
+    assert lag_of(store, queue) == 0.0
+
+
+def lag_of(store, queue):
+    return dict(tell(store, counted=(queue,)).samples)["orders"].lag
 
 
 def test_counters_by_shard_give_the_jobs_a_minute(store, client, node_reports):

@@ -217,7 +217,7 @@ def arguments(state):
         "track_update": ({"channel": "c"}, ("waits", 0, 5, 1, "enqueued", "error", "boom")),
         "why": ({"id": "runs"}, ()),
         "write_report": ({"owner": "me", "text": "{}", "uptime": "1.5", "ttl": 60}, ()),
-        "write_samples": ({"ttl": 60}, (1, 1, "10.5 1 0")),
+        "write_samples": ({}, (1, 1, 60, "10.5 1 0", "0.5")),
     }
 
 

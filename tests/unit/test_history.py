@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.history import Counters, Rates, Sample, rates, shard_rates, sum_of
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.history import DAY, Counters, Rates, Sample, rates, shard_rates, span_of, sum_of
 
 NOW = 1_000_000.0
 
@@ -60,6 +61,21 @@ def test_rates_over_the_last_minute(samples, found):
 )
 def test_jobs_a_minute_by_shard(earlier, found):
     assert shard_rates(earlier, (100, 0), NOW) == found
+
+
+def test_the_sum_has_the_largest_lag_of_each_slot():
+    one = (Sample(600.0, 1, 0, 2.0), Sample(1200.0, 2, 1, 9.0))
+    other = (Sample(601.0, 10, 5, 3.0), Sample(1900.0, 30, 5, 1.0))
+    assert sum_of([one, other], DAY) == (
+        Sample(601.0, 11, 5, 3.0),
+        Sample(1200.0, 12, 6, 9.0),
+        Sample(1900.0, 32, 6, 1.0),
+    )
+
+
+def test_an_unknown_span_is_said():
+    with pytest.raises(InvalidCall, match=r"^span='2h' is invalid: expected one of 1h, 24h$"):
+        span_of("2h")
 
 
 def test_the_sum_of_queues():

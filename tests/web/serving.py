@@ -42,12 +42,12 @@ def shop(server: EmbeddedServer, folder: Path) -> Iterator[Celery]:
         client.flushall()
         app = showcase.make_app(server.url)
         showcase.fill(app)
+        showcase.remember(app, client)
         node = _worker(app, server, folder)
         try:
             orders, invoices = (app.tasks[name].ordered_queue for name in ("sync_order", "send_invoice"))
             eventually(lambda: invoices.stats().morgue_length and _has_waited(orders), 90)
             eventually(lambda: any(shard.running for shard in orders.shards()), 60)
-            showcase.remember(app, client)
             yield app
         finally:
             node.teardown()

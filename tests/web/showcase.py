@@ -14,8 +14,8 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.integration.app.tracebacks import format_traceback
-from celery_lowkiq.rules.history import KEPT, STEP
-from celery_lowkiq.store.scripts.keys import history_key
+from celery_lowkiq.rules.history import DAY, SPANS, Sample, Span
+from celery_lowkiq.store.scripts.keys import history_key, shard_keys
 
 STATES = ("created", "paid", "packed", "shipped", "delivered")
 #: Ids that always fail, and that take long.
@@ -108,32 +108,41 @@ def fill(app: Celery) -> None:
 
 
 def remember(app: Celery, client: redis.Redis) -> None:
-    """An hour of history, as if workers had been at it."""
-    dice, now = random.Random(11), time.time()
+    """A day of history, as if workers had been at it."""
+    now = time.time()
     rates = {"sync_order": 26.0, "send_invoice": 7.0, "update_stock": 15.0, "index_product": 4.0}
     for queue, rate in rates.items():
-        stats = app.tasks[queue].ordered_queue.stats()
-        processed, failed = stats.processed, stats.failed
-        samples = {}
-        for ago in range(0, KEPT - STEP, STEP):
-            at = now - ago - STEP
-            samples[str(int(at // STEP) % (KEPT // STEP))] = (
-                f"{int(at // STEP)} {at:.3f} {processed} {failed}"
-            )
-            wave = 1.0 + 0.55 * math.sin(ago / 700) + dice.random() * 0.5
-            processed += -int(rate * STEP * wave)
-            if queue == "sync_order" and 900 < ago < 1500:
-                failed -= dice.randint(0, 90)
-        lowest = processed, failed
-        lifted = {}
-        for field, text in samples.items():
-            slot, at_text, done, lost = text.split()
-            lifted[field] = f"{slot} {at_text} {int(done) - lowest[0]} {int(lost) - lowest[1]}"
+        spec = app.tasks[queue].queue_spec
+        meta = shard_keys(spec.shard_refs()[0])["meta"]
+        pasts = {span: past(span, now, rate, queue == "sync_order") for span in SPANS.values()}
+        # The counters say the same.
+        total = client.hincrby(meta, "processed", pasts[DAY][-1].processed)
+        lost = client.hincrby(meta, "failed", pasts[DAY][-1].failed)
+        for span, samples in pasts.items():
+            ring = {
+                span.slot(one.at) % span.samples: f"{span.slot(one.at)} {one.at:.3f} "
+                f"{total - one.processed} {lost - one.failed} {one.lag:.1f}"
+                for one in samples
+            }
+            client.delete(history_key(queue, span))
+            client.hset(history_key(queue, span), mapping=ring)
         minute = int(now - 70) // 60
-        none = ",".join("0" * app.tasks[queue].queue_spec.shards)
-        lifted[f"shards {minute % 2}"] = f"{minute} {now - 70:.3f} {none}"
-        client.delete(history_key(queue))
-        client.hset(history_key(queue), mapping=lifted)
+        counted = ",".join([str(total), *("0" * (spec.shards - 1))])
+        client.hset(history_key(queue), f"shards {minute % 2}", f"{minute} {now - 70:.3f} {counted}")
+
+
+def past(span: Span, now: float, rate: float, failing: bool) -> list[Sample]:
+    """Samples of a span until now, the latest first, with what was processed and failed since then."""
+    dice = random.Random(11)
+    samples, processed, failed = [], 0, 0
+    for ago in range(span.step, span.seconds, span.step):
+        share = ago / span.seconds
+        peak = 40 * (1 - abs(share - 0.33) * 9)
+        samples.append(Sample(now - ago, processed, failed, max(peak, dice.random())))
+        processed += int(rate * span.step * (1.0 + 0.55 * math.sin(share * 5.1) + dice.random() * 0.5))
+        if failing and 0.25 < share < 0.42:
+            failed += dice.randint(0, 9 * span.step)
+    return samples
 
 
 #: For the worker's process.

@@ -57,6 +57,23 @@ def test_all_that_match_are_counted_first(browser, record):
     assert record.ordered_queue.stats().morgue_length == 0
 
 
+def test_what_matches_is_changed_up_to_a_limit_at_a_rate(browser, record):
+    for job_id in ("a", "b", "c"):
+        record.delay(job_id, "x")
+    record.ordered_queue.bury(["a", "b", "c"])
+    asked = submit(browser, "requeue_matching", error="moved*").text
+    assert "Maximum number of jobs" in asked
+    assert "Maximum rate, as 50/s or 600/m" in asked
+    given = {"error": "moved*", "confirmed": "1", "back": "/queue?queue=record"}
+    assert "limit=&#39;x&#39; is invalid" in submit(browser, "requeue_matching", **given, limit="x").text
+    done = submit(browser, "requeue_matching", **given, limit="2", rate="600/s").text
+    assert "requeued 2 dead jobs of queue record" in done
+    assert (
+        "requeued 1 dead job of queue record"
+        in submit(browser, "requeue_matching", **given, limit="", rate="").text
+    )
+
+
 def test_nothing_chosen_is_said(browser):
     assert "no job is selected" in submit(browser, "delete").text
 
@@ -74,6 +91,15 @@ def test_what_is_stale_is_queued_up_by_force(browser, record):
     assert "Force requeue: 1 dead job of queue record?" in submit(browser, "requeue_forced", "a").text
     submit(browser, "requeue_forced", "a", confirmed="1")
     assert queue.job("a").waiting is not None
+
+
+def test_hold_is_offered_only_where_nothing_drops_payloads(browser, record):
+    record.delay("a", 1)
+    record.ordered_queue.bury(["a"])
+    pages = ("/job?queue=record&id=a", "/queue?queue=record&list=morgue")
+    assert ['value="hold"' in browser.get(page).text for page in pages] == [True, True]
+    record.__dict__["_queue_spec"] = replace(record.queue_spec, policies=Policies(keep=1))
+    assert ['value="hold"' in browser.get(page).text for page in pages] == [False, False]
 
 
 def end(task, disposition):

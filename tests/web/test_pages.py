@@ -81,6 +81,34 @@ def test_a_waiting_job_is_in_its_listing_and_has_a_page(browser, app):
     assert "&#34;status&#34;: &#34;paid&#34;" in page
 
 
+def test_an_id_is_found_in_all_queues(browser, app):
+    nothing = browser.get("/search?id=42").text
+    assert "No job has this id" in nothing
+    app.tasks["record"].apply_async(("42", "x"), countdown=5430)
+    only = browser.get("/search?id=+42+", follow_redirects=False)
+    assert (only.status_code, only.headers["location"]) == (303, "/job?queue=record&id=42")
+    app.tasks["outcome"].apply_async(("42", "x"), countdown=5430)
+    app.tasks["outcome"].ordered_queue.bury(["42"])
+    both = browser.get("/search?id=42").text
+    for queue in ("record", "outcome"):
+        assert f'href="/job?queue={queue}&amp;id=42"' in both
+    assert browser.get("/search?id=", follow_redirects=False).headers["location"] == "/"
+    # A damaged queue hides no other one.
+    context_of(app).store.client.redis.set(
+        shard_keys(app.tasks["outcome"].queue_spec.shard_of("42"))["jobs"], "x"
+    )
+    assert browser.get("/search?id=42", follow_redirects=False).status_code == 303
+
+
+def test_a_day_is_shown(browser):
+    for path in ("/", "/queue?queue=record"):
+        assert "Last hour" in browser.get(path).text
+        day = browser.get(f"{path}{'&' if '?' in path else '?'}span=24h").text
+        assert "Last 24 hours" in day
+        assert 'aria-label="Last 24h: 0 jobs processed, 0 runs failed"' in day
+    assert browser.get("/?span=2h").status_code == 400
+
+
 def test_failures_lead_to_their_jobs(browser, app):
     app.tasks["record"].apply_async(("42", "x"), countdown=100)
     app.tasks["record"].ordered_queue.bury(["42"])
@@ -185,7 +213,7 @@ def test_a_method_that_is_not_allowed_is_told_which_are(browser, method, path, a
 def test_browsers_keep_a_versions_files_and_nothing_else(browser):
     page = browser.get("/")
     assert page.headers["cache-control"] == "no-store"
-    (script,) = re.findall(r'<script src="([^"]+)"', page.text)
+    (script,) = re.findall(r'<script src="([^"]+)" defer', page.text)
     assert browser.get(script).headers["cache-control"] == "private, max-age=31536000, immutable"
     assert browser.get("/static/app.js").headers["cache-control"] == "no-cache"
     assert browser.get("/static/nowhere.js?v=1").headers["cache-control"] == "no-store"

@@ -268,6 +268,7 @@ VERBS = (
             DEAD_IDS,
             "Hold",
             "Newer payloads of these ids wait until somebody has decided about the dead ones.",
+            policy="may_hold",
         ),
         done="held",
         unchanged="held before, or without dead payloads",

@@ -40,8 +40,7 @@ class HoldsMixin:
         Return how many ids have dead payloads and were not held. Raises InvalidCall, also for a queue that
         drops payloads, by ``keep=``, ``latest=`` or ``drop_stale=``.
         """
-        policies = self.spec.policies
-        if policies.keep is not None or policies.drop_stale is not None:
+        if not self.spec.policies.may_hold:
             raise InvalidCall(
                 f"queue {self.spec.name!r} drops payloads, by keep=, latest= or drop_stale=, so that newer "
                 "ones run over a gap anyway: pause the ids instead"

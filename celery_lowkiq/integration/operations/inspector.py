@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_nam
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
 from celery_lowkiq.rules.health_checks import OK, Finding, check_health, unreachable
-from celery_lowkiq.rules.history import Sample, rates, sum_of
+from celery_lowkiq.rules.history import Sample, rates, span_of, sum_of
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, current
@@ -32,6 +33,7 @@ from celery_lowkiq.store.scripts.server import read_server
 
 from .json_records import OverviewJson, QueueJson, QueueShardsJson, Reading, ShardsJson
 from .queue import OrderedQueue
+from .shown_jobs import ShownPlaces
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Overview:
 
 @dataclass(frozen=True)
 class Histories:
-    """Samples of the last hour, oldest first: of each queue, and of all together."""
+    """Samples of a span of time, oldest first: of each queue, and of all together."""
 
     total: tuple[Sample, ...]
     by_queue: Mapping[str, tuple[Sample, ...]]
@@ -100,6 +102,20 @@ class Inspector:
     def _shown(self, queue: OrderedQueue) -> OrderedQueue:
         queue = queue.raw() if self._raw else queue
         return queue.masked(self._load) if self._masked else queue
+
+    def find(self, job_id: Any) -> dict[str, ShownPlaces]:
+        """Return the queues that have a job of an id, with its places; few payloads are read of each.
+
+        Takes two round trips for each queue of the app. A queue where the id's shard is damaged is left out:
+        :meth:`overview` names it. Raises InvalidCall.
+        """
+        found = {}
+        for name, queue in self.queues().items():
+            with contextlib.suppress(ShardDamaged):
+                places = queue.job(job_id, payload_limit=1)
+                if places.waiting or places.processing or places.dead:
+                    found[name] = places
+        return found
 
     def task(self, queue: str) -> Any:
         """Return the ordered task of a queue, named as for :meth:`queue`. Raises InvalidCall."""
@@ -179,11 +195,14 @@ class Inspector:
         """Return the last reports of the living nodes, and of those lost within an hour, by name."""
         return current(NodeReports(self._store).nodes())
 
-    def history(self, names: Iterable[str] | None = None) -> Histories:
-        """Return the counters of the last hour of all queues, or of the named ones. Raises InvalidCall."""
-        chosen = self._chosen(names)
-        found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()])
-        return Histories(sum_of(found), dict(zip(chosen, found, strict=True)))
+    def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
+        """Return the counters of all queues, or of the named ones, as :meth:`OrderedQueue.history`.
+
+        Raises InvalidCall.
+        """
+        chosen, wanted = self._chosen(names), span_of(span)
+        found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()], wanted)
+        return Histories(sum_of(found, wanted), dict(zip(chosen, found, strict=True)))
 
     def shard_states(self) -> list[ShardState]:
         """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""

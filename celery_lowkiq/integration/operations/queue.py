@@ -18,7 +18,7 @@ from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
-from celery_lowkiq.rules.history import Sample
+from celery_lowkiq.rules.history import Sample, span_of
 from celery_lowkiq.rules.models import Job, QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
@@ -206,12 +206,13 @@ class OrderedQueue(HoldsMixin, FailuresMixin, ReshardMixin):
         facts = self._node_reports.facts(self.stored_spec(), read_id(job_id), read=read, **self._terms())
         return why(facts)
 
-    def history(self) -> tuple[Sample, ...]:
-        """Return the counters of processed and failed jobs of the last hour, each ten seconds, oldest first.
+    def history(self, span: str = "1h") -> tuple[Sample, ...]:
+        """Return the counters of processed and failed jobs, and the lag, oldest first.
 
-        Times without a worker are missing. ``rules.history.rates`` computes jobs per second.
+        ``span``: "1h", with a sample each ten seconds, or "24h", with one each ten minutes. Times without a
+        worker are missing. ``rules.history.rates`` computes jobs per second. Raises InvalidCall.
         """
-        (found,) = self._node_reports.histories([self.spec])
+        (found,) = self._node_reports.histories([self.spec], span_of(span))
         return found
 
     def paused(self) -> Paused:

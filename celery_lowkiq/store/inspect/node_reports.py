@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
-from celery_lowkiq.rules.history import Sample, shard_rates
+from celery_lowkiq.rules.history import HOUR, Sample, Span, shard_rates
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
@@ -50,12 +50,12 @@ class NodeReports:
         """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
         return self._store.nodes()
 
-    def histories(self, queues: Sequence[QueueSpec]) -> list[tuple[Sample, ...]]:
-        """Return each queue's samples of the last hour, oldest first, in one round trip."""
+    def histories(self, queues: Sequence[QueueSpec], span: Span = HOUR) -> list[tuple[Sample, ...]]:
+        """Return each queue's samples of a span, oldest first, in one round trip."""
         time, *histories = self._client.commands(
-            [("TIME",), *(("HVALS", history_key(queue.name)) for queue in queues)]
+            [("TIME",), *(("HVALS", history_key(queue.name, span)) for queue in queues)]
         )
-        return [parse_history(values, seconds(time)) for values in histories]
+        return [parse_history(values, seconds(time), span) for values in histories]
 
     def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner and its running batch, in three round trips."""

@@ -9,7 +9,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import KEPT, SHARDS_KEPT, SHARDS_STEP, STEP, Counters, Sample, slot
+from celery_lowkiq.rules.history import DAY, HOUR, SHARDS_KEPT, SHARDS_STEP, Counters, Sample, Span
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import (
     LISTED_SHARDS,
@@ -41,6 +41,8 @@ REPORT_FIELDS = ("at", "started", "text")
 MOST_NODES = 1000
 #: Fields of the history with counters by shard, ``<minute> <at> <processed>,<processed>...``.
 SHARDS_FIELDS = tuple(f"shards {place}" for place in range(SHARDS_KEPT))
+#: The keys of a shard that its counters and lag are read from.
+COUNTED = ("meta", "due", "due_prioritized", "claimed")
 _COUNTERS = re.compile(rb"\d+ (\d{1,12}(?:\.\d{1,9})?) (\d{1,18}(?:,\d{1,18})*)")
 #: Queues and shards that one script handles.
 QUEUES = 100
@@ -90,7 +92,7 @@ def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
         ttl=REPORT_TTL,
     )
     counters = [
-        load("read_counters").call_many([shard_keys(shard)["meta"] for shard in part])
+        load("read_counters").call_many([key for shard in part for key in shard_keys(shard).bind(COUNTED)])
         for queue in news.counted
         for part in client.slices(queue.shard_refs(), SHARDS)
     ]
@@ -101,12 +103,15 @@ def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
     """Return the call that stores a sample of the counters of each of these queues, and those by shard."""
     values: list[Value] = []
     for _, counters in samples:
-        number, minute, at = slot(counters.at), int(counters.at // SHARDS_STEP), number_text(counters.at)
-        values += (number % (KEPT // STEP), number, f"{at} {sum(counters.processed)} {counters.failed}")
+        at, minute = number_text(counters.at), int(counters.at // SHARDS_STEP)
+        for span in (HOUR, DAY):
+            number, total = span.slot(counters.at), f"{at} {sum(counters.processed)} {counters.failed}"
+            values += (number % span.samples, number, span.seconds + span.step, total, f"{counters.lag:.1f}")
         by_shard = ",".join(map(str, counters.processed))
-        values += (SHARDS_FIELDS[minute % SHARDS_KEPT], minute, f"{at} {by_shard}")
-    keys = [history_key(queue) for queue, _ in samples for _ in range(2)]
-    return load("write_samples").call_many(keys, values, ttl=KEPT + STEP)
+        place, ttl = SHARDS_FIELDS[minute % SHARDS_KEPT], HOUR.seconds + HOUR.step
+        values += (place, minute, ttl, f"{at} {by_shard}", "")
+    keys = [history_key(queue, span) for queue, _ in samples for span in (HOUR, DAY, HOUR)]
+    return load("write_samples").call_many(keys, values)
 
 
 def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
@@ -118,20 +123,23 @@ def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) ->
     samples = []
     for queue in news.counted:
         parts = list(islice(counters, len(client.slices(queue.shard_refs(), SHARDS))))
-        processed = tuple(count for _, *of_part in parts for count in of_part)
-        samples.append((queue.name, Counters(now, processed, sum(failed for failed, *_ in parts))))
+        processed = tuple(count for _, _, *of_part in parts for count in of_part)
+        lag = max(float(lag) for _, lag, *_ in parts)
+        samples.append((queue.name, Counters(now, processed, sum(failed for failed, *_ in parts), lag)))
     return UpdateReply(now, tuple(samples))
 
 
-def parse_history(flat: Sequence[bytes], now: float) -> tuple[Sample, ...]:
-    """Return the samples of the last hour, oldest first; foreign values are skipped."""
+def parse_history(flat: Sequence[bytes], now: float, span: Span = HOUR) -> tuple[Sample, ...]:
+    """Return the samples of a span, oldest first; foreign values are skipped."""
     samples = []
     for value in flat:
         words = value.split()
-        if len(words) == 4 and all(len(word) < 19 and word.replace(b".", b"", 1).isdigit() for word in words):
-            at = float(words[1])
-            if now - KEPT < at <= now + STEP:
-                samples.append(Sample(at, int(float(words[2])), int(float(words[3]))))
+        numbers = all(len(word) < 19 and word.replace(b".", b"", 1).isdigit() for word in words)
+        # Earlier versions store no lag.
+        if numbers and len(words) in (4, 5):
+            at, processed, failed, *lag = map(float, words[1:])
+            if now - span.seconds < at <= now + span.step:
+                samples.append(Sample(at, int(processed), int(failed), *lag))
     return tuple(sorted(samples))
 
 

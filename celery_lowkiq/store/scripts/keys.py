@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from celery_lowkiq.rules.history import HOUR, Span
 from celery_lowkiq.rules.models import ShardRef
 
 #: Version of the keys' layout; that of a shard's values is in lib/format.lua.
@@ -185,11 +186,12 @@ def reports_key() -> str:
     return f"lowkiq:{FORMAT}:reports:{{nodes}}"
 
 
-def history_key(queue: str) -> str:
-    """Hash with ring buffers: index of a time slot -> ``<slot> <at> <processed> <failed>``, and by shard
-    ``shards <index>`` -> ``<minute> <at> <processed>,<processed>...``.
+def history_key(queue: str, span: Span = HOUR) -> str:
+    """Hash with a ring buffer: index of a time slot -> ``<slot> <at> <processed> <failed> <lag>``.
+
+    That of the hour also has counters by shard: ``shards <index>`` -> ``<minute> <at> <processed>,...``.
     """
-    return f"lowkiq:{FORMAT}:history:{{{queue}}}"
+    return f"lowkiq:{FORMAT}:history:{{{queue}}}{'' if span == HOUR else f':{span.name}'}"
 
 
 def failures_key(queue: str) -> str:

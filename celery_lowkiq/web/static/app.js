@@ -68,7 +68,7 @@
     if (!seconds || !who) return;
     const button = document.createElement("button");
     button.type = "button";
-    button.className = "live-switch";
+    button.className = "switch live-switch";
     const label = () => {
       button.setAttribute("aria-pressed", String(!paused));
       button.textContent = paused ? "Paused" : "Live";
@@ -83,6 +83,37 @@
     });
     label();
     who.prepend(button);
+  };
+
+  // -- a switch between the themes: as the system, light, dark
+
+  const addTheme = () => {
+    const themes = { "": "auto", light: "light", dark: "dark" };
+    const root = document.documentElement;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "switch";
+    const show = () => (button.textContent = `Theme: ${themes[root.dataset.theme || ""]}`);
+    button.addEventListener("click", () => {
+      const names = Object.keys(themes);
+      const next = names[(names.indexOf(root.dataset.theme || "") + 1) % names.length];
+      if (next) root.dataset.theme = next;
+      else delete root.dataset.theme;
+      if (next) localStorage.setItem("lowkiq-theme", next);
+      else localStorage.removeItem("lowkiq-theme");
+      show();
+    });
+    show();
+    document.querySelector(".foot").append(button);
+  };
+
+  // -- `/` leads to the search
+
+  const toSearch = (event) => {
+    const typing = event.target.closest("input, textarea, select");
+    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    document.querySelector(".find input").focus();
   };
 
   // -- one box for all boxes of a listing
@@ -129,7 +160,9 @@
 
   document.addEventListener("pointermove", pointAt, { passive: true });
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : plan()));
+  document.addEventListener("keydown", toSearch);
   addSwitch();
+  addTheme();
   enhance();
   plan();
 })();

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import Counters, slot
+from celery_lowkiq.rules.history import HOUR, Counters
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
@@ -65,7 +65,7 @@ class Heartbeat:
         if isinstance(reply, UpdateReply):
             self._offset = reply.now - self._ctx.clock.monotonic()
             if reply.samples:
-                self._samples, self._counted_slot = reply.samples, slot(reply.now)
+                self._samples, self._counted_slot = reply.samples, HOUR.slot(reply.now)
         self._log_refusal(reply)
         return result
 
@@ -107,7 +107,7 @@ class Heartbeat:
 
     def _queues_to_count(self, now: float) -> tuple[QueueSpec, ...]:
         """Return, once in each slot of Redis's time, the queues whose first shard is here."""
-        if self._offset is None or slot(now + self._offset) == self._counted_slot:
+        if self._offset is None or HOUR.slot(now + self._offset) == self._counted_slot:
             return ()
         shards = frozenset[ShardRef]().union(*(lane.shards() for lane in self._lanes))
         return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in shards)

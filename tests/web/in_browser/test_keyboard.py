@@ -50,6 +50,15 @@ def test_the_bar_is_skipped(browser, visit, keys):
     eventually(lambda: browser.execute_script("return document.activeElement.id") == "main")
 
 
+def test_an_id_is_found_from_any_page(app, browser, visit, keys):
+    app.tasks["update_stock"].apply_async(("KEYS-FOUND", {"delta": 1}), countdown=7200)
+    visit("/nodes")
+    keys("/")
+    keys("KEYS-FOUND", ENTER)
+    reads(browser, "KEYS-FOUND", "h1")
+    assert "queue=update_stock" in browser.current_url
+
+
 def test_a_listing_is_reached_and_a_job_of_it_is_deleted(app, browser, visit, keys, stock):
     task = app.tasks["update_stock"]
     task.apply_async(("KEYS", {"delta": 1}), countdown=7200)

@@ -88,6 +88,45 @@ def test_the_chart_tells_what_is_under_the_pointer(browser, visit):
     reads(browser, "processed", "#chart-note")
 
 
+def test_the_chart_shows_a_day(browser, visit):
+    visit("/queue?queue=sync_order")
+    browser.find_element("link text", "24 h").click()
+    reads(browser, "Last 24 hours", "#chart-title")
+    assert text(browser, ".spans [aria-current]") == "24 h"
+    assert len(browser.find_elements("css selector", "#chart svg [data-at]")) == 72
+    assert violations(browser) == []
+
+
+def test_the_theme_is_chosen_and_kept(browser, visit):
+    def background():
+        return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+
+    def switch():
+        return browser.find_element("css selector", ".foot .switch")
+
+    visit("/")
+    assert switch().text == "Theme: auto"
+    found = []
+    for theme in ("Theme: light", "Theme: dark"):
+        switch().click()
+        assert switch().text == theme
+        visit("/nodes")
+        assert switch().text == theme
+        assert violations(browser) == []
+        found.append(background())
+    assert found == ["rgb(246, 246, 247)", "rgb(14, 14, 17)"]
+    switch().click()
+    assert switch().text == "Theme: auto"
+
+
+def test_the_font_is_the_packages_own(browser, visit):
+    visit("/")
+    loaded = (
+        "return document.fonts.ready.then((fonts) => [...fonts].map((font) => font.family + font.status))"
+    )
+    assert browser.execute_script(loaded) == ["Interloaded"]
+
+
 def test_a_queue_is_paused_and_goes_on(browser, visit, orders):
     visit(PAGES["queue"])
     press(browser, "Pause")
@@ -125,10 +164,8 @@ def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):
     assert found is None or found.retry_count > 0 or found.perform_in <= time.time()
 
 
-def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders):
-    for number in (1, 2):
-        app.tasks["sync_order"].apply_async(("EDIT", {"n": number}), countdown=7200)
-    visit("/job?queue=sync_order&id=EDIT")
+def edit_one_and_delete_the_other(browser, visit, job_id, what):
+    visit(f"/job?queue=sync_order&id={job_id}")
     browser.find_element("link text", "Edit").click()
     box = browser.find_element("id", "value")
     box.clear()
@@ -136,10 +173,24 @@ def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders
     press(browser, "Save")
     reads(browser, "<b>edited</b>")
     press(browser, "Delete payload")
-    reads(browser, "This payload is deleted")
+    reads(browser, f"This {what} is deleted")
     press(browser, "Delete payload")
-    reads(browser, "Delete payload: deleted 1 payload", ".did")
+    reads(browser, f"Delete payload: deleted 1 {what}", ".did")
+
+
+def test_a_payload_is_edited_and_another_one_dropped(app, browser, visit, orders):
+    for number in (1, 2):
+        app.tasks["sync_order"].apply_async(("EDIT", {"n": number}), countdown=7200)
+    edit_one_and_delete_the_other(browser, visit, "EDIT", "payload")
     assert [payload.value for payload in orders.job("EDIT").waiting.payloads] == [{"n": 2}]
+
+
+def test_a_dead_payload_is_edited_and_another_one_dropped(app, browser, visit, orders):
+    for number in (1, 2):
+        app.tasks["sync_order"].apply_async(("DEAD-EDIT", {"n": number}), countdown=7200)
+    orders.bury(["DEAD-EDIT"])
+    edit_one_and_delete_the_other(browser, visit, "DEAD-EDIT", "dead payload")
+    assert [payload.value for payload in orders.job("DEAD-EDIT").dead.payloads] == [{"n": 2}]
 
 
 def test_an_id_is_paused_and_resumed(browser, visit, orders):

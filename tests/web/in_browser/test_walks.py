@@ -53,6 +53,9 @@ WALKS = (
     Walk("morgue", "delete_dead", "dead", "gone"),
     Walk("morgue", "requeue_all", "dead", "ran"),
     Walk("morgue", "delete_dead_all", "dead", "gone"),
+    Walk("morgue", "hold", "dead", "held"),
+    Walk("held", "requeue", "held", "ran"),
+    Walk("held", "go_on", "held", "dead"),
     Walk("/failures", "requeue_matching", "dead", "ran"),
     Walk("/failures", "delete_dead_matching", "dead", "gone"),
     Walk("/failures", "bury_matching", "failed", "dead"),
@@ -65,6 +68,8 @@ WALKS = (
     Walk("job", "requeue", "dead", "ran"),
     Walk("job", "requeue_forced", "dead", "ran"),
     Walk("job", "delete_dead", "dead", "gone"),
+    Walk("job", "hold", "dead", "held"),
+    Walk("job", "go_on", "held", "dead"),
 )
 #: Other forms, and the test that walks each.
 ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
@@ -80,18 +85,21 @@ ELSEWHERE: dict[tuple[str, str], Callable[..., None]] = {
     ("job", "resume_ids"): test_pages.test_an_id_is_paused_and_resumed,
     ("job", "edit_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
     ("job", "delete_payload"): test_pages.test_a_payload_is_edited_and_another_one_dropped,
+    ("job", "edit_dead_payload"): test_pages.test_a_dead_payload_is_edited_and_another_one_dropped,
+    ("job", "delete_dead_payload"): test_pages.test_a_dead_payload_is_edited_and_another_one_dropped,
     ("/tracker", "/tracker/cancel"): test_pages.test_a_tracked_group_is_watched_and_cancelled,
     ("/operation", "/cancel"): test_operations.test_a_cancelled_operation_says_what_was_done,
 }
 
-LISTINGS = ("jobs", "retries", "morgue", "processing", "shards", "paused")
+LISTINGS = ("jobs", "retries", "morgue", "processing", "shards", "paused", "held")
 FOR_PROGRAMS = ("/api/", "/healthz", "/readyz")
 
 
-def make_jobs(app, state):
+def make_jobs(app, state, name=""):
     """Two jobs of ids of their own in that state, and their queue."""
     failing = state == "failed"
-    task = app.tasks["sync_order" if failing else "update_stock"]
+    # A queue that drops payloads holds nothing.
+    task = app.tasks[name or {"failed": "sync_order", "held": "send_invoice"}.get(state, "update_stock")]
     queue, prefix = task.ordered_queue, FAILING if failing else "W"
     fresh = (f"{prefix}-{uuid4().hex[:8]}" for _ in count())
     # A paused shard would not let them fail.
@@ -100,8 +108,10 @@ def make_jobs(app, state):
         task.apply_async((job_id, {"version": 1}), **({} if failing else {"countdown": 7200}))
     if state == "paused":
         queue.pause_ids(ids)
-    if state == "dead":
+    if state in ("dead", "held"):
         queue.bury(ids)
+    if state == "held":
+        queue.hold(ids)
     eventually(lambda: [place(queue, job_id) for job_id in ids] == [state, state], 120)
     return queue, ids
 
@@ -109,7 +119,9 @@ def make_jobs(app, state):
 def place(queue, job_id):
     found = queue.job(job_id)
     if found.waiting is None:
-        return "dead" if found.dead else "running" if found.processing else "gone"
+        if found.dead:
+            return "dead" if found.dead.held_since is None else "held"
+        return "running" if found.processing else "gone"
     if found.waiting.retry_count > LOOKED_AT:
         return "failed again"
     if found.waiting.retry_count == LOOKED_AT:
@@ -119,7 +131,7 @@ def place(queue, job_id):
 
 @pytest.mark.parametrize("walk", WALKS, ids=lambda walk: f"{walk.page}-{walk.action}")
 def test_a_form_does_what_it_says(app, browser, visit, walk):
-    queue, ids = make_jobs(app, walk.begins)
+    queue, ids = make_jobs(app, walk.begins, "send_invoice" if walk.ends == "held" else "")
     action, processed = ACTIONS[walk.action], queue.stats().processed
     changed = ids[:1] if walk.page == "job" else ids
     if walk.page == "job":
@@ -166,24 +178,31 @@ def forms(browser):
 
 def pages_with_forms(app):
     """Addresses that show every form but those of a running operation."""
-    shop = {state: make_jobs(app, state)[1][0] for state in ("paused", "dead", "failed", "waiting")}
+    shop = {state: make_jobs(app, state)[1][0] for state in ("paused", "dead", "held", "failed", "waiting")}
     with track("to be cancelled", app) as tracker:
         app.tasks["update_stock"].apply_async(("TRACKED", {}), countdown=7200, tracker=tracker)
     queues = Inspector(app, raw=True).queues()
     stock = queues["update_stock"]
     stock.pause(shard=0)
     queues["index_product"].pause()
-    edited = mark_of(stock.job(shop["waiting"]).waiting.payloads[0])
+    edited = {
+        "waiting": mark_of(stock.job(shop["waiting"]).waiting.payloads[0]),
+        "dead": mark_of(stock.job(shop["dead"]).dead.payloads[0]),
+    }
     for listing in LISTINGS:
         yield f"/queue?queue=update_stock&list={listing}"
     yield "/queue?queue=sync_order&list=retries"
+    yield from (f"/queue?queue=send_invoice&list={listing}" for listing in ("morgue", "held"))
+    yield f"/job?queue=send_invoice&id={shop['held']}"
+    yield f"/job?queue=send_invoice&id={make_jobs(app, 'dead', 'send_invoice')[1][0]}"
     yield from (f"/failures?queue={queue}&error=*" for queue in ("update_stock", "sync_order"))
     yield "/queue?queue=index_product"
     for state in ("waiting", "paused", "dead"):
         yield f"/job?queue=update_stock&id={shop[state]}"
-    yield f"/job?queue=update_stock&id={shop['waiting']}&edit={edited}"
+    for state, mark in edited.items():
+        yield f"/job?queue=update_stock&id={shop[state]}&edit={mark}"
     yield f"/tracker?id={tracker.id}"
-    yield from ("/", "/nodes", "/doctor", "/operations", "/trackers")
+    yield from ("/", "/search?id=nobody", "/nodes", "/doctor", "/operations", "/trackers")
     stock.resume(shard=0)
 
 
