@@ -57,7 +57,6 @@ def web(
 
         from celery_lowkiq.web import make_app
         from celery_lowkiq.web.proxies import is_loopback
-        from celery_lowkiq.web.server import HttpProtocol
     except ImportError as error:
         raise click.ClickException(f"{NEEDS} ({error})") from error
     app: Any = context.obj.app
@@ -83,18 +82,19 @@ def web(
     _show_our_log()
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
-    config = uvicorn.Config(
-        dashboard,
-        root_path=_root_path(prefix),
-        log_level="info",
-        http=HttpProtocol,
-        ws="none",
-        # Ours know who is trusted.
-        proxy_headers=not dashboard.state.site.access.proxies.networks,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(uvicorn.Config(dashboard, **_options(dashboard, prefix)))
     with suppress(KeyboardInterrupt):
         server.run(sockets)
+
+
+def _options(dashboard: Any, prefix: str) -> dict[str, Any]:
+    """Return the options of the server."""
+    from celery_lowkiq.web.server import HttpProtocol
+
+    # Ours know who is trusted.
+    own = bool(dashboard.state.site.access.proxies.networks)
+    options = {"http": HttpProtocol, "ws": "none", "proxy_headers": not own}
+    return {"root_path": _root_path(prefix), "log_level": "info", **options}
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
+
+from celery import Celery
 
 from celery_lowkiq.integration.app.codec import MARK, refuse_constant
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.masking import covered_positions, masked_payload
 from celery_lowkiq.rules.errors import UndecodablePayload
@@ -17,6 +21,7 @@ from .json_records import mark_of_bytes, value_text
 from .shown_jobs import Masked, ShownPayload
 
 Load = Callable[[bytes], Any]
+Q = TypeVar("Q", bound="MaskMixin")
 
 
 class PayloadMask:
@@ -92,6 +97,40 @@ class PayloadMask:
         except (UndecodablePayload, TypeError, ValueError, RecursionError):
             pass
         return json.dumps(MASK)
+
+
+class MaskMixin:
+    """What an ordered queue shows of payloads."""
+
+    _app: Celery
+    _form: CallForm
+    _raw: bool
+    _mask: PayloadMask | None
+
+    def raw(self: Q) -> Q:
+        """Return the same queue with payloads as the stored bytes, not decoded and not masked."""
+        queue = copy(self)
+        queue._raw, queue._mask = True, None
+        return queue
+
+    def masked(self: Q, load: Load | None = None) -> Q:
+        """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
+
+        ``load`` decodes the raw payloads that are not JSON; without it, they are masked whole.
+        """
+        queue = copy(self)
+        queue._mask = PayloadMask(context_of(self._app).settings.redactor, self._form, load)
+        return queue
+
+    def shown_bytes(self, data: bytes) -> str:
+        """Return stored bytes of a payload as text with masks."""
+        mask = PayloadMask(context_of(self._app).settings.redactor, self._form)
+        return mask.stored(data).decode("utf-8", "backslashreplace")
+
+    def has_mask(self, payload: Any) -> bool:
+        """Return whether a payload has a mask in the place of a secret."""
+        redactor = context_of(self._app).settings.redactor
+        return bool(redactor) and redactor.has_mask(payload)
 
 
 def _is_json(text: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -36,7 +35,7 @@ from .dump_load import Loaded, dump_lines, load_lines
 from .failures_mixin import FailuresMixin
 from .holds_mixin import HoldsMixin
 from .listing_options import read_listing
-from .masked import PayloadMask
+from .masked import MaskMixin, PayloadMask
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
@@ -45,7 +44,7 @@ BURIED = "moved to the morgue by hand"
 CALLS = 100
 
 
-class OrderedQueue(HoldsMixin, FailuresMixin, ReshardMixin):
+class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
     """Reads of the queue of one task, and actions on it.
 
     Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
@@ -67,31 +66,6 @@ class OrderedQueue(HoldsMixin, FailuresMixin, ReshardMixin):
         self._raw = False
         self._mask: PayloadMask | None = None
         self.spec = spec
-
-    def raw(self) -> OrderedQueue:
-        """Return the same queue with payloads as the stored bytes, not decoded and not masked."""
-        queue = copy(self)
-        queue._raw, queue._mask = True, None
-        return queue
-
-    def masked(self, load: Callable[[bytes], Any] | None = None) -> OrderedQueue:
-        """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
-
-        ``load`` decodes the raw payloads that are not JSON; without it, they are masked whole.
-        """
-        queue = copy(self)
-        queue._mask = PayloadMask(self._context.settings.redactor, self._form, load)
-        return queue
-
-    def shown_bytes(self, data: bytes) -> str:
-        """Return stored bytes of a payload as text with masks."""
-        mask = PayloadMask(self._context.settings.redactor, self._form)
-        return mask.stored(data).decode("utf-8", "backslashreplace")
-
-    def has_mask(self, payload: Any) -> bool:
-        """Return whether a payload has a mask in the place of a secret."""
-        redactor = self._context.settings.redactor
-        return bool(redactor) and redactor.has_mask(payload)
 
     def __repr__(self) -> str:
         return f"<OrderedQueue {self.name} shards={self.spec.shards}>"
