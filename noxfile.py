@@ -65,6 +65,21 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def audit(session: nox.Session) -> None:
+    """Secrets in the sources, and known vulnerabilities of what the extras install. A minute."""
+    session.install("-e", ".[embedded,hiredis,web]", "pip-audit", "bc-detect-secrets")
+    session.run("python", "-m", "tests.audit", *session.posargs)
+
+
+@nox.session
+def roles(session: nox.Session) -> None:
+    """The tests of the store with the rights of a worker in Redis; arguments go to pytest."""
+    _install(session)
+    paths = session.posargs or ("tests/store",)
+    session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_ROLE": "worker"})
+
+
+@nox.session
 def tests(session: nox.Session) -> None:
     """Lint, then all tests but the long ones; arguments go to pytest. At most 5 minutes on two cores."""
     _install(session)

@@ -138,7 +138,7 @@ class EmbeddedServer:
         self._directory = _private_directory()
         if self.port == 0:
             self.port = _free_port()
-        self._watcher = subprocess.Popen(
+        self._watcher = subprocess.Popen(  # noqa: S603 - a list of our own words
             [sys.executable, "-I", "-S", "-c", WATCHER, str(self._directory), *self._command(executable)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -47,7 +47,7 @@ class ProcessGroup:
     def start(self) -> None:
         """Start each program."""
         for command in self._commands:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 - a list of our own words
                 list(command.words), env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
             )
             child = Child(command.name, process)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
 
@@ -15,12 +16,12 @@ from tornado.web import HTTPError, RequestHandler, authenticated
 
 from celery_lowkiq.integration.operations.action_parts import MIGRATION, Action, Target
 from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.integration.operations.audit import Audit, Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import encode
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.loggers import flower_logger as logger
 from celery_lowkiq.rules.text import duration, escaped, last_error_line, moment, shortened
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class OrderedQueuePage(BaseHandler):
     async def get(self) -> None:
         """The counts, and a page of dead jobs, those that died last first."""
         name, after = self.get_query_argument("queue"), self.get_query_argument("after", None)
-        found = await _answer(lambda: _queue(Inspector(self.capp), name, after))
+        found = await _answer(lambda: _queue(Inspector(self.capp, masked=True), name, after))
         said = done(found["queue"], self.get_query_argument("did", ""), self.get_query_argument("count", ""))
         unfit = "pause" if found["paused"].queue else "resume"
         buttons = [one for one in OFFERED.values() if not one.scope.ids and one.name != unfit]
@@ -91,10 +92,8 @@ class OrderedAction(BaseApiHandler):
         action = OFFERED.get(did)
         if action is None:
             raise HTTPError(400, f"action={did[:100]!r} is invalid: expected one of {', '.join(OFFERED)}")
-        count = await _answer(lambda: _run(Inspector(self.capp).queue(name), action, ids))
-        logger.info(
-            "%s: %s of queue %s by %s changed %d", self.request.remote_ip, did, name, _user(self), count
-        )
+        change = Change(_user(self), f"{self.request.remote_ip} by Flower", did, name, tuple(ids))
+        count = await _answer(lambda: _run(self.capp, change, action))
         self.redirect(
             f"{self.reverse_url('ordered-queue')}?{urlencode({'queue': name, 'did': did, 'count': count})}"
         )
@@ -119,8 +118,18 @@ def done(queue: str, name: str, count: str) -> str:
     return said[:1].upper() + said[1:]
 
 
-def _run(queue: OrderedQueue, action: Action, ids: Sequence[str]) -> int:
-    return action.run(queue, action.target(queue, ids, {}), None)
+def _run(app: Celery, change: Change, action: Action) -> int:
+    queue, audit = Inspector(app).queue(change.queue), Audit(app)
+    change = replace(change, queue=queue.name)
+    target = action.target(queue, change.ids, {})
+    audit.write(change, "begins")
+    try:
+        count = action.run(queue, target, None)
+    except LowkiqError as error:
+        audit.write(change, "failed", error=str(error))
+        raise
+    audit.write(change, "done", count)
+    return count
 
 
 async def _answer(ask: Callable[[], T]) -> T:
@@ -152,13 +161,13 @@ def _payloads(job: ShownDeadJob) -> str:
 
 
 def _user(handler: Any) -> str:
-    """Who asks, quoted. Flower tells a name by OAuth only; by basic authentication, that it is right."""
+    """Who asks. Flower tells a name by OAuth only; by basic authentication, that it is right."""
     if isinstance(handler.current_user, str):
-        return repr(handler.current_user)
+        return str(handler.current_user)
     if not handler.application.options.basic_auth:
         return "unknown"
     credentials = b64decode(handler.request.headers["Authorization"].split()[1]).decode()
-    return repr(credentials.partition(":")[0])
+    return credentials.partition(":")[0]
 
 
 def _may_act(handler: Any) -> bool:

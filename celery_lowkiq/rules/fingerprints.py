@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sysconfig
+from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple
 
@@ -31,15 +32,20 @@ class Fingerprint(NamedTuple):
     where: str
 
 
-def fingerprint(error: BaseException, framework: tuple[str, ...] = ()) -> Fingerprint:
-    """Return the fingerprint of an exception. ``framework``: folders whose frames are nobody's code."""
+def fingerprint(
+    error: BaseException, framework: tuple[str, ...] = (), clean: Callable[[str], str] = str
+) -> Fingerprint:
+    """Return the fingerprint of an exception. ``framework``: folders whose frames are nobody's code.
+
+    ``clean`` masks the secrets of a message.
+    """
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     try:
         message = str(error)
     except Exception:  # noqa: BLE001 - the user's code
         message = ""
-    line = next((line for line in message[:5000].splitlines() if line.strip()), "").strip()
+    line = next((line for line in clean(message[:5000]).splitlines() if line.strip()), "").strip()
     return _fingerprint(f"{name}: {line}" if line else name, _place(error.__traceback__, framework))
 
 

@@ -9,5 +9,5 @@ store_logger: Logger = getLogger("celery_lowkiq.store")
 worker_logger: Logger = getLogger("celery_lowkiq.worker")
 metrics_logger: Logger = getLogger("celery_lowkiq.metrics")
 flower_logger: Logger = getLogger("celery_lowkiq.flower")
-#: Who changed what, by the dashboard.
+#: Who changed what.
 audit_logger: Logger = getLogger("celery_lowkiq.audit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .access import User
 from .app import make_app
 
-__all__ = ["make_app"]
+__all__ = ["User", "make_app"]

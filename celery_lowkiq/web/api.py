@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from celery_lowkiq.integration.operations.action_parts import FILTERS, SHARDS
 from celery_lowkiq.integration.operations.actions import action_of
+from celery_lowkiq.integration.operations.audit import AuditEntry
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.failures_mixin import Failures, Matches
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
@@ -28,14 +29,14 @@ from celery_lowkiq.rules.topology import Topology
 from celery_lowkiq.rules.views import HeldId, Page, PausedId, Stats
 
 from .changes import begin, call_off, operation_of
-from .endpoints import AFTER, ID, LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
+from .endpoints import AFTER, DEFAULT_LIMIT, ID, LIMIT, MAX_LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
 from .errors import Refused
 from .listing import MATCHED, SORTS, ListingQuery
 from .openapi import MAX_WAIT, value_schema
 from .operations import Operation
 from .pages import JOB
 from .params import Params, body_of, field
-from .site import queue_of, site_of
+from .site import job_queue_of, queue_of, site_of
 
 
 class LowkiqCounts(NamedTuple):
@@ -102,7 +103,7 @@ def listing(request: Request) -> Page[Any]:
 
 def job(request: Request) -> PlacesJson:
     """Everything about one id: its jobs, why it is not running, and its tries."""
-    queue, job_id = queue_of(request), Params.query(request).text("id")
+    (queue, _), job_id = job_queue_of(request), Params.query(request).text("id")
     places = queue.job(job_id, **JOB)
     return places_json(places, queue.why(job_id), queue.tries(job_id))
 
@@ -232,6 +233,13 @@ def _change(request: Request, fields: dict[str, Any]) -> Response:
     return json_response(OperationJson.of(operation), 202 if operation.running else 200)
 
 
+def audit(request: Request) -> Page[AuditEntry]:
+    """The changes that people made, the latest first."""
+    params = Params.query(request)
+    limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
+    return site_of(request).audit.read(limit, params.cursor())
+
+
 def operations(request: Request) -> Operations:
     """The changes of this process, newest first."""
     return Operations(tuple(map(OperationJson.of, site_of(request).operations.all())))
@@ -285,7 +293,7 @@ ENDPOINTS = (
     Endpoint("GET", "/stats", stats, LowkiqStats),
     Endpoint("GET", "/queues", queues, OverviewJson),
     *map(_listing, SORTS),
-    Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID)),
+    Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID, Query("plain", {"enum": ["0", "1"]}))),
     Endpoint("GET", "/shards", shards, Shards, (QUEUE,)),
     Endpoint("GET", "/migration", migration, Resharding, (QUEUE,)),
     Endpoint(
@@ -317,6 +325,7 @@ ENDPOINTS = (
     Endpoint("GET", "/masters", masters, Topology),
     Endpoint("GET", "/doctor", doctor, Findings),
     Endpoint("POST", "/changes", change, OperationJson, body="Change"),
+    Endpoint("GET", "/audit", audit, Page[AuditEntry], (LIMIT, AFTER)),
     Endpoint("GET", "/operations", operations, Operations),
     Endpoint("GET", "/operations/{id}", operation, OperationJson),
     Endpoint("DELETE", "/operations/{id}", cancel, OperationJson, status=202),

@@ -18,17 +18,20 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.setting_validators import Network
+from celery_lowkiq.integration.app.settings import SETTINGS, Settings
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.errors import LowkiqError
 
 from . import api, changes, pages, tracked
-from .access import Access, FindUser, header, read_basic
+from .access import Access, FindUser, Roles, header, read_basic
 from .endpoints import BASE, Endpoint, ErrorJson, json_response
 from .errors import status_of
 from .formatting import MAX_TEXT
 from .guard import Guard, path_of
 from .openapi import description
+from .proxies import Proxies
 from .render import link, page
 from .site import Site
 
@@ -52,28 +55,38 @@ def make_app(
     celery_app: Celery,
     *,
     auth: str | FindUser | None = None,
+    roles: Roles | None = None,
     user_header: str | None = None,
+    trusted_proxies: Sequence[str] | None = None,
     read_only: bool | None = None,
     origins: Sequence[str] = (),
 ) -> Starlette:
     """Return the dashboard of an app, to be served or mounted under any prefix.
 
-    ``auth``: ``"user:password"``, or a function that returns the user's name for a request (None refuses the
-    request). ``user_header``: the header in which a reverse proxy names the user. Without both, the settings
+    ``auth``: ``"user:password"``, one in a line; or a function that returns the name or the :class:`User` of
+    a request (None refuses it). ``user_header``: the header in which a reverse proxy names the user, which is
+    one of ``trusted_proxies`` or knows ``lowkiq_web_proxy_secret``. Without both, the settings
     ``lowkiq_web_auth`` and ``lowkiq_web_user_header`` or the environment variable ``LOWKIQ_WEB_AUTH`` apply;
-    without these, the dashboard answers requests from this machine only. ``read_only``: refuse all changes.
-    ``origins``: further origins from which changes are accepted (``https://ops.example.com``).
+    without these, the dashboard answers requests from this machine only.
+
+    ``roles``: ``{"anna": "operator", "*": "viewer"}``, or a function that returns the role of a name (None
+    refuses the user); default: ``lowkiq_web_roles``. ``read_only``: refuse all changes. ``origins``: further
+    origins from which changes are accepted (``https://ops.example.com``).
 
     Raises ConfigurationError.
     """
     settings = context_of(celery_app).settings
     if auth is None and user_header is None:
         user_header = settings.web_user_header
-        auth = None if user_header else settings.web_auth or os.environ.get(AUTH_VARIABLE)
+        logins = "\n".join(settings.web_auth) or os.environ.get(AUTH_VARIABLE)
+        auth = None if user_header else logins
+    proxies = Proxies(_networks(trusted_proxies, settings), settings.web_proxy_secret)
     access = Access(
-        **({"find_user": _find_user(auth, user_header)} if auth or user_header else {}),
+        **({"find_user": _find_user(auth, user_header, proxies)} if auth or user_header else {}),
         read_only=settings.web_read_only if read_only is None else read_only,
         origins=tuple(origins),
+        roles=settings.web_roles if roles is None else roles,
+        proxies=proxies,
     )
     load = context_of(celery_app).codec.load if settings.web_unpickle else None
     app = Starlette(
@@ -82,13 +95,20 @@ def make_app(
         exception_handlers={LowkiqError: _failed, HTTPException: _failed},
     )
     reading = Reading(load, MAX_TEXT)
-    app.state.site = Site(celery_app, Inspector(celery_app, raw=True), access, reading)
+    masked = Inspector(celery_app, raw=True, masked=True, load=load)
+    app.state.site = Site(celery_app, masked, Inspector(celery_app, raw=True), access, reading)
     return app
 
 
-def _find_user(auth: str | FindUser | None, user_header: str | None) -> FindUser:
+def _networks(given: Sequence[str] | None, settings: Settings) -> tuple[Network, ...]:
+    if given is None:
+        return settings.web_trusted_proxies
+    return SETTINGS["web_trusted_proxies"].valid.check("trusted_proxies", list(given))  # type: ignore[no-any-return]
+
+
+def _find_user(auth: str | FindUser | None, user_header: str | None, proxies: Proxies) -> FindUser:
     if user_header:
-        return header(user_header)
+        return header(user_header, proxies)
     assert auth is not None
     return read_basic(auth) if isinstance(auth, str) else auth
 
@@ -102,6 +122,7 @@ def _routes() -> list[Route | Mount]:
         Route("/failures", pages.failures),
         Route("/nodes", pages.nodes),
         Route("/doctor", pages.doctor),
+        Route("/audit", pages.audit),
         Route("/operations", pages.operations),
         Route("/operation", pages.operation),
         Route("/change", changes.change, methods=["POST"]),

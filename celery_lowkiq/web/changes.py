@@ -8,16 +8,26 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_lowkiq.integration.operations.action_parts import LIMIT, RATE, RESHARD, Action, Target
+from celery_lowkiq.integration.operations.action_parts import (
+    LIMIT,
+    MARK,
+    RATE,
+    RESHARD,
+    VALUE,
+    Action,
+    Target,
+)
 from celery_lowkiq.integration.operations.actions import action_of
+from celery_lowkiq.integration.operations.audit import MAX_REASON, Change
+from celery_lowkiq.integration.operations.payload_actions import payload_change
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 
-from .audit import MAX_REASON, Change, audit
-from .errors import NotFound
-from .guard import USER, check_token
+from .errors import NotFound, Refused
+from .guard import check_token, user_of
 from .operations import Operation
 from .params import Params, form_of
+from .proxies import address_of
 from .render import link, page
 from .site import Site, site_of
 
@@ -31,31 +41,34 @@ def begin(
 ) -> Operation:
     """Start a change, and log it with the reason that the user gave.
 
-    Raises TooBusy, StoreError, and InvalidCall for a reason that is too long.
+    Raises TooBusy, StoreError, InvalidCall for a reason that is too long, and Refused for an edit of a user
+    who may not see the payload.
     """
+    if VALUE in action.parameters and not user_of(request.scope).may_see_plain:
+        raise Refused("to edit a payload, you need the right to see it without masks")
     if len(reason) > MAX_REASON:
         raise InvalidCall(f"reason is invalid: expected at most {MAX_REASON} characters")
     shard = target.values.get("shard")
     wanted = {one.name: target.values[one.name] for one in action.optional if one.name in target.values}
-    change = Change(
-        *_asker(request), action.name, queue.name, target.ids, shard, reason.strip(), filter=wanted
-    )
-    operation = Operation(change, action, target, action.total(queue, target))
-    operations = site_of(request).operations
-    return operations.start(operation, lambda progress: action.run(queue, target, progress))
+    site = site_of(request)
+    what = payload_change(queue, action, target, site.redactor) if MARK in action.takes else ""
+    change = Change(*asker(request), action.name, queue.name, target.ids, shard, reason.strip(), wanted, what)
+    operation = Operation(change, action, target, action.total(queue, target), site.audit)
+    return site.operations.start(operation, lambda progress: action.run(queue, target, progress))
 
 
 def call_off(request: Request, operation: Operation) -> None:
     """Cancel a change, and log the user who cancels it."""
     if operation.running:
-        user, address = _asker(request)
+        user, address = asker(request)
         whose = f"of {operation.change.user!a} is to be cancelled"
-        audit(replace(operation.change, user=user, address=address), whose)
+        site_of(request).audit.write(replace(operation.change, user=user, address=address), whose)
     operation.cancel()
 
 
-def _asker(request: Request) -> tuple[str, str]:
-    return str(request.scope[USER]), request.client.host if request.client else "?"
+def asker(request: Request) -> tuple[str, str]:
+    """Return the user of a request, and the address."""
+    return user_of(request.scope).name, address_of(request)
 
 
 async def change(request: Request) -> Response:

@@ -12,8 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .access import Access, Unauthorized
+from celery_lowkiq.rules.loggers import audit_logger as logger
+
+from .access import NOBODY, Access, TooManyTries, Unauthorized, User
 from .errors import Refused
+from .proxies import address_of
 
 COOKIE = "lowkiq_token"
 USER = "lowkiq.user"
@@ -48,7 +51,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         known = _token(scope)
-        scope[USER], scope[TOKEN] = "", known or secrets.token_urlsafe(24)
+        self._access.proxies.read(scope)
+        scope[USER], scope[TOKEN] = NOBODY, known or secrets.token_urlsafe(24)
         sends = _with_headers(scope, send, new_token=not known)
         try:
             await self._check(scope)
@@ -56,6 +60,9 @@ class Guard:
             response = self._answer(Request(scope, receive), refused)
             if isinstance(refused, Unauthorized):
                 response.headers["WWW-Authenticate"] = 'Basic realm="celery-lowkiq", charset="UTF-8"'
+            if isinstance(refused, TooManyTries):
+                response.headers["Retry-After"] = str(refused.after)
+            _log_refusal(scope, refused)
             await response(scope, receive, sends)
             return
         await self._app(scope, receive, sends)
@@ -68,6 +75,8 @@ class Guard:
             return
         if self._access.read_only:
             raise Refused("the dashboard is read-only")
+        if not user_of(scope).may_change:
+            raise Refused("your role, viewer, permits no changes")
         _check_origin(scope, self._access.origins)
 
 
@@ -76,6 +85,20 @@ def check_token(request: Request, given: str) -> None:
     known = _token(request.scope)
     if known is None or not secrets.compare_digest(given.encode(), known.encode()):
         raise Refused("the form is not of this session: go back, load the page again, and repeat")
+
+
+def user_of(scope: Scope) -> User:
+    """Return the user of an admitted request."""
+    user: User = scope[USER]
+    return user
+
+
+def _log_refusal(scope: Scope, refused: Refused) -> None:
+    """Log refused changes and wrong passwords; a browser's first request has none."""
+    if scope["method"] in READS and not Headers(scope=scope).get("authorization"):
+        return
+    who = f"user={user_of(scope).name!a} from={address_of(Request(scope))!a}"
+    logger.warning("refused: %s %s %a: %s", who, scope["method"], path_of(scope)[:200], refused)
 
 
 def path_of(scope: Scope) -> str:

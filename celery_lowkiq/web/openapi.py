@@ -11,10 +11,10 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from celery_lowkiq.integration.operations.action_parts import MAX_IDS, Action, Parameter
 from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.integration.operations.audit import MAX_REASON
 from celery_lowkiq.integration.operations.json_records import COMPUTED, record_of
 from celery_lowkiq.rules.models import ShardRef
 
-from .audit import MAX_REASON
 from .endpoints import TEXT, Endpoint, ErrorJson, Query, Schema
 
 #: Maximum time (s) that a response waits for the end of a change.

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from celery_lowkiq.integration.operations.action_parts import Action, Target
+from celery_lowkiq.integration.operations.audit import Audit, Change
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.store.scripts.progress import Progress, Stop
-
-from .audit import Change, audit
 
 #: Maximum number of running changes, and of changes that are kept.
 MOST_RUNNING = 8
@@ -34,6 +33,7 @@ class Operation:
     action: Action
     target: Target
     total: int
+    audit: Audit
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     began_at: float = field(default_factory=time.time)
     ended_at: float | None = None
@@ -66,7 +66,7 @@ class Operation:
 
     def run(self, run: Run) -> None:
         """Run the change. An error is stored in ``state`` and ``error``."""
-        audit(self.change, "begins")
+        self.audit.write(self.change, "begins")
         try:
             self.count = run(self._progress)
             self._end("done")
@@ -87,7 +87,7 @@ class Operation:
 
     def _end(self, state: str) -> None:
         self.state, self.ended_at = state, time.time()
-        audit(self.change, state, self.count, self.error)
+        self.audit.write(self.change, state, self.count, self.error)
         self._ended.set()
 
 

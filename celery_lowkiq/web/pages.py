@@ -29,7 +29,7 @@ from .overview import queues_look
 from .params import Params
 from .render import link, page
 from .shards import shards_look
-from .site import queue_of, site_of
+from .site import job_queue_of, queue_of, site_of
 
 #: Maximum number of payloads on the page of a job; each is read whole, since its mark is a hash of it.
 JOB = {"payload_limit": 100}
@@ -37,6 +37,8 @@ JOB = {"payload_limit": 100}
 LEVELS = ("error", "warning", "ok")
 #: Maximum number of queues that are shown of a lane.
 MAX_PARTS = 10
+#: Entries of the audit log on a page.
+AUDITED = 100
 
 
 def _span(request: Request) -> Span:
@@ -119,7 +121,7 @@ def queue(request: Request) -> Response:
 def job(request: Request) -> Response:
     """One id: its places, payloads, and failed runs."""
     params = Params.query(request)
-    shown, job_id = queue_of(request), params.text("id")
+    (shown, plain), job_id = job_queue_of(request), params.text("id")
     places, why = shown.job(job_id, **JOB), shown.why(job_id)
     edited = params.text("edit", "")
     return page(
@@ -133,10 +135,11 @@ def job(request: Request) -> Response:
         paused=why.facts.id_paused,
         held=why.facts.held_since,
         edited=edited,
+        plain=plain,
         actions=ACTIONS,
         offered=offered,
         mark_of=mark_of,
-        texts=Texts(site_of(request).reading.load),
+        texts=Texts(site_of(request).reading.load if plain else None),
         bytes_text=bytes_text,
     )
 
@@ -191,6 +194,12 @@ def doctor(request: Request) -> Response:
     topology = inspector.topology()
     server = None if topology.kind is Kind.CLUSTER else inspector.server()
     return page(request, "doctor.html", server=server, topology=topology, findings=found)
+
+
+def audit(request: Request) -> Response:
+    """The changes that people made, the latest first."""
+    after = Params.query(request).cursor()
+    return page(request, "audit.html", found=site_of(request).audit.read(AUDITED, after), after=after)
 
 
 def operations(request: Request) -> Response:

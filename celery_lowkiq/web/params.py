@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
+import anyio
 from starlette.requests import Request
 
 from celery_lowkiq.integration.operations.action_parts import MAX_IDS
@@ -17,6 +18,8 @@ from .errors import Refused
 
 #: Maximum size of a body in bytes: a payload of 1 MiB, form-encoded.
 MAX_BODY = 4 * 1024 * 1024
+#: Seconds in which the body must have come.
+BODY_SECONDS = 30.0
 SHOWN = 100
 #: Maximum length of a cursor; those of listings are shorter.
 MAX_CURSOR = 1000
@@ -83,14 +86,16 @@ class Params:
 
 
 async def body_of(request: Request) -> bytes:
-    """Return the body. Raises Refused when it is too large."""
+    """Return the body. Raises Refused when it is too large or too slow."""
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY:
-            raise Refused(f"the request is too large: expected at most {MAX_BODY} bytes", 413)
-        parts.append(part)
-    return b"".join(parts)
+    with anyio.move_on_after(BODY_SECONDS):
+        async for part in request.stream():
+            size += len(part)
+            if size > MAX_BODY:
+                raise Refused(f"the request is too large: expected at most {MAX_BODY} bytes", 413)
+            parts.append(part)
+        return b"".join(parts)
+    raise Refused(f"the request did not end within {BODY_SECONDS:g} s", 408)
 
 
 async def form_of(request: Request) -> Params:

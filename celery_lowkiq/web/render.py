@@ -18,7 +18,7 @@ from celery_lowkiq.rules.text import duration, last_error_line, moment, relative
 
 from . import formatting
 from .charts import history_chart, sparkline, stacked_bar
-from .guard import TOKEN, USER, path_of
+from .guard import TOKEN, path_of, user_of
 from .site import site_of
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -83,7 +83,8 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         here=path_of(request.scope) or "/",
         relative=lambda at: relative(at, now),
         now=now,
-        user=request.scope.get(USER, ""),
+        user=user_of(request.scope),
+        read_only=site.read_only or not user_of(request.scope).may_change,
         current=_current(request),
         did=site.operations.get(request.query_params.get("did", "")),
         token=request.scope.get(TOKEN, ""),

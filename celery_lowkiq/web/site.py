@@ -7,15 +7,21 @@ from dataclasses import dataclass, field
 from celery import Celery
 from starlette.requests import Request
 
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.calls.validation import read_id
+from celery_lowkiq.integration.operations.audit import Audit, Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.redaction import Redactor
 
 from .access import Access
-from .errors import NotFound
+from .errors import NotFound, Refused
+from .guard import user_of
 from .operations import Operations
 from .params import Params
+from .proxies import address_of
 
 
 @dataclass
@@ -24,6 +30,8 @@ class Site:
 
     app: Celery
     inspector: Inspector
+    #: The same with payloads as they are.
+    plain: Inspector
     access: Access
     reading: Reading = AS_JSON
     operations: Operations = field(default_factory=Operations)
@@ -36,10 +44,21 @@ class Site:
     def read_only(self) -> bool:
         return self.access.read_only
 
-    def queue(self, name: str) -> OrderedQueue:
-        """Return the queue with a name or an unambiguous last part of it. Raises NotFound."""
+    @property
+    def redactor(self) -> Redactor:
+        return context_of(self.app).settings.redactor
+
+    @property
+    def audit(self) -> Audit:
+        return Audit(self.app)
+
+    def queue(self, name: str, plain: bool = False) -> OrderedQueue:
+        """Return the queue with a name or an unambiguous last part of it. Raises NotFound.
+
+        ``plain``: payloads have no masks.
+        """
         try:
-            return self.inspector.queue(name)
+            return (self.plain if plain else self.inspector).queue(name)
         except InvalidCall as error:
             raise NotFound(str(error)) from error
 
@@ -53,3 +72,22 @@ def site_of(request: Request) -> Site:
 def queue_of(request: Request) -> OrderedQueue:
     """Return the queue that a request names. Raises InvalidCall and NotFound."""
     return site_of(request).queue(Params.query(request).text("queue"))
+
+
+def job_queue_of(request: Request) -> tuple[OrderedQueue, bool]:
+    """Return the queue that the request for one id names, and whether its payloads are plain.
+
+    Plain ones are asked for by ``plain`` or ``edit``, which is written to the audit log. Raises Refused.
+    """
+    params, user = Params.query(request), user_of(request.scope)
+    if not (params.flag("plain") or params.text("edit", "")):
+        return queue_of(request), False
+    if not user.may_see_plain:
+        raise Refused("you may not see payloads without masks")
+    queue = site_of(request).queue(params.text("queue"), plain=True)
+    ids = (read_id(params.text("id")),)
+    if site_of(request).redactor:
+        site_of(request).audit.write(
+            Change(user.name, address_of(request), "read_plain", queue.name, ids), "done"
+        )
+    return queue, True

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from celery_lowkiq.integration.operations.audit import Change
+from celery_lowkiq.integration.operations.masked import PayloadMask
 from celery_lowkiq.integration.tracking.tracker import Tracker
 from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Page
 
-from .audit import Change, audit
+from .changes import asker
 from .endpoints import AFTER, DEFAULT_LIMIT, LIMIT, MAX_LIMIT, Endpoint, Query
 from .formatting import bytes_text
-from .guard import USER, check_token
+from .guard import check_token
 from .params import Params, form_of
 from .render import link, page
 from .site import site_of
@@ -59,11 +63,11 @@ def _cancel(request: Request, tracker_id: str) -> Response:
 
 
 def _cancelled(request: Request, group: Tracker) -> int:
-    client = request.client.host if request.client else "?"
-    change = Change(str(request.scope[USER]), client, "cancel", f"tracker {group.name}", (group.id,))
-    audit(change, "begins")
+    audit = site_of(request).audit
+    change = Change(*asker(request), "cancel", f"tracker {group.name}", (group.id,))
+    audit.write(change, "begins")
     count = group.cancel()
-    audit(change, "done", count)
+    audit.write(change, "done", count)
     return count
 
 
@@ -111,7 +115,13 @@ def _asked(request: Request) -> tuple[Tracker, str]:
 def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
     params = Params.query(request)
     limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
-    return group.jobs(state or None, limit, params.cursor())
+    tasks, site = site_of(request).inspector.tasks(), site_of(request)
+
+    def masked(call: TrackedCall) -> TrackedCall:
+        form = tasks[call.queue].call_form if call.queue in tasks else None
+        return replace(call, payload=PayloadMask(site.redactor, form, site.reading.load).stored(call.payload))
+
+    return group.jobs(state or None, limit, params.cursor()).map(masked)
 
 
 def _payload_text(call: TrackedCall) -> str:

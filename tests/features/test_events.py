@@ -57,3 +57,15 @@ def test_merged_calls_each_reach_their_end(features, work, job_id, watched):
         assert (task.name, task.retries) == ("work", 1)
         assert task.runtime > 0
         assert task.retried
+
+
+def test_no_secret_is_in_an_event(features, job_id, watched):
+    """Neither in the arguments nor in the error, nor in the log of the worker."""
+    task = features.app.tasks["quiet"]
+    result = task.apply_async((job_id, {"fail": "token=hunter2", "password": "hunter2"}), ignore_result=False)
+    seen = eventually(lambda: found if (found := watched.tasks.get(result.id)) and found.exception else None)
+    assert "[redacted]" in seen.args
+    assert "[redacted]" in seen.exception
+    assert "hunter2" not in f"{seen.args} {seen.kwargs} {seen.exception} {seen.traceback}"
+    assert "[redacted]" in features.node.logs()
+    assert "hunter2" not in features.node.logs()

@@ -117,7 +117,7 @@ def test_a_dead_job_is_queued_up_again(site, outcome):
 
 def test_the_log_tells_who_it_was(site, outcome, directory):
     site.act("outcome", "requeue", id="dead-1")
-    said = "requeue of queue outcome by 'ops' changed 1"
+    said = "requeue done: user='ops' from='127.0.0.1 by Flower' queue='outcome' ids=['dead-1'] jobs=1"
     eventually(lambda: said in (directory / "flower.log").read_text())
 
 

@@ -18,6 +18,7 @@ from celery_lowkiq.integration.task.run_mixin import read_progress
 from celery_lowkiq.integration.tracking.tracker import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job, Lease, ShardRef
+from celery_lowkiq.rules.redaction import Redactor
 from celery_lowkiq.rules.tracking import (
     Counts,
     State,
@@ -30,7 +31,7 @@ from celery_lowkiq.rules.tracking import (
 )
 
 RUN = began("t", "call", 5, 7, 3)
-SETTINGS = SimpleNamespace(format_error=format_message)
+SETTINGS = SimpleNamespace(format_error=format_message, redactor=Redactor(()))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from starlette.testclient import TestClient
 
@@ -81,3 +82,15 @@ def django_shop(
     # The usual hash of a password takes half a second.
     with override_settings(PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"]):
         yield shop
+
+
+@pytest.fixture
+def record(app: Celery) -> Any:
+    return app.tasks["record"]
+
+
+@pytest.fixture
+def client(redis_server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """Redis, to write what no call would."""
+    with redis.Redis(unix_socket_path=redis_server.socket_path) as found:
+        yield found

@@ -198,7 +198,7 @@ def test_a_change_of_all_that_match_leaves_the_filter_in_the_log(browser, record
 
 def test_who_cancels_is_in_the_log(visit, impatient, monkeypatch, caplog):
     caplog.set_level("INFO", "celery_lowkiq.audit")
-    go, browser = threading.Event(), visit(user_header="x-user")
+    go, browser = threading.Event(), visit(user_header="x-user", trusted_proxies=["127.0.0.1"])
 
     def slow(self, progress):
         assert go.wait(10)

@@ -10,7 +10,6 @@ import re
 import time
 
 import pytest
-import redis
 
 from celery_lowkiq import track
 from celery_lowkiq.rules.layout import shard_of
@@ -56,17 +55,6 @@ class Trap:
 @pytest.fixture
 def settings(settings):
     return {**settings, "lowkiq_max_payload_bytes": 1024 * 1024, "accept_content": ["json", "pickle"]}
-
-
-@pytest.fixture
-def record(app):
-    return app.tasks["record"]
-
-
-@pytest.fixture
-def client(redis_server):
-    with redis.Redis(unix_socket_path=redis_server.socket_path) as found:
-        yield found
 
 
 def plant(client, queue, job_id, data, error=None):
@@ -192,12 +180,19 @@ def test_what_was_pickled_is_not_unpickled(browser, record, client, tmp_path):
     """Though a worker of this app would."""
     data = b"\x01application/x-python-serialize\0binary\0" + pickle.dumps(Trap(tmp_path / "trace"))
     plant(client, record.ordered_queue, "1", data)
-    for path in ("/queue?queue=record", "/job?queue=record&id=1"):
+    shown = {
+        "/queue?queue=record": False,
+        "/job?queue=record&id=1": False,
+        "/job?queue=record&id=1&plain=1": True,
+    }
+    for path, plain in shown.items():
         page = browser.get(path)
         assert page.status_code == 200
-        assert "application/x-python-serialize" in page.text
-    (payload,) = browser.get("/api/v1/job?queue=record&id=1").json()["waiting"]["payloads"]
+        assert ("application/x-python-serialize" in page.text) is plain
+    (payload,) = browser.get("/api/v1/job?queue=record&id=1&plain=1").json()["waiting"]["payloads"]
     assert (payload["value"], base64.b64decode(payload["base64"])) == (None, data)
+    (payload,) = browser.get("/api/v1/job?queue=record&id=1").json()["waiting"]["payloads"]
+    assert (payload["value"], payload["base64"], payload["redacted"]) == ("[redacted]", None, True)
     assert not (tmp_path / "trace").exists()
 
 

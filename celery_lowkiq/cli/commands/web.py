@@ -26,7 +26,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=5556, show_default=True, type=click.IntRange(0, 65535), help="0: any free.")
 @click.option("--read-only", is_flag=True, default=None, help="Refuse all changes.")
-@click.option("--user-header", help="Header in which a reverse proxy names the user.")
+@click.option("--user-header", help="Header in which a trusted reverse proxy names the user.")
+@click.option("--trusted-proxy", multiple=True, help="Address or network of a reverse proxy.")
 @click.option("--origin", multiple=True, help="Accept changes from this origin, if a proxy renames the host.")
 @click.option("--prefix", default="", help="Path prefix at a reverse proxy.")
 @click.pass_context
@@ -36,13 +37,14 @@ def web(
     port: int,
     read_only: bool | None,
     user_header: str | None,
+    trusted_proxy: tuple[str, ...],
     origin: tuple[str, ...],
     prefix: str,
 ) -> None:
     """Serve the dashboard.
 
-    Name and password come from LOWKIQ_WEB_AUTH=user:password, or the setting lowkiq_web_auth. Without them,
-    it listens on this machine only.
+    Name and password come from LOWKIQ_WEB_AUTH=user:password, or the setting lowkiq_web_auth; roles come from
+    lowkiq_web_roles. Without a password, it listens on this machine only.
 
     Examples:
 
@@ -54,12 +56,18 @@ def web(
         import uvicorn
 
         from celery_lowkiq.web import make_app
-        from celery_lowkiq.web.access import is_loopback
+        from celery_lowkiq.web.proxies import is_loopback
     except ImportError as error:
         raise click.ClickException(f"{NEEDS} ({error})") from error
     app: Any = context.obj.app
     try:
-        dashboard = make_app(app, user_header=user_header, read_only=read_only, origins=origin)
+        dashboard = make_app(
+            app,
+            user_header=user_header,
+            trusted_proxies=trusted_proxy or None,
+            read_only=read_only,
+            origins=origin,
+        )
         # An import error would otherwise appear only on pages.
         dashboard.state.site.inspector.queues()
     except LowkiqError as error:
@@ -74,9 +82,19 @@ def web(
     _show_our_log()
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
-    server = uvicorn.Server(uvicorn.Config(dashboard, root_path=_root_path(prefix), log_level="info"))
+    server = uvicorn.Server(uvicorn.Config(dashboard, **_options(dashboard, prefix)))
     with suppress(KeyboardInterrupt):
         server.run(sockets)
+
+
+def _options(dashboard: Any, prefix: str) -> dict[str, Any]:
+    """Return the options of the server."""
+    from celery_lowkiq.web.server import HttpProtocol
+
+    # Ours know who is trusted.
+    own = bool(dashboard.state.site.access.proxies.networks)
+    options = {"http": HttpProtocol, "ws": "none", "proxy_headers": not own}
+    return {"root_path": _root_path(prefix), "log_level": "info", **options}
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

@@ -9,7 +9,7 @@ from django.core import checks
 
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.health_checks import ERROR, OK, Finding
+from celery_lowkiq.rules.findings import ERROR, OK, Finding
 
 from .celery_app import celery_app
 

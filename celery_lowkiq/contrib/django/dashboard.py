@@ -22,14 +22,15 @@ from django.urls import NoReverseMatch, Resolver404, re_path, resolve, reverse
 from django.views.decorators.csrf import csrf_exempt
 from starlette.types import ASGIApp, Message, Scope
 
-from celery_lowkiq.web import make_app
+from celery_lowkiq.web import User, make_app
+from celery_lowkiq.web.access import VIEWER, Role
 from celery_lowkiq.web.guard import PUBLIC
 from celery_lowkiq.web.params import MAX_BODY
 
 from .celery_app import celery_app
-from .roles import Role, role_of
+from .roles import role_of
 
-#: Where ``scope`` has the name of Django's user.
+#: Where ``scope`` has Django's user.
 USER = "lowkiq.django_user"
 #: Of the dashboard's URLs.
 NAMESPACE = "lowkiq"
@@ -50,13 +51,8 @@ def dashboard_urls(
 
 def _view(app: Celery | None, role: Callable[[Any], Role | None]) -> View:
     @cache
-    def made(role: Role, origins: tuple[str, ...]) -> ASGIApp:
-        return make_app(
-            app or celery_app(),
-            auth=lambda request: str(request.scope[USER]),
-            read_only=True if role == "viewer" else None,
-            origins=origins,
-        )
+    def made(origins: tuple[str, ...]) -> ASGIApp:
+        return make_app(app or celery_app(), auth=lambda request: request.scope[USER], origins=origins)
 
     def asker(request: HttpRequest) -> tuple[str, Role | None]:
         user = getattr(request, "user", None)
@@ -69,11 +65,11 @@ def _view(app: Celery | None, role: Callable[[Any], Role | None]) -> View:
     async def view(request: HttpRequest, path: str = "") -> HttpResponse:
         # In the thread whose database connections Django closes at the end of the request.
         is_public = f"/{path}" in PUBLIC
-        name, may = ("", "viewer") if is_public else await sync_to_async(asker)(request)
+        name, may = ("", VIEWER) if is_public else await sync_to_async(asker)(request)
         if may is None:
             return _refuse(request, name, path)
-        asgi = made(may, tuple(settings.CSRF_TRUSTED_ORIGINS))
-        return await _answer(asgi, _scope(request, path, name), request)
+        asgi = made(tuple(settings.CSRF_TRUSTED_ORIGINS))
+        return await _answer(asgi, _scope(request, path, User(name, may)), request)
 
     return view
 
@@ -110,7 +106,7 @@ def login_url() -> str:
     return url
 
 
-def _scope(request: HttpRequest, path: str, name: str) -> Scope:
+def _scope(request: HttpRequest, path: str, user: User) -> Scope:
     """The request as ASGI describes it, with what Django's settings say of proxies."""
     headers = {**request.headers, "Host": request.get_host()}
     address = request.META.get("REMOTE_ADDR")
@@ -126,7 +122,7 @@ def _scope(request: HttpRequest, path: str, name: str) -> Scope:
         "headers": [(key.lower().encode(), value.encode("latin-1")) for key, value in headers.items()],
         "client": (address, 0) if address else None,
         "server": None,
-        USER: name,
+        USER: user,
     }
 
 

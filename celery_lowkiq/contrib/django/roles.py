@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-#: A viewer changes nothing.
-Role: TypeAlias = Literal["viewer", "operator"]
+from celery_lowkiq.web.access import OPERATOR, VIEWER, Role
 
 
 def role_of(user: Any) -> Role | None:
@@ -14,5 +13,5 @@ def role_of(user: Any) -> Role | None:
     Superusers have all permissions; inactive and anonymous users have none.
     """
     if user.has_perm("lowkiq.change_dashboard"):
-        return "operator"
-    return "viewer" if user.has_perm("lowkiq.view_dashboard") else None
+        return OPERATOR
+    return VIEWER if user.has_perm("lowkiq.view_dashboard") else None

@@ -5,7 +5,8 @@ The user's formatting functions may fail; a lane must not, so failures are logge
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from typing import NamedTuple
 
 from celery_lowkiq.rules.fingerprints import fingerprint, mark_error, read_mark
@@ -41,17 +42,21 @@ class ErrorText(NamedTuple):
         return last_error_line(self.text)
 
 
-def error_text(settings: Settings, error: BaseException) -> ErrorText:
-    """Return the stored and logged forms of an exception."""
-    own = fingerprint(error, FRAMEWORK)
-    frames, message = _frames_and_message(settings, error)
+def error_text(settings: Settings, error: BaseException, secrets: Collection[str] = ()) -> ErrorText:
+    """Return the stored and logged forms of an exception, with what ``lowkiq_redact`` names masked.
+
+    ``secrets``: values of the payloads, which are masked wherever they occur.
+    """
+    clean = partial(settings.redactor.text, secrets=secrets)
+    own = fingerprint(error, FRAMEWORK, clean)
+    frames, message = map(clean, _frames_and_message(settings, error))
     stored = dump_error_text(settings, frames + message)
     shown = load_error(settings, stored) or ""
     if frames:
         # The last line of the frames of a SyntaxError is the indent of its message.
         indent = frames.rpartition("\n")[2]
         stored = dump_error_text(settings, f"{TRACEBACK}\n{FRAMES.format(own.id)}\n{indent}{message}")
-    trace = frames + message if frames else _formatted(format_traceback, error)
+    trace = frames + message if frames else clean(_formatted(format_traceback, error))
     about = dump_error_text(settings, "\0".join((own.error, own.where, frames, message)))
     return ErrorText(mark_error(own.id, stored), shown, trace, Failure(own.id, about))
 
@@ -72,9 +77,9 @@ def with_frames(text: str, print_id: str, frames: str) -> str:
     return text.replace(begin, frames.rstrip(" "), 1) if frames else text
 
 
-def said(settings: Settings, error: BaseException) -> str:
-    """Return the exception in one line, for trackers."""
-    return last_error_line(format_error(settings, error))
+def said(settings: Settings, error: BaseException, secrets: Collection[str] = ()) -> str:
+    """Return the exception in one line, for trackers, with what ``lowkiq_redact`` names masked."""
+    return settings.redactor.text(last_error_line(format_error(settings, error)), secrets)
 
 
 def dump_error(settings: Settings, error: BaseException) -> bytes:
@@ -84,7 +89,7 @@ def dump_error(settings: Settings, error: BaseException) -> bytes:
 
 def dump_error_text(settings: Settings, text: str) -> bytes:
     """Return the stored form of a text, at most 8 KiB; it is cut before ``lowkiq_dump_error`` is called."""
-    text = cut(text, BEGINNING, END)
+    text = cut(settings.redactor.text(text), BEGINNING, END)
     try:
         data = settings.dump_error(text)
         if isinstance(data, bytes) and len(data) <= MAX_ERROR_BYTES:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
 
 from kombu.utils.imports import symbol_by_name
 
@@ -30,6 +31,13 @@ def _import(path: str) -> Any:
         return symbol_by_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{path!r} cannot be imported: {error}") from error
+
+
+#: What a user of the dashboard may do.
+Role = Literal["viewer", "operator"]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+#: In ``lowkiq_web_roles``: everybody else.
+EVERYBODY = "*"
 
 
 def read_functions(value: Any) -> tuple[Any, ...]:
@@ -62,3 +70,36 @@ def read_weights(value: Any) -> dict[str, float]:
     if not all(text().accepts(name) and is_number(weight, 0.001, 1000) for name, weight in weights.items()):
         raise ValueError
     return weights
+
+
+def read_redacted(value: Any) -> tuple[str, ...]:
+    """Raises ValueError unless it is a list of texts that are not empty: an empty one would mask all."""
+    if not isinstance(value, (list, tuple)) or not all(map(text().accepts, value)):
+        raise ValueError
+    return tuple(value)
+
+
+def read_logins(value: Any) -> tuple[str, ...]:
+    """Raises ValueError unless all are names and passwords, each name once."""
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, (list, tuple)) or not all(isinstance(login, str) for login in found):
+        raise ValueError
+    parts = [login.partition(":") for login in found]
+    if len({name for name, *_ in parts}) < len(parts) or not all(map(all, parts)):
+        raise ValueError
+    return tuple(found)
+
+
+def read_roles(value: Any) -> dict[str, Role]:
+    """Raises ValueError unless all are names with roles."""
+    roles = read_mapping(value)
+    if not all(text().accepts(name) and role in get_args(Role) for name, role in roles.items()):
+        raise ValueError
+    return roles
+
+
+def read_networks(value: Any) -> tuple[Network, ...]:
+    """Raises ValueError unless all are addresses or networks."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise ValueError
+    return tuple(map(ipaddress.ip_network, value))

@@ -6,8 +6,8 @@ import difflib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, fields
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from celery import Celery
@@ -15,10 +15,20 @@ from celery.app import utils
 
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.redaction import Redactor, redactor_of
 from celery_lowkiq.rules.validators import Option, Validator, boolean, invalid, one_of, seconds, text, whole
 
-from .setting_validators import function, functions, read_mapping, read_names, read_weights
+from .setting_field import setting
+from .setting_validators import (
+    function,
+    functions,
+    read_mapping,
+    read_names,
+    read_redacted,
+    read_weights,
+)
 from .tracebacks import format_traceback
+from .web_settings import WebSettings
 
 PREFIX = "lowkiq_"
 #: Bytes; a claim takes at most this much of an id at a time.
@@ -62,18 +72,11 @@ def _do_nothing(error: BaseException) -> None:
     """Celery logs the error anyway."""
 
 
-def _setting(
-    default: Any, valid: Validator, documentation: str, default_words: str = "", secret: bool = False
-) -> Any:
-    option = Option(default, valid, documentation, default_words, secret)
-    return field(repr=not secret, metadata={"option": option})
-
-
 @dataclass(frozen=True)
-class Settings:
+class Settings(WebSettings):
     """The settings of an app, read and checked. A name here is a Celery setting without its prefix."""
 
-    url: str | None = _setting(
+    url: str | None = setting(
         None,
         text("the URL of a Redis").or_none(),
         "[Where the store is](#where-the-store-is): a `redis`, `rediss`, `valkey`, `valkeys`, "
@@ -81,36 +84,36 @@ class Settings:
         "own Redis settings apply (`redis_backend_use_ssl`, ...).",
         secret=True,
     )
-    redis_options: dict[str, Any] = _setting(
+    redis_options: dict[str, Any] = setting(
         {},
         Validator("a dict of redis-py connection arguments", read_mapping),
         "Further arguments of each Redis connection. `socket_timeout` is 5 s unless given here.",
         secret=True,
     )
-    client_pool_size: int = _setting(
+    client_pool_size: int = setting(
         5,
         whole(1, 1000),
         "Largest number of [connections](#connections) for calls, listings and actions in a process.",
     )
-    pool_timeout: float = _setting(5.0, seconds(0.1, 600), "How long a thread waits for a free connection.")
-    poll_interval: float = _setting(
+    pool_timeout: float = setting(5.0, seconds(0.1, 600), "How long a thread waits for a free connection.")
+    poll_interval: float = setting(
         1.0,
         seconds(0.01, 3600),
         "How often an idle lane looks for due jobs; a push wakes it at once. Where looking takes long, as "
         "with thousands of shards on a node, it is up to ten times as long.",
     )
-    lease_seconds: float = _setting(
+    lease_seconds: float = setting(
         10.0,
         seconds(0.5, 3600),
         "How long a worker may be silent; after 1.05 times as long, another worker takes its shards over.",
     )
-    shutdown_timeout: float | None = _setting(
+    shutdown_timeout: float | None = setting(
         None,
         seconds(0, 86400).or_none(),
         "How long a worker that stops waits for its running batches; later ones are [left to the next "
         "worker](operations.md#shutdown-deadline). None: without limit.",
     )
-    exclusion: Exclusion = _setting(
+    exclusion: Exclusion = setting(
         "cooperative",
         one_of(Exclusion),
         "What happens to a run whose worker was frozen or cut off for longer than its lease. "
@@ -118,187 +121,180 @@ class Settings:
         '`"strict"`: the kernel ends its process at that moment (Linux). See [the guarantees]'
         "(fencing.md#strict-exclusion).",
     )
-    lanes: int | None = _setting(
+    lanes: int | None = setting(
         None, whole(1, 1000).or_none(), "Number of threads for ordered tasks in a worker. None: `-c`."
     )
-    run_in: RunIn = _setting(
+    run_in: RunIn = setting(
         "thread",
         one_of(RunIn),
         'Where tasks run that give no `run_in`: `"thread"`, or [`"process"`](processes.md).',
     )
-    window: int = _setting(
+    window: int = setting(
         50,
         whole(1, 1000),
         "Largest number of batches that a lane claims, and settles, at once. See [the window](#the-window).",
     )
-    loop: LoopOf = _setting(
+    loop: LoopOf = setting(
         "node",
         one_of(LoopOf),
         'Where [`async def` tasks](async-tasks.md) run. `"node"`: on one event loop of the worker, in a '
         'thread of its own. `"lane"`: each lane has a loop in its own thread, so that a task that blocks '
         "stops only its own lane.",
     )
-    loop_factory: Callable[[], Any] | None = _setting(
+    loop_factory: Callable[[], Any] | None = setting(
         None, function().or_none(), "Makes the event loop, such as `uvloop.new_event_loop`. None: asyncio's."
     )
-    loop_start: Callable[[], Any] | None = _setting(
+    loop_start: Callable[[], Any] | None = setting(
         None,
         function().or_none(),
         "An `async def` function without arguments, called in each event loop before its first run: it opens "
         "clients and pools.",
     )
-    loop_stop: Callable[[], Any] | None = _setting(
+    loop_stop: Callable[[], Any] | None = setting(
         None, function().or_none(), "The same after the last run of an event loop: it closes them."
     )
-    scheduler: Callable[[], schedulers.Scheduler] = _setting(
+    scheduler: Callable[[], schedulers.Scheduler] = setting(
         None,
         function(SCHEDULERS).or_none(),
         'Which of its shards a lane works next, see [schedulers](#schedulers). None: `"weighted"` with '
         '`lowkiq_queue_weights`, else `"lag"`.',
     )
-    queue_weights: dict[str, float] = _setting(
+    queue_weights: dict[str, float] = setting(
         {},
         Validator("a dict of queue names to numbers from 0.001 to 1000", read_weights),
         "How often a queue with due jobs gets a lane's next turn, compared with the others: "
         '`{"critical": 3, "default": 1}`. A queue without a weight has 1. See '
         "[weights](policies.md#weights-of-queues).",
     )
-    priority_max_wait: float = _setting(
+    priority_max_wait: float = setting(
         60.0,
         seconds(0, 86400),
         "How long a due job may be passed by for [more urgent ones](policies.md#priority-of-a-call). Jobs "
         "that are due for longer come first, the oldest before all.",
     )
-    splitter: splitters.Splitter = _setting(
+    splitter: splitters.Splitter = setting(
         "lease", function(SPLITTERS), "Which shards a worker wants, see [splitters](#splitters)."
     )
-    number_of_nodes: int | None = _setting(
+    number_of_nodes: int | None = setting(
         None,
         whole(1, 4096).or_none(),
         'For the splitter `"by_node"`: number of workers. None: the environment variable '
         "`LOWKIQ_NUMBER_OF_NODES`.",
     )
-    node_number: int | None = _setting(
+    node_number: int | None = setting(
         None,
         whole(0, 4095).or_none(),
         'For the splitter `"by_node"`: number of this worker, from 0. None: the environment variable '
         "`LOWKIQ_NODE_NUMBER`.",
     )
-    reshard: Reshard = _setting(
+    reshard: Reshard = setting(
         "manual",
         one_of(Reshard),
         "Whether workers [change the stored number of shards](changing-shards.md#with-a-deploy). "
         '`"auto"`: when the code of all living workers declares the same other number, and the splitter is '
         '`"lease"`. `"manual"`: never.',
     )
-    server_middlewares: tuple[Any, ...] = _setting(
+    server_middlewares: tuple[Any, ...] = setting(
         (),
         functions,
         "Functions [`m(task, batch, call)`](middlewares.md) around each run, the first outermost. `batch` is "
         "the jobs of the run.",
     )
-    plain: frozenset[str] = _setting(
+    plain: frozenset[str] = setting(
         frozenset(),
         Validator("a list or set of names of tasks with by=", read_names),
         "Tasks with `by=` that run as [plain ones](in-place.md#there-and-back): their calls go to the "
         "broker.",
     )
-    client_middlewares: tuple[Any, ...] = _setting(
+    client_middlewares: tuple[Any, ...] = setting(
         (), functions, "The same around each push. `batch` is the entries of the call."
     )
-    push_durability: PushDurability = _setting(
+    push_durability: PushDurability = setting(
         "fast", one_of(PushDurability), "When a call returns, see [durability](#durability)."
     )
-    push_replicas: int = _setting(
+    push_replicas: int = setting(
         1, whole(1, 100), 'Number of replicas that the durability `"replicated"` waits for.'
     )
-    message_score: MessageScore = _setting(
+    message_score: MessageScore = setting(
         "arrival",
         one_of(MessageScore),
         'Score of a [call by name](calling.md#calls-by-name) that gives none. `"arrival"`: the time when a '
         "worker stored it, by Redis's clock. `\"sent\"`: the time when it was sent, by the sender's clock.",
     )
-    track_calls: bool = _setting(
+    track_calls: bool = setting(
         False,
         boolean,
         "Every call keeps its own id and a record, also without a result. It shows in events and in Flower, "
         "and can be revoked.",
     )
-    track_ttl: int = _setting(
+    track_ttl: int = setting(
         7 * 86400,
         whole(60, 31536000, of="seconds"),
         "How long a [tracker](tracking.md) is kept after its last call has ended. While it waits for a call, "
         "it is kept for at least 30 days.",
     )
-    serializer: str = _setting(
+    serializer: str = setting(
         "json",
         text("the name of a kombu serializer"),
         "Writes payloads and call records, see [serializers](#serializers). It must be in `accept_content`.",
     )
-    max_payload_bytes: int = _setting(
+    max_payload_bytes: int = setting(
         64 * 1024,
         whole(1, LARGEST_PAYLOAD),
         "Largest serialized payload. A call with a larger one is refused; a larger one found in Redis goes "
         "to the morgue. Raise the setting in workers first, and lower it in callers first.",
     )
-    format_error: Callable[[BaseException], str] = _setting(
+    format_error: Callable[[BaseException], str] = setting(
         "traceback",
         function(FORMATS),
         'Turns an exception into the text that a failed job keeps, at most 8 KiB. `"traceback"`: the frames '
         'from the task\'s function on, without local variables. `"message"`: type and message only.',
     )
-    dump_error: Callable[[str], bytes] = _setting(
+    dump_error: Callable[[str], bytes] = setting(
         _text_to_bytes,
         function(),
         "Turns the text of an error into the bytes to store, for instance compressed ones.",
         default_words="UTF-8",
     )
-    load_error: Callable[[bytes], str] = _setting(
+    load_error: Callable[[bytes], str] = setting(
         _bytes_to_text, function(), "The inverse of `lowkiq_dump_error`.", default_words="UTF-8"
     )
-    log_failures: LogFailures = _setting(
+    redact: tuple[str, ...] = setting(
+        ("password", "token", "secret", "authorization", "card"),
+        Validator("a list of texts", read_redacted),
+        "Names of secrets: the value of a key that contains one, whatever the case, is "
+        "[masked](permissions.md#masked-values) on pages, in the API, in logs, events and stored errors. "
+        "`()`: nothing is.",
+    )
+    log_failures: LogFailures = setting(
         "first",
         one_of(LogFailures),
         "Which failed runs the worker [logs with their traceback](operations.md#failures-in-the-log). "
         '`"first"`: the first failure of a job and its death. `"all"`: each one. `"death"`: only the death; '
         "other failures are logged at most as INFO.",
     )
-    metrics_port: int | None = _setting(
+    metrics_port: int | None = setting(
         None,
         whole(0, 65535).or_none(),
         "Port of a worker's [metrics](metrics.md) for Prometheus. 0: any free port, which the log names. "
         "None: no metrics.",
     )
-    metrics_host: str = _setting(
+    metrics_host: str = setting(
         "127.0.0.1",
         text("an address or a host name"),
         "Address where the metrics listen. Metrics have no password, so open them to trusted machines only.",
     )
-    web_auth: str | None = _setting(
-        None,
-        text("'user:password'").or_none(),
-        "Name and password of the [dashboard](dashboard.md), by HTTP basic authentication. None: the "
-        "environment variable `LOWKIQ_WEB_AUTH`.",
-        secret=True,
-    )
-    web_user_header: str | None = _setting(
-        None,
-        text("the name of a header").or_none(),
-        "Header in which a reverse proxy names the dashboard's user. Only that proxy may reach the port.",
-    )
-    web_read_only: bool = _setting(False, boolean, "Whether the dashboard refuses every change.")
-    web_unpickle: bool = _setting(
-        False,
-        boolean,
-        "Whether the dashboard decodes payloads that are not JSON, as a worker would (only what "
-        "`accept_content` allows). Otherwise it shows their bytes.",
-    )
-    last_words: Callable[[BaseException], Any] = _setting(
+    last_words: Callable[[BaseException], Any] = setting(
         _do_nothing,
         function(),
         "Called with an error from outside a task's function that ends a lane or the worker.",
         default_words="does nothing",
     )
+
+    @cached_property
+    def redactor(self) -> Redactor:
+        """Masks what ``lowkiq_redact`` names."""
+        return redactor_of(self.redact)
 
     def make_splitter(self) -> splitters.Splitter:
         """Raises ConfigurationError when ``by_node`` does not know its numbers."""
@@ -308,8 +304,11 @@ class Settings:
         return splitters.by_node_splitter(nodes, _or_environment("node_number", self.node_number))
 
 
-#: All settings by their names without prefix.
-SETTINGS: dict[str, Option] = {found.name: found.metadata["option"] for found in fields(Settings)}
+#: All settings by their names without prefix, those of the dashboard last.
+SETTINGS: dict[str, Option] = {
+    found.name: found.metadata["option"]
+    for found in sorted(fields(Settings), key=lambda found: found in fields(WebSettings))
+}
 #: Settings whose values appear in no message.
 SECRETS = tuple(name for name, setting in SETTINGS.items() if setting.secret)
 

@@ -48,6 +48,8 @@ class CallForm(Protocol):
     header: Callable[..., Any]
     #: Whether a payload may have a time of its own.
     has_times: bool
+    #: Names of the arguments by position.
+    parameters: tuple[str, ...]
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
         """Id and payload of a call. ``typing``: whether arguments are checked against the signature.
@@ -91,6 +93,7 @@ class BatchForm:
     """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
 
     has_times = False
+    parameters: tuple[str, ...] = ()
 
     def __init__(self, name: str, key: Callable[[Any], Any] | None) -> None:
         self.header: Callable[..., Any] = header_for(name, key is not None)
@@ -175,6 +178,7 @@ class SignatureForm:
         self._wraps = hasattr(function, "__wrapped__") and not hasattr(function, "__signature__")
         self._signature = inspect.Signature(parameters)
         self._merges = merges
+        self.parameters: tuple[str, ...] = tuple(self._signature.parameters)
         self.has_times: bool = not merges
         self._by = by
         self._find = self._finder(by)

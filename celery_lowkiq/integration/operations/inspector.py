@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,10 +74,14 @@ class Inspector:
     Every method may raise StoreError, and ConfigurationError for invalid settings of the app.
     """
 
-    def __init__(self, app: Celery, raw: bool = False) -> None:
-        """``raw``: payloads are the stored bytes, not decoded."""
+    def __init__(
+        self, app: Celery, raw: bool = False, masked: bool = False, load: Callable[[bytes], Any] | None = None
+    ) -> None:
+        """``raw``: payloads are the stored bytes, not decoded. ``masked``, ``load``: as ``queue.masked``."""
         self.app = app
         self._raw = raw
+        self._masked = masked
+        self._load = load
 
     def tasks(self) -> dict[str, Any]:
         """Return the ordered tasks by queue name, sorted.
@@ -89,16 +93,18 @@ class Inspector:
 
     def queues(self) -> dict[str, OrderedQueue]:
         """Return the ordered queues by name, sorted."""
-        found = {name: task.ordered_queue for name, task in self.tasks().items()}
-        return {name: queue.raw() for name, queue in found.items()} if self._raw else found
+        return {name: self._shown(task.ordered_queue) for name, task in self.tasks().items()}
 
     def queue(self, name: str) -> OrderedQueue:
         """Return the queue with a name, or an unambiguous last part of it. Raises InvalidCall.
 
         ``sync_order`` finds ``proj.sync_order``.
         """
-        found: OrderedQueue = self.task(name).ordered_queue
-        return found.raw() if self._raw else found
+        return self._shown(self.task(name).ordered_queue)
+
+    def _shown(self, queue: OrderedQueue) -> OrderedQueue:
+        queue = queue.raw() if self._raw else queue
+        return queue.masked(self._load) if self._masked else queue
 
     def find(self, job_id: Any) -> dict[str, ShownPlaces]:
         """Return the queues that have a job of an id, with its places; few payloads are read of each.

@@ -75,6 +75,8 @@ class PayloadJson:
     cut: bool
     #: Names the payload in a change; null when it was cut.
     mark: str | None
+    #: Whether secrets in it are masked.
+    redacted: bool
 
 
 @dataclass(frozen=True)
@@ -154,11 +156,13 @@ def record_of(value: Any, _: Reading) -> Any:
 
 @record_of.register
 def _payload(found: ShownPayload, reading: Reading) -> PayloadJson:
-    data, size = found.value[: reading.longest], found.cut_from or len(found.value)
-    cut = len(data) < size
+    size = found.masked.size if found.masked else found.cut_from or len(found.value)
+    data = found.value[: reading.longest]
+    cut = len(data) < (found.cut_from or len(found.value))
     readable, value = (False, None) if cut else _read(data, reading)
     text = None if readable else base64.b64encode(data).decode()
-    return PayloadJson(found.score, PlainValue(value), text, size, cut, mark_of(found))
+    redacted = found.masked is not None and found.masked.hides
+    return PayloadJson(found.score, PlainValue(value), text, size, cut, mark_of(found), redacted)
 
 
 @record_of.register
@@ -176,10 +180,15 @@ def _why(found: Why, _: Reading) -> WhyJson:
 
 
 def mark_of(payload: ShownPayload) -> str | None:
-    """A name of a raw payload, made from all of its bytes; None when it was cut."""
-    if payload.cut_from:
-        return None
-    return f"{hashlib.blake2b(payload.value, digest_size=16).hexdigest()}-{len(payload.value)}"
+    """A name of a raw payload, made from all of its stored bytes; None when it was cut."""
+    if payload.masked is not None:
+        return payload.masked.mark
+    return None if payload.cut_from else mark_of_bytes(payload.value)
+
+
+def mark_of_bytes(data: bytes) -> str:
+    """A name of a stored payload."""
+    return f"{hashlib.blake2b(data, digest_size=16).hexdigest()}-{len(data)}"
 
 
 def places_json(places: ShownPlaces, why: Why, tries: tuple[Try, ...]) -> PlacesJson:

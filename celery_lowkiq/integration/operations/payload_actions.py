@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.rules.errors import LowkiqError
+from typing import Any
+
+from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.redaction import MASK, Redactor
 from celery_lowkiq.store.scripts.progress import Progress
 
 from .action_parts import DEAD_PAYLOAD, MARK, PAYLOAD, VALUE, Action, Target
-from .json_records import mark_of
+from .json_records import mark_of, value_text
 from .queue import OrderedQueue
 
 #: Payloads of a job that are searched for a mark, those with the smallest scores.
 SEARCHED = 1000
+#: Characters of a payload in the audit log.
+SHOWN = 200
 
 
 class PayloadGone(LowkiqError):
@@ -32,8 +37,32 @@ def _delete(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
     return int(queue.raw().delete_payload(target.ids[0], _payload(queue, target)))
 
 
+def payload_change(queue: OrderedQueue, action: Action, target: Target, redactor: Redactor) -> str:
+    """What the action changes in a payload, with masks, for the audit log. Raises StoreError."""
+    try:
+        old = _payload(queue, target, dead=action.scope is DEAD_PAYLOAD)
+    except PayloadGone:
+        return ""
+    shown = queue.shown_bytes(old)[:SHOWN]
+    if VALUE.name not in target.values:
+        return shown
+    return f"{shown} -> {value_text(redactor.value(target.values[VALUE.name]))[:SHOWN]}"
+
+
+def _new(queue: OrderedQueue, target: Target) -> Any:
+    """The new payload. Raises InvalidCall for one with a mask: the secret would be lost."""
+    value = target.values[VALUE.name]
+    if queue.has_mask(value):
+        raise InvalidCall(
+            f"{VALUE.name} is invalid: expected a payload without {MASK!r}, which stands for a secret that "
+            "was not shown. Read the job with plain=1, and edit that. Nothing was changed"
+        )
+    return value
+
+
 def _edit(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    old, new = _payload(queue, target), target.values[VALUE.name]
+    new = _new(queue, target)
+    old = _payload(queue, target)
     return int(queue.raw().edit_payload(target.ids[0], old, new))
 
 
@@ -42,7 +71,8 @@ def _delete_dead(queue: OrderedQueue, target: Target, _: Progress | None) -> int
 
 
 def _edit_dead(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    old, new = _payload(queue, target, dead=True), target.values[VALUE.name]
+    new = _new(queue, target)
+    old = _payload(queue, target, dead=True)
     return int(queue.raw().edit_dead_payload(target.ids[0], old, new))
 
 

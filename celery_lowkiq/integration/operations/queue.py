@@ -35,6 +35,7 @@ from .dump_load import Loaded, dump_lines, load_lines
 from .failures_mixin import FailuresMixin
 from .holds_mixin import HoldsMixin
 from .listing_options import read_listing
+from .masked import MaskMixin, PayloadMask
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
@@ -43,7 +44,7 @@ BURIED = "moved to the morgue by hand"
 CALLS = 100
 
 
-class OrderedQueue(HoldsMixin, FailuresMixin, ReshardMixin):
+class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
     """Reads of the queue of one task, and actions on it.
 
     Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
@@ -63,13 +64,8 @@ class OrderedQueue(HoldsMixin, FailuresMixin, ReshardMixin):
         self._terms = terms
         self._form = form
         self._raw = False
+        self._mask: PayloadMask | None = None
         self.spec = spec
-
-    def raw(self) -> OrderedQueue:
-        """Return the same queue with payloads as the stored bytes, not decoded."""
-        queue = OrderedQueue(self._app, self.spec, self._left, self._terms, self._form)
-        queue._raw = True
-        return queue
 
     def __repr__(self) -> str:
         return f"<OrderedQueue {self.name} shards={self.spec.shards}>"
@@ -390,7 +386,7 @@ class OrderedQueue(HoldsMixin, FailuresMixin, ReshardMixin):
 
     @property
     def _decoder(self) -> JobDecoder:
-        return JobDecoder(self._context, self._raw, self.frames_of)
+        return JobDecoder(self._context, self._raw, self.frames_of, self._mask)
 
 
 def _check_one(shard: Any, job_id: Any) -> None:

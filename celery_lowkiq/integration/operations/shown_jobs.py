@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.error_text import load_error, with_frames
@@ -14,6 +14,17 @@ from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Job, Payload
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.views import DeadJob, Found
+
+
+class Masked(NamedTuple):
+    """A stored payload that is not shown: its mark (None: it was cut) and size in bytes.
+
+    ``hides``: whether anything of it is masked.
+    """
+
+    mark: str | None
+    size: int
+    hides: bool
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,11 @@ class ShownPayload:
     readable: bool = True
     #: Size of the payload in bytes when ``value`` is only its beginning.
     cut_from: int | None = None
+    #: The stored payload, when ``value`` is made of it with masks.
+    masked: Masked | None = None
+
+
+Mask = Callable[[ShownPayload], ShownPayload]
 
 
 @dataclass(frozen=True)
@@ -74,12 +90,16 @@ class ShownPlaces:
 class JobDecoder:
     """Decodes payloads and errors of stored jobs. ``raw``: payloads are the stored bytes.
 
+    ``mask`` masks what is shown of a payload.
     ``frames_of`` returns the frames that the failures of a fingerprint have in common; called once for each.
     """
 
-    def __init__(self, context: AppContext, raw: bool, frames_of: Callable[[str], str]) -> None:
+    def __init__(
+        self, context: AppContext, raw: bool, frames_of: Callable[[str], str], mask: Mask | None = None
+    ) -> None:
         self._context = context
         self._raw = raw
+        self._mask = mask
         self._frames_of = cache(frames_of)
 
     def job(self, job: Job) -> ShownJob:
@@ -107,6 +127,9 @@ class JobDecoder:
         return with_frames(text, fingerprint, self._frames_of(fingerprint)) if text and fingerprint else text
 
     def _payload(self, payload: Payload) -> ShownPayload:
+        return self._mask(self._plain(payload)) if self._mask else self._plain(payload)
+
+    def _plain(self, payload: Payload) -> ShownPayload:
         if self._raw or payload.cut_from:
             return ShownPayload(payload.data, payload.score, readable=False, cut_from=payload.cut_from)
         try:

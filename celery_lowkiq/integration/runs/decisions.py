@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from celery.exceptions import MaxRetriesExceededError, Retry
@@ -17,6 +18,7 @@ from celery_lowkiq.integration.app.error_text import (
     load_error,
 )
 from celery_lowkiq.integration.app.settings import Settings
+from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Disposition, Job, PayloadRemoval, RemovalReason, Settlement
@@ -183,6 +185,9 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
     """
     found, together = outcomes(error, batch.jobs, rules.codec.dump)
     texts: dict[int, ErrorText] = {}
+    secrets = payload_secrets(
+        rules.task.call_form, chain(*batch.payloads_by_id.values()), rules.settings.redactor
+    )
 
     def decide(job: DecodedJob) -> JobDecision:
         outcome = found.get(job.claimed.id)
@@ -196,7 +201,7 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
             over = (PayloadRemoval(position, None, RemovalReason.OVER) for position in job.positions)
             ran = _done(job)._replace(disposition=Disposition.BURY, bad=(*job.bad, *over))
             return _decision(job, ran, outcome)
-        return _failed(job, outcome, together, rules, texts)
+        return _failed(job, outcome, together, rules, texts, secrets)
 
     return _decide_each(batch, decide)
 
@@ -283,7 +288,12 @@ def _done(job: DecodedJob) -> Settlement:
 
 
 def _failed(
-    job: DecodedJob, failure: Exception, together: int, rules: RunRules, texts: dict[int, ErrorText]
+    job: DecodedJob,
+    failure: Exception,
+    together: int,
+    rules: RunRules,
+    texts: dict[int, ErrorText],
+    secrets: Collection[str],
 ) -> JobDecision:
     error = cause_of(failure)
     raised = original_error(error)
@@ -293,7 +303,7 @@ def _failed(
         policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
     # Many jobs of a batch may have failed by one error.
     if id(raised) not in texts:
-        texts[id(raised)] = error_text(rules.settings, raised)
+        texts[id(raised)] = error_text(rules.settings, raised, secrets)
     text = texts[id(raised)]
     settlement = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
     return _decision(

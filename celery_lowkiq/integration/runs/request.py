@@ -15,7 +15,9 @@ from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
 
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
+from celery_lowkiq.integration.calls.masking import covered_positions, masked_arguments, payload_secrets
 from celery_lowkiq.integration.loops.bodies import Cancelled
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.loggers import package_logger as logger
@@ -86,6 +88,18 @@ class LaneRequest(Request):
         pid: Any = os.getpid()
         self.on_accepted(pid, time.monotonic())
 
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's name
+        """Send an event, without what the error of a failed run says of secrets."""
+        task: Any = self.task
+        redactor = context_of(task.app).settings.redactor
+        for name in ("exception", "traceback"):
+            if isinstance(fields.get(name), str):
+                given = {"args": self.args, "kwargs": self.kwargs}
+                fields[name] = redactor.text(
+                    fields[name], payload_secrets(task.call_form, (given,), redactor)
+                )
+        super().send_event(type, **fields)
+
     def vanishes(self) -> None:
         """End without an event."""
         state.task_ready(self)
@@ -154,12 +168,15 @@ class QuietRequest:
 
 
 def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tuple[str, str]:
-    """Return positional and keyword arguments as text for events and logs, cut short.
+    """Return positional and keyword arguments as text for events and logs, cut short, with secrets masked.
 
     ``small``: the payloads are small (``decode.is_small``).
     """
-    kwargs = saferepr(arguments.kwargs, ARGUMENTS_SHOWN) if arguments.kwargs else "{}"
-    return task.call_form.shown(arguments, small), kwargs
+    form, redactor = task.call_form, context_of(task.app).settings.redactor
+    kwargs = redactor.text(saferepr(arguments.kwargs, ARGUMENTS_SHOWN)) if arguments.kwargs else "{}"
+    if covered_positions(form.parameters, redactor):
+        arguments = Arguments(tuple(masked_arguments(form, arguments.args, redactor)), {})
+    return redactor.text(form.shown(arguments, small)), kwargs
 
 
 def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from celery.exceptions import Retry
 
@@ -88,9 +88,17 @@ class TrackedCalls:
             logger.warning("the interruption of a run was not reported to trackers: %s", away)
 
     def ended(
-        self, job: Job, record: CallRecord, outcome: CallOutcome | None, over: bool
+        self,
+        job: Job,
+        record: CallRecord,
+        outcome: CallOutcome | None,
+        over: bool,
+        secrets: Collection[str] = (),
     ) -> list[TrackerUpdate]:
-        """The report of a call whose run has ended; not ``over``: the call runs again."""
+        """The report of a call whose run has ended; not ``over``: the call runs again.
+
+        ``secrets``: values of the payloads, which are masked in the text of an error.
+        """
         if not record.tracker:
             return []
         run = self._began(job, record)
@@ -100,5 +108,7 @@ class TrackedCalls:
         if isinstance(error, Retry) and isinstance(error.exc, Exception):
             error = error.exc
         business = isinstance(error, BusinessFailure)
-        text = "" if error is None else str(error) if business else said(self._settings, error)
+        text = "" if error is None else said(self._settings, error, secrets)
+        if business:
+            text = self._settings.redactor.text(str(error), secrets)
         return [ended(run, over, outcome.success, business, text)]

@@ -8,6 +8,7 @@ another queue.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -218,6 +219,9 @@ class TrackerKeys:
 #: Sorted set of all trackers by the time of their opening.
 TRACKERS_KEY = f"lowkiq:{FORMAT}:trackers"
 
+#: Stream of the last changes that people made.
+AUDIT_KEY = f"lowkiq:{FORMAT}:audit"
+
 
 def tracker_channel(tracker: str) -> str:
     """Channel that announces the end of the last pending call of a tracker."""
@@ -227,6 +231,44 @@ def tracker_channel(tracker: str) -> str:
 def channel(queue: str) -> str:
     """Channel of pushes, ``<shard> <perform_in>``, and released shards, ``<shard> released``."""
     return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
+
+
+def key_pattern(name: str, queue: str | None = None) -> str:
+    """Pattern of ACL rules for the keys of a name, of one queue or of all.
+
+    A queue whose name begins with that of another one, a colon and a digit matches the other's pattern.
+    """
+    of_queue = "*" if queue is None else _literal(queue)
+    if name in SHARD_KEYS:
+        return f"lowkiq:{FORMAT}:{{{of_queue if queue is None else f'{of_queue}:[0-9]*'}}}:{name}"
+    if name in TRACKER_KEYS:
+        return f"lowkiq:{FORMAT}:tracker:{{*}}:{name}"
+    patterns = {
+        "queue": f"lowkiq:queue:{{{of_queue}}}",
+        "nodes": f"lowkiq:{FORMAT}:nodes:{{{of_queue}}}",
+        "tokens": f"lowkiq:{FORMAT}:tokens:{{{of_queue}}}",
+        "history": f"lowkiq:{FORMAT}:history:{{{of_queue}}}",
+        "failures": f"lowkiq:{FORMAT}:failures:{{{of_queue}}}",
+        "failure_ranks": f"lowkiq:{FORMAT}:failure_ranks:{{{of_queue}}}",
+        "ticket": f"lowkiq:{FORMAT}:ticket:*",
+        "report": f"lowkiq:{FORMAT}:report:{{nodes}}:*",
+        "reports": reports_key(),
+        "trackers": TRACKERS_KEY,
+        "audit": AUDIT_KEY,
+    }
+    return patterns[name]
+
+
+def channel_pattern(name: str, queue: str | None = None) -> str:
+    """Pattern of ACL rules for the channels of pushes, or of trackers."""
+    if name == "tracked":
+        return f"lowkiq:{FORMAT}:tracked:{{*}}"
+    return channel("*" if queue is None else _literal(queue))
+
+
+def _literal(text: str) -> str:
+    """The pattern of a text alone."""
+    return re.sub(r"([*?\[\]\\^-])", r"\\\1", text)
 
 
 def announcement(shard: ShardRef) -> dict[str, Any]:

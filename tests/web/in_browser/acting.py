@@ -25,6 +25,7 @@ PAGES = {
     "tracked groups": "/trackers",
     "operations": "/operations",
     "doctor": "/doctor",
+    "audit log": "/audit",
     "failures": "/failures?queue=sync_order",
     "failures that match": "/failures?queue=sync_order&error=*",
     "error": "/queue?queue=nobody",

@@ -202,7 +202,7 @@ def pages_with_forms(app):
     for state, mark in edited.items():
         yield f"/job?queue=update_stock&id={shop[state]}&edit={mark}"
     yield f"/tracker?id={tracker.id}"
-    yield from ("/", "/search?id=nobody", "/nodes", "/doctor", "/operations", "/trackers")
+    yield from ("/", "/search?id=nobody", "/nodes", "/doctor", "/operations", "/audit", "/trackers")
     stock.resume(shard=0)
 
 

@@ -103,7 +103,7 @@ def launch(options: NodeOptions) -> tuple[subprocess.Popen[bytes], Connection]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     env = {name: value for name, value in os.environ.items() if name != COPIED_APP}
     try:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - a list of our own words
             # The last word is for ps.
             [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), f"{NAME}:{options.hostname}"],
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,151 @@
+"""Masks what ``lowkiq_redact`` names in the payloads that pages and the API show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from celery import Celery
+
+from celery_lowkiq.integration.app.codec import MARK, refuse_constant
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.calls.call_form import CallForm
+from celery_lowkiq.integration.calls.masking import covered_positions, masked_payload
+from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.redaction import MASK, Redactor
+
+from .json_records import mark_of_bytes, value_text
+from .shown_jobs import Masked, ShownPayload
+
+Load = Callable[[bytes], Any]
+Q = TypeVar("Q", bound="MaskMixin")
+
+
+class PayloadMask:
+    """Masks payloads of a queue, whose tasks have ``form``. ``load`` decodes those that are not JSON.
+
+    What nothing decodes is masked whole: nobody can tell what is in it.
+    """
+
+    def __init__(self, redactor: Redactor, form: CallForm | None = None, load: Load | None = None) -> None:
+        self._redactor = redactor
+        self._form = form
+        self._load = load
+
+    def __call__(self, payload: ShownPayload) -> ShownPayload:
+        """The payload with masks; ``value`` is JSON in bytes, or a decoded value if it was decoded."""
+        if not self._redactor:
+            return payload
+        if payload.readable:
+            masked = self._value(payload.value)
+            return replace(payload, value=masked, masked=Masked(None, 0, masked != payload.value))
+        data = bytes(payload.value)
+        text = self._cut(data) if payload.cut_from else self._whole(data)
+        mark = None if payload.cut_from else mark_of_bytes(data)
+        about = Masked(mark, payload.cut_from or len(data), text is not None)
+        value = data if text is None else text.encode("utf-8", "surrogatepass")
+        cut_from = payload.cut_from and max(payload.cut_from, len(value) + 1)
+        return replace(payload, value=value, cut_from=cut_from, masked=about)
+
+    def stored(self, data: bytes) -> bytes:
+        """The same of stored bytes alone."""
+        found: bytes = self(ShownPayload(data, 0.0, readable=False)).value
+        return found
+
+    def _may_hide(self, data: bytes) -> bool:
+        """Whether a name of a secret may be in JSON. An escape could spell it in another way."""
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            return True
+        names = self._form is not None and covered_positions(self._form.parameters, self._redactor)
+        return bool(names) or "\\u" in text or self._redactor.may_have(text) or not _is_json(text)
+
+    def _value(self, value: Any) -> Any:
+        if self._form is None:
+            return self._redactor.value(value)
+        return masked_payload(self._form, value, self._redactor)
+
+    def _cut(self, data: bytes) -> str | None:
+        """What is shown of the beginning of a payload; None: all of it."""
+        try:
+            text = data.decode("utf-8", "ignore" if _is_text(data) else "strict")
+        except UnicodeDecodeError:
+            return MASK
+        masked = self._redactor.text(text)
+        return None if masked == text else masked
+
+    def _whole(self, data: bytes) -> str | None:
+        """The JSON that is shown of a whole payload; None: the payload itself."""
+        if data[:1] != MARK and not self._may_hide(data):
+            return None
+        try:
+            value = json.loads(data, parse_constant=refuse_constant)
+            masked = self._value(value)
+            # Of keys that are there twice, only the last one was masked.
+            hides = masked != value or self._redactor.may_have(data.decode("utf-8"))
+            return json.dumps(masked, ensure_ascii=False) if hides else None
+        except (ValueError, RecursionError):
+            pass
+        try:
+            if self._load is not None:
+                text = value_text(self._value(self._load(data)))
+                return text if _is_json(text) else json.dumps(text, ensure_ascii=False)
+        except (UndecodablePayload, TypeError, ValueError, RecursionError):
+            pass
+        return json.dumps(MASK)
+
+
+class MaskMixin:
+    """What an ordered queue shows of payloads."""
+
+    _app: Celery
+    _form: CallForm
+    _raw: bool
+    _mask: PayloadMask | None
+
+    def raw(self: Q) -> Q:
+        """Return the same queue with payloads as the stored bytes, not decoded and not masked."""
+        queue = copy(self)
+        queue._raw, queue._mask = True, None
+        return queue
+
+    def masked(self: Q, load: Load | None = None) -> Q:
+        """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
+
+        ``load`` decodes the raw payloads that are not JSON; without it, they are masked whole.
+        """
+        queue = copy(self)
+        queue._mask = PayloadMask(context_of(self._app).settings.redactor, self._form, load)
+        return queue
+
+    def shown_bytes(self, data: bytes) -> str:
+        """Return stored bytes of a payload as text with masks."""
+        mask = PayloadMask(context_of(self._app).settings.redactor, self._form)
+        return mask.stored(data).decode("utf-8", "backslashreplace")
+
+    def has_mask(self, payload: Any) -> bool:
+        """Return whether a payload has a mask in the place of a secret."""
+        redactor = context_of(self._app).settings.redactor
+        return bool(redactor) and redactor.has_mask(payload)
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is JSON, not the ``repr`` of a value that JSON cannot hold."""
+    try:
+        json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether the bytes are UTF-8 up to a character that is cut."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start >= len(data) - 3
+    return True

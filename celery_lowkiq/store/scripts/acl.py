@@ -1,0 +1,230 @@
+"""Rights in Redis: the ACL rules of a role, made from the scripts and commands that it needs.
+
+Scripts run with the rights of their caller. So a role has the commands of its scripts, and may use them on
+the keys of its scripts by itself: what Redis cannot keep apart is in ``docs/permissions.md``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Literal, get_args
+
+from celery_lowkiq.rules.errors import InvalidCall
+
+from .keys import KEY_TYPES, MORGUE_KEYS, SHARD_KEYS, TRACKER_KEYS, channel_pattern, key_pattern
+from .script import Script, load
+
+RoleName = Literal["caller", "worker", "reader", "operator"]
+
+
+def _names(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+#: What a connection sends.
+CONNECTION = frozenset({"AUTH", "HELLO", "PING", "SELECT", "CLIENT|SETNAME"})
+#: Commands of ``SCRIPT LOAD`` and EVALSHA.
+SCRIPTS = frozenset({"EVALSHA", "SCRIPT|LOAD"})
+#: Redis version from which a command exists.
+SINCE = {"CLIENT|SETINFO": (7, 2), "WAITAOF": (7, 2)}
+#: Before Redis 7, these cannot be permitted by a subcommand.
+WHOLE_BEFORE_7 = {"SCRIPT|LOAD": "SCRIPT", "CLUSTER|SLOTS": "CLUSTER"}
+#: Commands of scripts that change something.
+WRITES = _names(
+    "DEL EXPIRE HDEL HINCRBY HSET HSETNX PERSIST PEXPIRE PUBLISH RENAME ZADD ZINCRBY ZREM ZREMRANGEBYLEX "
+    "ZREMRANGEBYRANK ZREMRANGEBYSCORE ZUNIONSTORE"
+)
+ON_CLUSTER = frozenset({"ASKING", "CLUSTER|SLOTS"})
+_CALL = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'")
+#: Commands that a script chooses while it runs.
+_CHOSEN = re.compile(r"'([HZ](?:SCAN|LEN|CARD))'")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a role needs: scripts, commands that it sends itself with the names of their keys, and channels.
+
+    ``reads_only``: none of its scripts writes, though they may have libraries that can.
+    """
+
+    scripts: frozenset[str]
+    commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    channels: tuple[str, ...] = ()
+    reads_only: bool = False
+
+    def with_(self, *others: Role, scripts: Iterable[str] = ()) -> Role:
+        """This role, others, and further scripts."""
+        found = (self, *others)
+        commands: dict[str, tuple[str, ...]] = {}
+        for role in found:
+            for command, keys in role.commands.items():
+                commands[command] = tuple(dict.fromkeys((*commands.get(command, ()), *keys)))
+        channels = tuple(dict.fromkeys(name for role in found for name in role.channels))
+        return Role(frozenset(scripts).union(*(role.scripts for role in found)), commands, channels)
+
+
+_SHARD = tuple(SHARD_KEYS)
+_TRACKERS = (*TRACKER_KEYS, "trackers")
+
+_READS = Role(
+    _names("find_jobs key_counts page peek read_leases read_moves read_progress stats track_page why"),
+    {
+        "INFO": (),
+        "TIME": (),
+        "EXISTS": _SHARD,
+        "HEXISTS": _SHARD,
+        "HGET": (*_SHARD, "queue", "failures", "tracker"),
+        "HGETALL": ("failures",),
+        "HMGET": (*_SHARD, "queue", "history", "report", "tokens", "tracker"),
+        "HVALS": ("history",),
+        "MEMORY|USAGE": _SHARD,
+        "SUBSCRIBE": (),
+        "UNSUBSCRIBE": (),
+        "ZCARD": _SHARD,
+        "ZCOUNT": _SHARD,
+        "ZRANGE": _SHARD,
+        "ZRANGEBYLEX": _SHARD,
+        "ZREVRANGE": ("reports",),
+        "ZREVRANGEBYSCORE": ("trackers",),
+        "ZSCAN": _SHARD,
+        "ZSCORE": _SHARD,
+    },
+    ("tracked",),
+)
+_CALLER = Role(
+    _names("push register set_shard_count track_add track_close track_open track_page track_update"),
+    {
+        "HGET": ("meta", "queue", "tracker"),
+        "HMGET": ("meta", "tracker"),
+        "SUBSCRIBE": (),
+        "UNSUBSCRIBE": (),
+        "WAIT": (),
+        "WAITAOF": (),
+        "HINCRBY": ("meta",),
+        "ZADD": ("trackers",),
+        "ZREMRANGEBYRANK": ("trackers",),
+        "ZREM": ("calls", "trackers"),
+    },
+    ("pushed", "tracked"),
+)
+_AUDITS = Role(frozenset(), {"XREVRANGE": ("audit",)})
+_READER = replace(_READS.with_(_AUDITS), reads_only=True)
+_ACTS = _READS.with_(
+    _CALLER,
+    Role(
+        _names(
+            "accept_spill_difference apply_queue_pause bury delete delete_call_records delete_dead "
+            "delete_wrong_type dump edit edit_dead hold_ids largest_numbers load pause_ids pause_queue "
+            "pause_shard repair_meta repair_morgue repair_payload_sets repair_processing repair_waiting "
+            "replace_call_records requeue run_now "
+            "abort_migration begin_migration export fence forget_transfer hold import_jobs open "
+            "pause_migration relay seal set_phase stay"
+        ),
+    ),
+)
+_WORKER = _ACTS.with_(
+    Role(
+        _names(
+            "acquire claim heartbeat next_due read_counters record_failures release renew renew_many "
+            "retract_crashes settle take_tokens track_progress write_report write_samples"
+        ),
+        {
+            "HDEL": ("nodes",),
+            "DEL": ("report",),
+            "ZREM": ("reports",),
+            "HSETNX": ("ticket",),
+            "EXPIRE": ("ticket",),
+            "HGET": ("ticket",),
+        },
+    )
+)
+#: The one table of who needs what. A worker acts on ``celery control``, as an operator, but does not reach
+#: the audit log.
+ROLES: dict[RoleName, Role] = {
+    "caller": _CALLER,
+    "worker": _WORKER,
+    "reader": _READER,
+    "operator": _ACTS.with_(_AUDITS, Role(frozenset(), {"XADD": ("audit",)})),
+}
+
+
+def rules(
+    role: RoleName, queues: Iterable[str] = (), version: tuple[int, int] = (7, 2), cluster: bool = False
+) -> list[str]:
+    """Return the words of ``ACL SETUSER`` for a role, without a password.
+
+    ``queues``: only these; none: all. ``version``: of Redis; a Valkey is a Redis 7.2. Raises InvalidCall for
+    a role that does not exist.
+    """
+    if role not in ROLES:
+        raise InvalidCall(f"role={role!r} is invalid: expected one of {', '.join(get_args(RoleName))}")
+    names = tuple(queues) or (None,)
+    found = ROLES[role]
+    permitted = {command.lower() for command in _permitted(role, version, cluster)}
+    reached, selectors = keys_of(role), []
+    if "audit" in reached and version >= (7, 0):
+        # Else a right to delete other keys would be one to delete the audit log.
+        reached, own = reached - {"audit"}, {"xadd", "xrevrange"} & permitted
+        permitted -= own
+        selectors = [f"(~{key_pattern('audit')}", *sorted(f"+{command}" for command in own)]
+        selectors[-1] += ")"
+    keys = dict.fromkeys(key_pattern(key, queue) for key in sorted(reached) for queue in names)
+    channels = dict.fromkeys(channel_pattern(name, queue) for name in found.channels for queue in names)
+    return [
+        "on",
+        "resetkeys",
+        *(f"~{key}" for key in keys),
+        "resetchannels",
+        *(f"&{name}" for name in channels),
+        "-@all",
+        *(f"+{command}" for command in sorted(permitted)),
+        *(["clearselectors", *selectors] if selectors else []),
+    ]
+
+
+def keys_of(role: RoleName) -> frozenset[str]:
+    """Return the names of the keys that a role reaches."""
+    found = ROLES[role]
+    of_commands = (key for keys in found.commands.values() for key in keys)
+    return frozenset().union(of_commands, *(_keys(load(name)) for name in found.scripts))
+
+
+def commands_of(role: RoleName) -> frozenset[str]:
+    """Return the commands of a role, also those that its scripts call."""
+    found = ROLES[role]
+    scripts = frozenset().union(*(script_commands(name) for name in found.scripts))
+    connection = CONNECTION | SCRIPTS | {"CLIENT|SETINFO"}
+    if found.reads_only:
+        scripts -= WRITES
+    return scripts | found.commands.keys() | connection
+
+
+@cache
+def script_commands(name: str) -> frozenset[str]:
+    """Return the commands that a script calls, with those of its libraries."""
+    body = re.sub("--[^\n]*", "", load(name).body)
+    found = frozenset(_CALL.findall(body))
+    # Some calls have a command in a variable.
+    chosen = _CHOSEN.findall(body) if re.search(r"redis\.p?call\(\s*[a-z]", body) else ()
+    probes = ("HLEN", "ZCARD") if "probe" in load(name).args else ()
+    return found.union(chosen, probes)
+
+
+def _permitted(role: RoleName, version: tuple[int, int], cluster: bool) -> set[str]:
+    commands = commands_of(role) | (ON_CLUSTER if cluster else frozenset())
+    known = {command for command in commands if version >= SINCE.get(command, (0, 0))}
+    return {WHOLE_BEFORE_7.get(command, command) if version < (7, 0) else command for command in known}
+
+
+def _keys(script: Script) -> frozenset[str]:
+    """Names of the keys of a script; under other names, it handles all that these may stand for."""
+    found = {*script.keys, *script.repeated_keys}
+    if "index" in found:
+        any_type = script.name == "delete_wrong_type"
+        found |= {name for name, kind in SHARD_KEYS.items() if any_type or kind == "zset"}
+    if "records" in found:
+        found |= {"jobs", *MORGUE_KEYS.values()}
+    return frozenset(found - {"index", "records"}) & (KEY_TYPES.keys() | {"trackers", "ticket", "audit"})

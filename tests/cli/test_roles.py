@@ -1,0 +1,45 @@
+"""``acl`` and ``audit``: who may do what in Redis, and who did what."""
+
+from __future__ import annotations
+
+import getpass
+import json
+
+import pytest
+import redis
+
+from celery_lowkiq.store.scripts.acl import ROLES
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_rules_are_a_command_that_redis_takes(run, server, role):
+    with redis.Redis(unix_socket_path=server.socket_path) as admin:
+        words = run("acl", "--role", role, "--queue", "sync_order", "--user", "anybody").output.split()
+        assert words[:3] == ["ACL", "SETUSER", "anybody"]
+        for _ in range(2):
+            admin.execute_command(*words)
+        rights = admin.execute_command("ACL", "GETUSER", "anybody")
+        assert rights
+        admin.execute_command("ACL", "DELUSER", "anybody")
+
+
+def test_the_version_of_redis_matters(run):
+    assert "+script|load" in run("acl", "--role", "caller", "--redis", "7.2").output
+    assert "+script|load" not in run("acl", "--role", "caller", "--redis", "6.2").output
+    assert "+asking" in run("acl", "--role", "caller", "--cluster").output
+    refused = run("acl", "--role", "caller", "--redis", "new")
+    assert refused.exit_code == 2
+    assert "expected a version" in refused.output
+
+
+def test_each_change_of_a_command_is_in_the_audit_log(run, queue):
+    assert "none" in run("audit").output
+    run("pause", "sync_order")
+    run("delete", "sync_order", "nobody", "--yes")
+    lines = run("audit", "--limit", "10").output.splitlines()
+    assert len(lines) == 4
+    assert "delete done:" in lines[0]
+    assert f"user={getpass.getuser()!r} from='command line of " in lines[0]
+    assert "ids=['nobody'] jobs=0" in lines[0]
+    (entry,) = map(json.loads, run("audit", "--limit", "1", "--json").output.splitlines())
+    assert (entry["action"], entry["state"], entry["jobs"]) == ("delete", "done", 0)
