@@ -15,25 +15,28 @@ from tests.conftest import Rounds
 INPUTS = int(os.environ.get("LOWKIQ_FUZZ_INPUTS", "2000"))
 FIRST = int(os.environ.get("LOWKIQ_FUZZ_SEED", "0"))
 TESTS = 4
-#: Seconds that an input may take. One that takes longer is tried again: the machine may have been busy.
+#: Seconds.
 HANG = 1.0
 
-Fuzz = Callable[[Callable[[Random], object], int], None]
+Fuzz = Callable[..., None]
 
 
 @pytest.fixture
 def fuzz(rounds: Rounds) -> Fuzz:
-    """``fuzz(attack, 5)`` calls ``attack(random)``, which tries 5 inputs, until all have been tried."""
+    """``fuzz(attack, 5)`` calls ``attack(random)``, which tries 5 inputs, until all have been tried.
 
-    def fuzz(attack: Callable[[Random], object], inputs: int = 1) -> None:
+    An attack may take ``hang`` s. One that takes longer is tried again: the machine may have been busy.
+    """
+
+    def fuzz(attack: Callable[[Random], object], inputs: int = 1, hang: float = HANG) -> None:
         number, longest = FIRST, 0.0
         for count in rounds(10 * max(1, INPUTS // TESTS)):
             for number in range(number, number + count, inputs):
                 seconds = _try(attack, number)
-                if seconds > HANG:
+                if seconds > hang:
                     seconds = min(seconds, _try(attack, number))
                 longest = max(longest, seconds)
-                assert seconds <= HANG, f"input {number} takes {seconds:.1f} s: {_again(number, inputs)}"
+                assert seconds <= hang, f"input {number} takes {seconds:.1f} s: {_again(number, inputs)}"
             number += inputs
         print(f"inputs {FIRST} to {number - 1} were tried; the longest took {longest:.3f} s")
 

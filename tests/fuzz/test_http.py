@@ -31,7 +31,20 @@ HEADERS = (
     *(b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"x-forwarded-user", b"forwarded"),
     *(b"x-http-method-override", b"upgrade", b"expect", b"referer", b"user-agent"),
 )
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "\u0130", "")
+METHODS = (
+    "GET",
+    "HEAD",
+    "POST",
+    "PUT",
+    "PATCH",
+    "DELETE",
+    "OPTIONS",
+    "TRACE",
+    "CONNECT",
+    "get",
+    "\u0130",
+    "",
+)
 #: What a server lets through in the value of a header.
 PLAIN = bytes(byte for byte in range(256) if byte not in b"\r\n\0")
 
@@ -58,7 +71,9 @@ class Ask:
             "raw_path": self.path,
             "query_string": self.query,
             "root_path": "",
-            "headers": [(name, bytes(byte for byte in value if byte in PLAIN)) for name, value in self.headers],
+            "headers": [
+                (name, bytes(byte for byte in value if byte in PLAIN)) for name, value in self.headers
+            ],
             "client": ("127.0.0.1", 5),
             "server": ("127.0.0.1", 5556),
         }
@@ -69,7 +84,17 @@ SAME = (*USUAL, (b"origin", b"http://localhost:5556"), (b"sec-fetch-site", b"sam
 OF_PAGES = {
     "/queue": [{"queue": "record", "list": name} for name in ("jobs", "retries", "morgue", "processing")]
     + [{"queue": "record", "list": name, "after": "1.5 a"} for name in ("shards", "paused", "held")]
-    + [{"queue": "record", "by": "id", "prefix": "1", "minimum": "0", "maximum": "9", "limit": "5", "reverse": "1"}],
+    + [
+        {
+            "queue": "record",
+            "by": "id",
+            "prefix": "1",
+            "minimum": "0",
+            "maximum": "9",
+            "limit": "5",
+            "reverse": "1",
+        }
+    ],
     "/job": [{"queue": "record", "id": "1", "edit": "0" * 40}],
     "/failures": [{"queue": "record", "error": "Value*", "since": "1h", "failure": "0" * 12}],
     "/operation": [{"id": "1"}],
@@ -98,7 +123,15 @@ GIVEN = {
     "failure": "0" * 12,
 }
 CHANGE = {"queue": "record", "ids": ["1"], "shard": 1, "mark": "0" * 40, "value": {"a": [1]}, "reason": "why"}
-CHANGE |= {"limit": 5, "rate": "100/s", "error": "Value*", "since": "1h", "shards": 4, "wait": 0, "failure": "0"}
+CHANGE |= {
+    "limit": 5,
+    "rate": "100/s",
+    "error": "Value*",
+    "since": "1h",
+    "shards": 4,
+    "wait": 0,
+    "failure": "0",
+}
 
 
 def reads():
@@ -113,7 +146,13 @@ def reads():
 
 def forms():
     fields = {key: value for key, value in CHANGE.items() if key not in ("ids", "value", "wait")}
-    fields |= {"id": "1", "token": TOKEN, "value": '{"a":[1]}', "confirmed": "1", "back": "/queue?queue=record"}
+    fields |= {
+        "id": "1",
+        "token": TOKEN,
+        "value": '{"a":[1]}',
+        "confirmed": "1",
+        "back": "/queue?queue=record",
+    }
     for name in ACTIONS:
         body = urlencode({**fields, "action": name}).encode()
         yield Ask("POST", b"/change", b"", body, (*SAME, FORM))
@@ -155,7 +194,18 @@ def _in_query(random, ask):
 
 
 def _in_path(random, ask):
-    odd = (b"..", b"%2e%2e%2f", b"../../setup.cfg", b"//evil.example", b"\\", b"\0", b"\r\nx: y", b"%00", b"*", b"\xff")
+    odd = (
+        b"..",
+        b"%2e%2e%2f",
+        b"../../setup.cfg",
+        b"//evil.example",
+        b"\\",
+        b"\0",
+        b"\r\nx: y",
+        b"%00",
+        b"*",
+        b"\xff",
+    )
     path = quote_from_bytes(changed_bytes(random, ask.path, odd)[:8000], safe="/%.").encode()
     return replace(ask, path=path if path.startswith(b"/") else b"/" + path)
 
@@ -259,7 +309,9 @@ def check_log(ask, records):
 def test_hostile_requests(app, loop, caplog, fuzz):
     """To a dashboard for this machine, and to one with a password."""
     passwords = (None, PASSWORD)
-    visitors = [Visitor(make_app(app, auth="ops:secret" if password else None), loop) for password in passwords]
+    visitors = [
+        Visitor(make_app(app, auth="ops:secret" if password else None), loop) for password in passwords
+    ]
     caplog.set_level(logging.INFO, "celery_lowkiq")
     for ask in SEEDS:
         status, *_ = visitors[0].ask(ask)

@@ -16,6 +16,7 @@ from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.server import reply_if_permitted
 
 from .node_reports import NodeReports
@@ -24,6 +25,7 @@ from .queries import Queries
 SECTIONS = ("server", "memory", "persistence")
 
 
+@reads_replies
 class HealthReader:
     """Reads the state for :func:`rules.health_checks.check_health`.
 

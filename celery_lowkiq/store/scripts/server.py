@@ -10,14 +10,17 @@ from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.server_info import ServerInfo, server_info
 
 from .client import Client
+from .replies import reads_replies
 
 
+@reads_replies
 def read_server(client: Client) -> ServerInfo:
     """Return the server's information with its address, without user and password. Raises StoreError."""
     (info,) = client.commands([("INFO",)])
     return replace(server_info(info), address=client.address())
 
 
+@reads_replies
 def read_memory_limit(client: Client) -> Server:
     """Return the memory limit and eviction policy, by INFO since managed servers forbid CONFIG.
 
