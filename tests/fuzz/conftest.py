@@ -29,16 +29,17 @@ def fuzz(rounds: Rounds) -> Fuzz:
     """
 
     def fuzz(attack: Callable[[Random], object], inputs: int = 1, hang: float = HANG) -> None:
-        number, longest = FIRST, 0.0
+        following, longest = FIRST, 0.0
         for count in rounds(10 * max(1, INPUTS // TESTS)):
-            for number in range(number, number + count, inputs):
+            numbers = range(following, following + count, inputs)
+            following = numbers[-1] + inputs
+            for number in numbers:
                 seconds = _try(attack, number)
                 if seconds > hang:
                     seconds = min(seconds, _try(attack, number))
                 longest = max(longest, seconds)
                 assert seconds <= hang, f"input {number} takes {seconds:.1f} s: {_again(number, inputs)}"
-            number += inputs
-        print(f"inputs {FIRST} to {number - 1} were tried; the longest took {longest:.3f} s")
+        print(f"inputs {FIRST} to {following - 1} were tried; the longest took {longest:.3f} s")
 
     return fuzz
 

@@ -1,4 +1,4 @@
-"""A node's engine with the runner of Celery in this process: innocent queues, and those whose records are changed."""
+"""A node's engine with the runner of Celery in this process: innocent queues, and victims."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_lowkiq.rules.layout import shard_of
 from tests.worker.celery_runner import celery_runner
 from tests.worker.engine import Engine
 
-#: Shards of ``orders`` of which anything is changed, of which only entries of ids are, and of which nothing is.
+#: Shards of ``orders``: of the first anything is changed, of the next entries of ids, of the last nothing.
 OPEN, PARTLY, CALM = (0, 1), 2, 3
 VICTIMS = ("calls", "limited", "held")
 
@@ -33,8 +33,8 @@ def make_app(url):
         if any(payload == "fails" for payloads in payloads_by_id.values() for payload in payloads):
             raise Failed("as it was told to")
 
-    def call(id, number=0):
-        app.ran.add(id)
+    def call(order_id, number=0):
+        app.ran.add(order_id)
         return number
 
     policies = {"debounce": 0.01, "drop_stale": 60, "job_ttl": 3600, "max_length": 10_000, "keep": 50}
@@ -48,7 +48,7 @@ def make_app(url):
     ordered_task(**ordered, name="calm", shards=2)(run)
     ordered_task(**ordered, name="limited", shards=2, **policies)(run)
     ordered_task(**ordered, name="held", shards=2, on_death="hold")(run)
-    ordered_task(**ordered, name="calls", shards=2, by="id")(call)
+    ordered_task(**ordered, name="calls", shards=2, by="order_id")(call)
     app.finalize()
     return app
 

@@ -1,4 +1,4 @@
-"""Requests to the dashboard and the JSON API: no 500, no error in the log, nothing let in, nothing let out."""
+"""Requests to the dashboard and the JSON API: no 500, no error in the log, nobody let in."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ OF_PAGES = {
     "/tracker": [{"id": "0" * 32, "state": "waiting", "after": "1"}],
     "/trackers": [{"limit": "5", "after": "1.5 " + "0" * 32}],
     "/static/app.js": [{"v": "1"}],
-    **dict.fromkeys(("/", "/nodes", "/doctor", "/operations", *PUBLIC), [{}]),
+    **{path: [{}] for path in ("/", "/nodes", "/doctor", "/operations", *PUBLIC)},
 }
 #: Values of parameters of the API.
 GIVEN = {

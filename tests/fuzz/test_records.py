@@ -1,7 +1,8 @@
-"""What is stored is changed below a node that works: nothing innocent is late, and each page can still be read."""
+"""What is stored is changed below a node that works: nothing innocent is late, and all can still be read."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -18,9 +19,9 @@ from .mutators import ODD_BYTES, canaries, changed_bytes
 from .node import CALM, OPEN, PARTLY, VICTIMS, Node
 
 #: Seconds between two polls, and those that a busy machine may add to a run.
-POLL, BUSY = 1.0, 2.0
+POLL, BUSY = 0.2, 2.0
 #: Records that are changed before the innocent jobs are pushed, and rounds until what was changed is deleted.
-AT_ONCE, ROUNDS = 20, 5
+AT_ONCE, ROUNDS = 50, 3
 SCORES = (0.0, -1.0, 1.0, 1.5, 1e9, 1e15, 1e300, -1e300, float("inf"), float("-inf"), 2.0**53, 1e-300)
 WRONG_TYPES = ("string", "list", "set", "stream", "other")
 
@@ -185,7 +186,7 @@ def reads(inspector, name):
     yield from (lambda by=by: queue.jobs(by) for by in ("id", "perform_in", "retry_count"))
     yield from (lambda by=by: queue.morgue(by) for by in ("id", "updated_at"))
     yield from (lambda read=read: read("bad") for read in (queue.job, queue.tries, queue.why))
-    yield lambda: [tracker for tracker in inspector.trackers().items]
+    yield lambda: list(inspector.trackers().items)
     yield lambda: list(queue.dump())
 
 
@@ -200,10 +201,8 @@ def changes(inspector, name):
 
 def ask(read):
     """Only errors of the package come out, and what is read can be written as JSON."""
-    try:
+    with contextlib.suppress(LowkiqError):
         plain(read())
-    except LowkiqError:
-        pass
 
 
 @pytest.fixture

@@ -21,6 +21,4 @@ def celery_runner(app: Celery, path: str) -> CeleryRunner:
         task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
     consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
     context = context_of(app)
-    return CeleryRunner(
-        tasks, consumer, context, CallReader(open_store(path).client), context.tracker_store
-    )
+    return CeleryRunner(tasks, consumer, context, CallReader(open_store(path).client), context.tracker_store)
