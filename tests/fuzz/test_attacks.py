@@ -1,23 +1,24 @@
 """Attacks by name: each is refused, or ends in the morgue, and the neighbours run.
 
-| attack | test |
+| attack | tests, beside those below |
 |---|---|
-| payloads: no JSON, deep JSON, too large, pickle, YAML | here; `tests/worker/test_hostile_bytes.py`; `tests/store/test_hostile.py` |
+| payloads: no JSON, deep JSON, pickle, YAML | `tests/worker/test_hostile_bytes.py` |
+| payloads that are too large | `tests/store/test_hostile.py` |
 | JSON that is not signed, another content type (S1) | `tests/worker/test_signed_payloads.py` |
 | a message whose body is pickled | `tests/unit/test_broker_messages.py` |
-| records of calls, leases, counters and numbers of shards that are no such | here; `tests/fuzz/test_records.py` |
+| records of calls, leases, counters, numbers of shards that are none | `tests/fuzz/test_records.py` |
 | a key of another type | `tests/store/test_wrong_types.py`; `tests/worker/test_damage.py` |
-| announcements and remote control commands of somebody else | here; `tests/fuzz/test_messages.py` |
-| keys of another queue, by the name of a queue or an id | here; `tests/store/test_hostile.py` |
-| patterns (glob, Lua, regular expressions) in ids and searches | here; `tests/unit/test_failure_filter.py` |
-| lines and colours in logs and on terminals, by ids, users and reasons | here; `tests/cli/test_tracking.py` |
+| announcements and remote control commands of somebody else | `tests/fuzz/test_messages.py` |
+| keys of another queue, by the name of a queue or an id | `tests/store/test_hostile.py` |
+| patterns (glob, Lua, regular expressions) in ids and searches | `tests/unit/test_failure_filter.py` |
+| lines and colours in logs and on terminals, by ids, users and reasons | `tests/cli/test_tracking.py` |
 | markup in ids, payloads, errors and names of trackers | `tests/web/test_hostile.py` |
-| labels of metrics by names of queues | here |
-| a change from another site, a form without the session's token (CSRF), an origin of another scheme (S3) | `tests/web/test_access.py` |
-| a redirect to elsewhere, headers of an answer | here; `tests/web/test_changes.py` |
-| files outside of the static ones, methods that change by a GET | here |
-| bodies that are too large, deep or no JSON; queries that are no text | here; `tests/web/test_access.py` |
-| cursors, numbers, NaN and signs | here |
+| labels of metrics by names of queues | |
+| a change from another site or scheme (S3), without the token (CSRF) | `tests/web/test_access.py` |
+| a redirect to elsewhere, headers of an answer | `tests/web/test_changes.py` |
+| files outside of the static ones, methods that change by a GET | |
+| bodies that are too large, deep or no JSON; queries that are no text | `tests/web/test_access.py` |
+| cursors, numbers, NaN and signs | |
 | another host's name resolved to this machine, wrong passwords (S3) | `tests/web/test_access.py` |
 """
 
@@ -36,7 +37,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.metrics.queues import QueueCollector
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.models import ShardRef
@@ -220,10 +220,14 @@ def test_ids_that_were_planted_break_no_line_of_the_log(node, caplog):
 def test_the_name_of_a_queue_is_one_label_of_metrics(empty_redis):
     name = 'a"\\n,x="y\\'
     app = Celery("metrics", broker=empty_redis.url, set_as_current=False)
-    ordered_task(app=app, shared=False, name="task", queue_name=name)(lambda payloads_by_id: None)
+
+    @ordered_task(app=app, shared=False, name="task", queue_name=name)
+    def task(payloads_by_id):
+        """Never runs."""
+
     app.finalize()
     registry = CollectorRegistry()
-    registry.register(QueueCollector(Inspector(app)))
+    registry.register(QueueCollector(app))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
     queues = {
         sample.labels["queue"] for family in families for sample in family.samples if "queue" in sample.labels
