@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 import pytest
@@ -15,8 +16,8 @@ from tests.conftest import Rounds
 INPUTS = int(os.environ.get("LOWKIQ_FUZZ_INPUTS", "2000"))
 FIRST = int(os.environ.get("LOWKIQ_FUZZ_SEED", "0"))
 TESTS = 4
-#: Seconds.
-HANG = 1.0
+#: Seconds, and how often an input that takes longer is tried: the machine may have been busy.
+HANG, TRIES = 1.0, 3
 
 Fuzz = Callable[..., None]
 
@@ -25,7 +26,7 @@ Fuzz = Callable[..., None]
 def fuzz(rounds: Rounds) -> Fuzz:
     """``fuzz(attack, 5)`` calls ``attack(random)``, which tries 5 inputs, until all have been tried.
 
-    An attack may take ``hang`` s. One that takes longer is tried again: the machine may have been busy.
+    None may take more than ``hang`` s.
     """
 
     def fuzz(attack: Callable[[Random], object], inputs: int = 1, hang: float = HANG) -> None:
@@ -34,24 +35,28 @@ def fuzz(rounds: Rounds) -> Fuzz:
             numbers = range(following, following + count, inputs)
             following = numbers[-1] + inputs
             for number in numbers:
-                seconds = _try(attack, number)
-                if seconds > hang:
-                    seconds = min(seconds, _try(attack, number))
-                longest = max(longest, seconds)
-                assert seconds <= hang, f"input {number} takes {seconds:.1f} s: {_again(number, inputs)}"
+                with _named(number, inputs):
+                    longest = max(longest, seconds_of(lambda number=number: attack(Random(number)), hang))
         print(f"inputs {FIRST} to {following - 1} were tried; the longest took {longest:.3f} s")
 
     return fuzz
 
 
-def _try(attack: Callable[[Random], object], number: int) -> float:
-    began = time.monotonic()
+def seconds_of(act: Callable[[], object], hang: float = HANG) -> float:
+    """How long an act takes. Fails when it takes more than ``hang`` s each time."""
+    for _ in range(TRIES):
+        began = time.monotonic()
+        act()
+        seconds = time.monotonic() - began
+        if seconds <= hang:
+            return seconds
+    raise AssertionError(f"hangs for {seconds:.1f} s")
+
+
+@contextmanager
+def _named(number: int, inputs: int) -> Iterator[None]:
     try:
-        attack(Random(number))
+        yield
     except BaseException as error:
-        raise AssertionError(f"input {number} fails with {error!r}: {_again(number, 1)}") from error
-    return time.monotonic() - began
-
-
-def _again(number: int, inputs: int) -> str:
-    return f"LOWKIQ_FUZZ_SEED={number} LOWKIQ_FUZZ_INPUTS={TESTS * inputs} pytest tests/fuzz tries it again"
+        again = f"LOWKIQ_FUZZ_SEED={number} LOWKIQ_FUZZ_INPUTS={TESTS * inputs} pytest tests/fuzz"
+        raise AssertionError(f"input {number} fails with {error!r}. Try it again: {again}") from error

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS, shard_keys
 from tests.waiting import eventually
 
-from .conftest import HANG
+from .conftest import HANG, seconds_of
 from .mutators import ODD_BYTES, canaries, changed_bytes
 from .node import CALM, OPEN, PARTLY, VICTIMS, Node
 
@@ -201,8 +201,12 @@ def changes(inspector, name):
 
 def ask(read):
     """Only errors of the package come out, and what is read can be written as JSON."""
-    with contextlib.suppress(LowkiqError):
-        plain(read())
+
+    def asked():
+        with contextlib.suppress(LowkiqError):
+            plain(read())
+
+    seconds_of(asked)
 
 
 @pytest.fixture
@@ -241,8 +245,7 @@ def test_changed_records(node, fuzz, tmp_path):
         if rounds % ROUNDS == 0:
             planter.clear()
 
-    # The attack waits for a poll, and asks five times.
-    fuzz(attack, AT_ONCE, hang=POLL + BUSY + HANG)
+    fuzz(attack, AT_ONCE, hang=POLL + BUSY + 6 * HANG)
     print(f"the latest innocent job ran after {latest:.3f} s")
     planter.clear()
     again = {name: node.ids(name) for name in ("orders", *VICTIMS)}

@@ -155,6 +155,8 @@ def front(empty_redis, tmp_path):
 @pytest.mark.random
 def test_changed_replies(empty_redis, front, fuzz, monkeypatch):
     monkeypatch.setattr(listener, "SUBSCRIBE_TIMEOUT", SHORT["socket_timeout"])
+    # Each attempt waits for the rest of a reply.
+    monkeypatch.setattr("celery_lowkiq.store.scripts.connect.RETRIES", 1)
     store = RedisStore(connect({"path": empty_redis.socket_path}, pool_size=2, pool_timeout=5))
     a_tracker(store)
     state = a_shard_with_jobs_everywhere(store)
