@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from random import Random
 
@@ -60,3 +60,13 @@ def _named(number: int, inputs: int) -> Iterator[None]:
     except BaseException as error:
         again = f"LOWKIQ_FUZZ_SEED={number} LOWKIQ_FUZZ_INPUTS={TESTS * inputs} pytest tests/fuzz"
         raise AssertionError(f"input {number} fails with {error!r}. Try it again: {again}") from error
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What was logged may have half characters, which xdist cannot send."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
+    ]
+    return report
