@@ -6,7 +6,7 @@ import contextlib
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import redis
@@ -76,12 +76,16 @@ def _says_busy(client: redis.Redis) -> bool:
 
 
 class Front:
-    """A server in front of another: passes everything on, or answers every command with one error."""
+    """A server in front of another: passes everything on, or answers every command with one error.
+
+    ``change`` may return other bytes for what the server sends at once; None closes the connection.
+    """
 
     def __init__(self, server: EmbeddedServer, directory: Path) -> None:
         self.path = str(directory / "front.sock")
         self._behind = server.socket_path
         self._answer: bytes | None = None
+        self.change: Callable[[bytes], bytes | None] = lambda data: data
         front = self
 
         class Connection(socketserver.BaseRequestHandler):
@@ -112,7 +116,7 @@ class Front:
     def _serve(self, client: socket.socket) -> None:
         with socket.socket(socket.AF_UNIX) as behind:
             behind.connect(self._behind)
-            threading.Thread(target=_pass_on, args=(behind, client), daemon=True).start()
+            threading.Thread(target=self._pass_on, args=(behind, client), daemon=True).start()
             # A client waits for its replies: what comes at once is whole, and answered by one of us.
             while data := _received(client):
                 if self._answer is None:
@@ -120,19 +124,18 @@ class Front:
                 else:
                     client.sendall(self._answer * commands_in(data))
 
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while (data := _received(source)) and (told := self.change(data)) is not None:
+                target.sendall(told)
+            target.shutdown(socket.SHUT_RDWR)
+
 
 def _received(source: socket.socket) -> bytes:
     try:
         return source.recv(1 << 20)
     except OSError:
         return b""
-
-
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := _received(source):
-            target.sendall(data)
-        target.shutdown(socket.SHUT_RDWR)
 
 
 def commands_in(data: bytes) -> int:

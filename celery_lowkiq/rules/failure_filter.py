@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,9 +26,10 @@ class FailureFilter:
     since: float | None = None
 
     @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in self.error)
-        return re.compile(f"(?:{''.join(parts)})(?:: .*)?", re.DOTALL)
+    def _patterns(self) -> list[re.Pattern[str]]:
+        # As `fnmatch` translates it, the time does not grow with the power of the number of `*`.
+        error = self.error.replace("[", "[[]")
+        return [re.compile(fnmatch.translate(each)) for each in (error, f"{error}: *")]
 
     def matches(self, line: str, failure: str, at: float) -> bool:
         """Whether a job matches by the line of its error, its group, and the time of its last failure."""
@@ -35,7 +37,7 @@ class FailureFilter:
             return False
         if self.since is not None and at < self.since:
             return False
-        return not self.error or self._pattern.fullmatch(line) is not None
+        return not self.error or any(pattern.match(line) for pattern in self._patterns)
 
 
 def age_seconds(text: str) -> float | None:

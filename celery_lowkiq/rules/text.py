@@ -10,6 +10,8 @@ from typing import Any
 from .models import ShardRef
 
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+#: No duration of ours has as many seconds: foreign data may have any number, and infinity.
+FOREIGN = 1e12
 #: Maximum length of an error quoted in a sentence, in characters.
 QUOTED = 200
 #: First line of a traceback.
@@ -22,6 +24,8 @@ def duration(seconds: float) -> str:
     """Format seconds by their two largest units: ``3 h 12 min``, ``40 s``, ``0.3 s``."""
     if seconds < 1:
         return f"{seconds:.1f} s" if seconds > 0 else "0 s"
+    if not seconds < FOREIGN:
+        return f"{seconds:g} s"
     remaining, parts = round(seconds), []
     for unit, size in UNITS:
         count, remaining = divmod(remaining, size)

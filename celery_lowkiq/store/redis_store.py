@@ -15,7 +15,7 @@ from celery_lowkiq.rules.claims import (
     SettleReply,
     SettleRequest,
 )
-from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
@@ -59,6 +59,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_beats,
     parse_id,
 )
+from celery_lowkiq.store.scripts.replies import read_or_error, reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 #: Seconds for which a ticket is kept.
@@ -67,6 +68,7 @@ TICKET_SECONDS = 60
 FAST = Durability()
 
 
+@reads_replies
 class RedisStore:
     """Jobs and leases in Redis. Safe to share between threads, not across a fork."""
 
@@ -238,13 +240,15 @@ class RedisStore:
         first = settling.tracker_calls if settling is not None else 0
         replies = self.client.calls_in_turn(calls[:first], [*calls[first:], *claiming])
         self.client.check_away(replies)
-        answer = settling.reply(replies[: len(calls)]) if settling is not None else None
+        of_settle = replies[: len(calls)]
+        answer = read_or_error(lambda: settling.reply(of_settle)) if settling is not None else None
         if claim is None:
             return answer, None
         if isinstance(replies[-1], StoreUnavailable):
             return answer, replies[-1]
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
-        return answer, claimed(claim, self._admission.claim_reply(claim_sent, replies[-1]))
+        reply = replies[-1]
+        return answer, read_or_error(lambda: claimed(claim, self._admission.claim_reply(claim_sent, reply)))
 
     def claim(
         self,
@@ -309,9 +313,9 @@ class RedisStore:
 
     def next_due(
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
-    ) -> list[Due | None]:
-        """Read the smallest claimable ``perform_in`` of each shard, in one round trip; None for a shard whose
-        master is away.
+    ) -> list[Due | ShardDamaged | None]:
+        """Read the smallest claimable ``perform_in`` of each shard, in one round trip; its damage for a shard
+        that has one, and None for a shard whose master is away.
 
         The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
         ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.

@@ -11,7 +11,7 @@ from celery_lowkiq.rules.errors import (
     PayloadError,
     QueueMigrating,
     QueueResharded,
-    StoreUnavailable,
+    StoreError,
     UnknownTracker,
 )
 
@@ -41,7 +41,7 @@ STATUSES: dict[type[LowkiqError], int] = {
     QueueMigrating: 409,
     QueueResharded: 409,
     TooBusy: 429,
-    StoreUnavailable: 503,
+    StoreError: 503,
 }
 
 

@@ -68,6 +68,9 @@ class Guard:
         await self._app(scope, receive, sends)
 
     async def _check(self, scope: Scope) -> None:
+        if not scope.get("query_string", b"").isascii():
+            # Starlette decodes it as UTF-8.
+            raise Refused("the query is invalid: expected ASCII. Escape other characters with %", 400)
         if path_of(scope) in PUBLIC:
             return
         scope[USER] = await self._access.user(scope)

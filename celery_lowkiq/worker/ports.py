@@ -13,7 +13,7 @@ from celery_lowkiq.rules.claims import (
     SettleReply,
     SettleRequest,
 )
-from celery_lowkiq.rules.errors import LowkiqError, StoreError
+from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
@@ -121,8 +121,9 @@ class Store(Protocol):
 
     def next_due(
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
-    ) -> list[Due | None]:
-        """Read the smallest claimable ``perform_in`` of each shard; None for a shard whose master is away.
+    ) -> Sequence[Due | ShardDamaged | None]:
+        """Read the smallest claimable ``perform_in`` of each shard; its damage for a shard that has one, and
+        None for a shard whose master is away.
 
         The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
         ``were_empty``, only waiting jobs are looked for.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from celery_lowkiq.integration.operations.failure_selection import failure_filter, read_rate
@@ -50,3 +52,16 @@ def test_an_invalid_time(values):
 def test_an_invalid_rate(rate):
     with pytest.raises(InvalidCall, match="expected a rate such as"):
         read_rate(rate)
+
+
+def test_a_pattern_takes_no_time_that_grows_with_the_power_of_its_stars():
+    """Eight stars and a line of 200 characters took longer than a minute, in which no other thread ran."""
+    began = time.process_time()
+    assert not FailureFilter("*a" * 500 + "b").matches("a" * 8000, "", 0)
+    assert FailureFilter("*[a]*\\d+(.+)+$").matches("x[a]y\\d+(.+)+$: more", "", 0)
+    assert time.process_time() - began < 2
+
+
+def test_a_pattern_is_bounded():
+    with pytest.raises(InvalidCall, match="at most 2000 characters"):
+        failure_filter({"error": "*a" * 1001})

@@ -220,9 +220,8 @@ class TestSharedShards:
         next_due, damaged = started.store.next_due, ShardRef("q", 3)
 
         def refuse(shards, *more):
-            if damaged in shards:
-                raise ShardDamaged("q", 3, "WRONGTYPE")
-            return next_due(shards, *more)
+            dues = zip(shards, next_due(shards, *more), strict=True)
+            return [ShardDamaged("q", 3, "WRONGTYPE") if shard == damaged else due for shard, due in dues]
 
         started.store.next_due = refuse
         started.store.routes["q"] = "3"

@@ -21,6 +21,8 @@ from celery_lowkiq.rules.text import TRACEBACK, duration, format_job_ids, last_e
         (11520, "3 h 12 min"),
         (90000, "1 d 1 h"),
         (86400 * 400, "400 d"),
+        (float("inf"), "inf s"),
+        (float("nan"), "nan s"),
     ],
 )
 def test_durations(seconds, text):

@@ -215,6 +215,19 @@ def test_a_request_that_is_too_large_is_refused(browser):
     assert browser.post("/change", content=data, headers=kind).status_code == 413
 
 
+@pytest.mark.parametrize("path", ["/", "/healthz", "/nodes/", "/api/v1/jobs"])
+def test_a_query_that_is_no_text_is_refused(browser, path):
+    """Starlette failed to decode it: 500, and a traceback in the log."""
+    scope = {"query_string": b"queue=record&id=\xf5"}
+
+    async def asked(given, receive, send):
+        await browser.app({**given, **scope}, receive, send)
+
+    answer = TestClient(asked, follow_redirects=False, **LOCAL).get(path)
+    assert answer.status_code == 400
+    assert "expected ASCII" in answer.text
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "LOCALHOST"])
 def test_loopback(host):
     assert is_loopback(host)

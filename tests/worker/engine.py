@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from celery_lowkiq.embedded import EmbeddedServer
@@ -30,7 +31,12 @@ class Engine:
     """Jobs go straight to the server; the engine reaches it by ``path``, which may lead through a front."""
 
     def __init__(
-        self, server: EmbeddedServer, path: str | None = None, runner: Any = None, **options: Any
+        self,
+        server: EmbeddedServer,
+        path: str | None = None,
+        runner: Any = None,
+        queues: Sequence[QueueSpec] = (QUEUE,),
+        **options: Any,
     ) -> None:
         self.pushes = open_store(server.socket_path)
         self.runner, self.host = runner or FakeRunner(), FakeHost()
@@ -49,7 +55,7 @@ class Engine:
             open_store(path or server.socket_path),
             self.runner,
             self.host,
-            [QUEUE],
+            list(queues),
             clock=SystemClock(),
             splitter=lease_splitter,
             **settings,

@@ -137,6 +137,22 @@ def test_a_key_of_another_type_stops_one_shard_until_it_is_repaired(redis_server
     assert not runs.at_once
 
 
+def test_a_damaged_shard_delays_the_polls_of_no_other_one(redis_server, client, caplog):
+    """A job whose announcement was lost waited for 5 s instead of a poll."""
+    runs, other = Runs(), shard_keys(ShardRef(QUEUE.name, 2))
+    with Engine(redis_server, runner=runs, lanes=1, poll_interval=0.1) as engine:
+        engine.pushes.push(QUEUE, [NewJob(OF_DAMAGED, b"x", perform_in=9e9)])
+        client.delete(shard_keys(DAMAGED)["due"])
+        client.set(shard_keys(DAMAGED)["due"], "planted")
+        eventually(lambda: "shard q/1 is skipped for 5 s" in caplog.text)
+        for number in range(5):
+            client.hset(other["jobs"], f"silent-{number}", b"1 1 x")
+            client.zadd(other["due"], {f"silent-{number}": 1})
+            eventually(lambda number=number: runs.done[f"silent-{number}"], 2)
+        assert caplog.text.count("shard q/1 is skipped") == 1
+        client.delete(shard_keys(DAMAGED)["due"])
+
+
 def test_a_meta_that_was_lost_before_a_worker_starts_stops_nobody(redis_server, client, caplog):
     """O6: its own shard is served, too, and so are the shards after it; callers of the shard go on."""
     runs, ids = Runs(), [str(n) for n in range(40)]

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from types import SimpleNamespace
 
 import pytest
 from celery import Celery
-from celery.app.trace import build_tracer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.codec import MARK, Codec
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.scripts.keys import KEY_TYPES, shard_keys
 from tests.waiting import eventually
-from tests.worker.engine import QUEUE, Engine, open_store
+from tests.worker.celery_runner import celery_runner
+from tests.worker.engine import QUEUE, Engine
 
 #: What ended a worker of plain Celery, or was a danger to it.
 KNOWN = [
@@ -90,12 +86,7 @@ class Node:
             self.got.update(payloads_by_id)
 
         app.finalize()
-        task.__trace__ = build_tracer(task.name, task, app.loader, "host", app=app)
-        consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
-        reader = CallReader(open_store(server.socket_path).client)
-        runner = CeleryRunner(
-            {task.name: task}, consumer, context_of(app), reader, context_of(app).tracker_store
-        )
+        runner = celery_runner(app, server.socket_path)
         # Nobody announces what is planted.
         self.engine = Engine(server, runner=runner, poll_interval=0.02)
         self.store = self.engine.pushes

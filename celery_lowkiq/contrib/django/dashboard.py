@@ -22,8 +22,9 @@ from django.urls import NoReverseMatch, Resolver404, re_path, resolve, reverse
 from django.views.decorators.csrf import csrf_exempt
 from starlette.types import ASGIApp, Message, Scope
 
+from celery_lowkiq.integration.app.setting_validators import Role
 from celery_lowkiq.web import User, make_app
-from celery_lowkiq.web.access import VIEWER, Role
+from celery_lowkiq.web.access import VIEWER
 from celery_lowkiq.web.guard import PUBLIC
 from celery_lowkiq.web.params import MAX_BODY
 

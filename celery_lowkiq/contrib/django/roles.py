@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_lowkiq.web.access import OPERATOR, VIEWER, Role
+from celery_lowkiq.integration.app.setting_validators import Role
+from celery_lowkiq.web.access import OPERATOR, VIEWER
 
 
 def role_of(user: Any) -> Role | None:

@@ -13,6 +13,8 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.failure_filter import FailureFilter, age_seconds
 from celery_lowkiq.rules.validators import invalid
 
+#: Maximum length of a filter, which is compiled.
+MAX_FILTER = 2000
 _RATE = re.compile(r"\d{1,9}(\.\d{1,6})?/[smh]")
 _MOMENT = re.compile(r"\d{1,10}(\.\d{1,6})?")
 
@@ -24,13 +26,16 @@ def failure_filter(values: Mapping[str, Any]) -> FailureFilter:
     """
     since = values.get("since") or None
     time_of = None if since is None else read_since(since)
-    return FailureFilter(values.get("error") or "", values.get("failure") or "", time_of)
+    error = values.get("error") or ""
+    return FailureFilter(error and read_text(error), values.get("failure") or "", time_of)
 
 
 def read_text(text: str) -> str:
-    """Return the text of a filter. Raises InvalidCall: an empty one would match all."""
+    """Return the text of a filter. Raises InvalidCall, also for an empty one, which would match all."""
     if not text:
         raise InvalidCall("a filter is empty: expected a text. Nothing was changed")
+    if len(text) > MAX_FILTER:
+        raise InvalidCall(f"a filter is invalid: expected at most {MAX_FILTER} characters")
     return text
 
 

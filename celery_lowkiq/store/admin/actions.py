@@ -16,6 +16,7 @@ from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
 from celery_lowkiq.store.scripts.progress import Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_id
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Called with the calls of removed jobs, and whether these are in the morgue.
@@ -47,6 +48,7 @@ def for_each_id(
     return tally.count
 
 
+@reads_replies
 class Actions:
     """Changes to waiting and dead jobs.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from celery_lowkiq.rules.dumps import DumpedCall, Entry, Header, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES
-from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_call
+from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_calls
 from celery_lowkiq.store.jobs.scan import scan
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
@@ -20,6 +20,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_processing,
     parse_retry_count,
 )
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Maximum number of ids and payloads that one script reads, and of bytes.
@@ -38,6 +39,7 @@ _INDEXES = (
 _KINDS = {State.WAITING: "waiting", State.PROCESSING: "waiting", State.DEAD: "dead", State.CALLS: "calls"}
 
 
+@reads_replies
 def last_score(store: RedisStore, queue: QueueSpec) -> int:
     """Return the largest score (us) that a shard of the queue has generated. Raises StoreError."""
     scores = store.client.commands(
@@ -46,6 +48,7 @@ def last_score(store: RedisStore, queue: QueueSpec) -> int:
     return max(int(score) if score and score.isdigit() else 0 for score in scores)
 
 
+@reads_replies
 def dump_entries(store: RedisStore, queue: QueueSpec) -> Iterator[Entry]:
     """Yield the jobs of a queue as it is stored; calls come before their payloads. Raises StoreError.
 
@@ -113,12 +116,13 @@ def _calls(client: Client, shard: ShardRef, job_id: bytes) -> Iterator[Entry]:
         command = ("ZRANGEBYLEX", shard_keys(shard)["calls"], start, stop, "LIMIT", 0, PAGE_CALLS)
         (members,) = client.commands([command])
         if members:
-            calls = (parse_call(member) for member in members)
+            calls = parse_calls(members)
             found = tuple(DumpedCall(call.digest, call.data) for call in calls)
             yield Entry(State.CALLS, parse_id(job_id), calls=found)
         start = b"(" + members[-1] if len(members) == PAGE_CALLS else b""
 
 
+@reads_replies
 def load_entries(
     store: RedisStore, queue: QueueSpec, header: Header, lines: Sequence[tuple[int, Entry]]
 ) -> int:

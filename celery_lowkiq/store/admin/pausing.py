@@ -11,11 +11,13 @@ from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import announcement, queue_key, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import Script, ScriptCall, Value, load
 
 from .actions import for_each_id
 
 
+@reads_replies
 class Pausing:
     """Pauses and resumes. A job runs when its queue, its shard and its id are not paused.
 

@@ -10,8 +10,10 @@ from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.progress import Progress, Tally
+from celery_lowkiq.store.scripts.replies import reads_replies
 
 
+@reads_replies
 class QueueRepairs:
     """Repairs queues beside living workers.
 

@@ -11,6 +11,7 @@ from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.cursors import dump_position
 from celery_lowkiq.store.scripts.keys import failures_key, shard_keys
 from celery_lowkiq.store.scripts.records import pairs, parse_id, parse_moment
+from celery_lowkiq.store.scripts.replies import reads_replies
 
 from .pages import Listing
 
@@ -19,6 +20,7 @@ ABOUT = b"about:"
 PAGE = 500
 
 
+@reads_replies
 class FailureReader:
     """Every method may raise StoreError."""
 

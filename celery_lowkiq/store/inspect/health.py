@@ -16,11 +16,13 @@ from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
+from celery_lowkiq.store.scripts.replies import reads_replies
 
 from .node_reports import NodeReports
 from .queries import Queries
 
 
+@reads_replies
 class HealthReader:
     """Reads the state for :func:`rules.health_checks.check_health`."""
 

@@ -30,6 +30,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_retry_count,
     parse_whole,
 )
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import load
 
 from .queries import Queries
@@ -38,6 +39,7 @@ from .queries import Queries
 ReadError = Callable[["bytes | None"], "str | None"]
 
 
+@reads_replies
 class NodeReports:
     """Reads the reports of nodes and the history of queues. Every method may raise StoreError."""
 

@@ -38,6 +38,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_whole,
     shortened,
 )
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import load
 
 from .pages import LARGEST, WAITING_INDEXES, IndexEntry, IndexReader, Listing
@@ -62,6 +63,7 @@ _JOB_INDEXES = {"perform_in": WAITING_INDEXES, "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
 
+@reads_replies
 class Queries:
     """Listings of ordered queues. Every method may raise StoreError."""
 

@@ -11,6 +11,11 @@ local now = seconds(now_us())
 local paused_count = redis.call('ZCARD', due_paused)
 local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped')
 
+-- The number of a counter; 0 for foreign data.
+local function counter(text)
+  return tonumber(text or 0) or 0
+end
+
 local function oldest()
   local oldest
   for _, index in ipairs({due, due_prioritized, due_paused, moving}) do
@@ -43,13 +48,13 @@ return {
   redis.call('ZCARD', failed),
   redis.call('ZCARD', dead),
   redis.call('ZCARD', claimed),
-  tonumber(counters[1] or 0),
-  tonumber(counters[2] or 0),
-  tonumber(counters[3] or 0),
-  tonumber(counters[4] or 0),
+  counter(counters[1]),
+  counter(counters[2]),
+  counter(counters[3]),
+  counter(counters[4]),
   paused_count,
   shard_paused and 1 or 0,
-  tonumber(counters[5] or 0),
+  counter(counters[5]),
   redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', due_prioritized, '-inf', now),
   any_paused and redis.call('ZCOUNT', paused, '-inf', '(0') or 0,
 }

@@ -12,8 +12,10 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import channel, queue_of_channel
 from celery_lowkiq.store.scripts.listener import Listener
+from celery_lowkiq.store.scripts.replies import reads_replies
 
 
+@reads_replies
 class PushSubscription(Listener):
     """One connection that listens to the queues' channels."""
 

@@ -7,6 +7,7 @@ recovered. Its number shows whether the call arrived after a claim.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
@@ -17,12 +18,14 @@ from celery_lowkiq.rules.tracking import TrackerUpdate
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, parse_processing
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 from .tracker_updates import parts, update_commands
 
 DIGEST_BYTES = 10
 NUMBER_DIGITS = 12
+_NUMBER = re.compile(rb"[0-9a-f]{%d}" % NUMBER_DIGITS)
 #: Limits of one step of a reader.
 PAGE_CALLS = 200
 PAGE_PAYLOADS = 50
@@ -42,12 +45,14 @@ class Member(NamedTuple):
     data: bytes
 
 
-def parse_call(member: bytes) -> Member:
-    """Parse a member of the key ``calls``."""
-    start = member.index(b"\0") + 1
-    number = start + DIGEST_BYTES
-    stop = number + NUMBER_DIGITS
-    return Member(member[:stop], member[start:number], int(member[number:stop], 16), member[stop:])
+def parse_calls(members: Iterable[bytes]) -> Iterator[Member]:
+    """Parse members of the key ``calls``; foreign ones are skipped."""
+    for member in members:
+        start = member.find(b"\0") + 1
+        number = start + DIGEST_BYTES
+        stop = number + NUMBER_DIGITS
+        if start and _NUMBER.fullmatch(member, number, stop):
+            yield Member(member[:stop], member[start:number], int(member[number:stop], 16), member[stop:])
 
 
 def _recorded(job: Job) -> dict[bytes, int]:
@@ -62,7 +67,7 @@ def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[Store
     return tuple(
         [
             StoredRecord(call.key, positions[call.digest], call.data)
-            for call in map(parse_call, members)
+            for call in parse_calls(members)
             if call.digest in positions
         ]
     )
@@ -109,7 +114,7 @@ def orphaned_records(
         while start:
             bounds = (start, b"(" + job_id + b"\1", "LIMIT", 0, PAGE_CALLS)
             (members,) = client.commands([("ZRANGEBYLEX", shard_keys(shard)["calls"], *bounds)])
-            found = [parse_call(member) for member in members]
+            found = list(parse_calls(members))
             gone = [
                 member
                 for member in found
@@ -122,6 +127,7 @@ def orphaned_records(
             start = b"(" + members[-1] if len(members) == PAGE_CALLS else b""
 
 
+@reads_replies
 class CallReader:
     """Reads the calls of claimed jobs. Every method may raise StoreError."""
 
@@ -183,7 +189,7 @@ class CallReader:
             while len(members) == PAGE_CALLS:
                 yield _calls(page, positions)
                 # After the key of the call: its data may have been replaced meanwhile.
-                after = b"(" + parse_call(members[-1]).key + b"\xff"
+                after = b"(" + members[-1][: len(beginning + found) + NUMBER_DIGITS] + b"\xff"
                 (members,) = self._client.commands([_range(shard, after, beginning + found + upto)])
                 page = list(members)
         if page:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from celery_lowkiq.rules.claims import Due, OpenClaims
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_time
 from celery_lowkiq.store.scripts.script import load
@@ -20,15 +21,27 @@ SHARDS = 500
 
 def due_times(
     client: Client, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims], were_empty: Sequence[bool]
-) -> list[Due | None]:
+) -> list[Due | ShardDamaged | None]:
     """Return the due time of each shard. See ``RedisStore.next_due``."""
     claims: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
-    dues = _still_empty(client, shards, [n for n, was_empty in enumerate(were_empty) if was_empty])
+    dues: dict[int, Due | ShardDamaged | None] = {}
+    dues.update(_still_empty(client, shards, [n for n, was_empty in enumerate(were_empty) if was_empty]))
     left = [n for n in range(len(shards)) if n not in dues]
     calls = [load("next_due").call(shard_keys(shards[n]), open=open_claims(claims[n])) for n in left]
-    for n, reply in zip(left, client.answers(calls), strict=True):
-        dues[n] = None if isinstance(reply, StoreUnavailable) else Due(parse_time(reply[1]), float(reply[0]))
+    replies = client.calls(calls) if calls else []
+    client.check_away(replies)
+    for n, reply in zip(left, replies, strict=True):
+        dues[n] = _due(reply)
     return [dues[n] for n in range(len(shards))]
+
+
+def _due(reply: Any) -> Due | ShardDamaged | None:
+    if isinstance(reply, ShardDamaged):
+        return reply
+    if isinstance(reply, StoreUnavailable):
+        return None
+    raise_refused([reply])
+    return Due(parse_time(reply[1]), float(reply[0]))
 
 
 def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due | None]:

@@ -10,6 +10,7 @@ from celery_lowkiq.rules.errors import QueueResharded
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.scripts.client import Client, raise_refused
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
@@ -18,6 +19,7 @@ from .push import Sender, Stored, push_call, refused, retried, taken, turns
 from .push_drops import Dropped, DroppedCallReporter
 
 
+@reads_replies
 class PushSteps:
     """Makes the steps of pushes to one store."""
 

@@ -24,6 +24,7 @@ from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import load
 
 #: Phases of a migration in which shards may refuse calls.
@@ -34,6 +35,7 @@ NO_PAUSE = (0, b"")
 ContinueMigration = Callable[[QueueSpec], object]
 
 
+@reads_replies
 class Registry:
     """Registers queues."""
 
@@ -171,7 +173,7 @@ def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> 
 
 def check_format(queue: str, stored: str) -> None:
     """Check the storage format of a queue's own key. Raises FormatMismatch."""
-    if int(stored) not in (FORMAT, MIGRATING_FORMAT):
+    if stored not in (str(FORMAT), str(MIGRATING_FORMAT)):
         raise FormatMismatch(
             f"queue {queue!r} is stored in format {stored}, this version reads {FORMAT}: "
             "drain it with the version that wrote it"

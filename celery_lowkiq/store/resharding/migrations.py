@@ -11,6 +11,7 @@ from celery_lowkiq.store.jobs.registry import check_format
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
 
@@ -38,6 +39,7 @@ class StoredMigration(NamedTuple):
         return self.paused_since is not None and self.migration.phase is not Phase.SEAL
 
 
+@reads_replies
 class Migrations:
     """Migrations of one queue. Methods raise FormatMismatch, StoreError."""
 

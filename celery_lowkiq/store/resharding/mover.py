@@ -32,6 +32,7 @@ from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, parse_id
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
@@ -45,6 +46,7 @@ TRANSFER_BYTES = 256 * 1024
 STALE = -1
 
 
+@reads_replies
 class Mover:
     """Moves one queue. Methods raise FormatMismatch, StoreError; the next turn goes on after it."""
 

@@ -12,6 +12,7 @@ from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import ID_KEYS, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress, Tally
+from celery_lowkiq.store.scripts.replies import reads_replies
 
 from .migrations import Migrations
 from .mover import Mover
@@ -26,12 +27,14 @@ def check_shards(shards: int) -> None:
         raise InvalidCall(invalid("shards", shards, f"a whole number from 1 to {MAX_SHARDS}"))
 
 
+@reads_replies
 def memory_of(client: Client, queue: QueueSpec) -> int:
     """Return the bytes of memory that Redis estimates for all ids of a queue. Raises StoreError."""
     keys = (shard_keys(shard)[name] for shard in queue.shard_refs() for name in sorted(ID_KEYS))
     return sum(size or 0 for size in client.readable([("MEMORY", "USAGE", key) for key in keys]))
 
 
+@reads_replies
 def reshard(
     mover: Mover, queue: QueueSpec, shards: int, progress: Progress | None = None, movers: int = 1
 ) -> int:

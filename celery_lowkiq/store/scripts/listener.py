@@ -10,11 +10,13 @@ from redis import exceptions
 from celery_lowkiq.rules.errors import StoreUnavailable
 
 from .client import Client, store_error
+from .replies import reads_replies
 
 #: Timeout in s for the confirmation of a subscription.
 SUBSCRIBE_TIMEOUT = 5.0
 
 
+@reads_replies
 class Listener:
     """Receives messages published after it was created. Use it in a ``with`` block, or close it."""
 

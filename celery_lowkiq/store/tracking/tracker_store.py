@@ -25,7 +25,15 @@ from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.cursors import dump_position, load_place, load_position
 from celery_lowkiq.store.scripts.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from celery_lowkiq.store.scripts.listener import Listener
-from celery_lowkiq.store.scripts.records import id_bytes, member_scores, number_text, parse_id
+from celery_lowkiq.store.scripts.records import (
+    id_bytes,
+    member_scores,
+    number_text,
+    parse_id,
+    parse_moment,
+    parse_whole,
+)
+from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import Value, load
 
 #: Maximum number of trackers in the list; older ones can be read by id until they expire.
@@ -36,10 +44,11 @@ UNKNOWN, CANCELLED = b"unknown", b"cancelled"
 _STATES = tuple(State)
 _ID = re.compile(r"[0-9a-f]{32}")
 _FIELDS = ("name", "opened", "closed", "cancelled", *(state.value for state in State))
-_CALL_RECORD = re.compile(rb"\d+ \d+ \d+ [01] (\d+\.\d+) (\S+) (\S+) (\d+) (\d+) ")
-_MESSAGE = re.compile(rb"(\d+\.\d+) ([a-z]+) (\d+) ")
+_CALL_RECORD = re.compile(rb"\d+ \d+ \d+ [01] (\d+\.\d+) (\S+) (\S+) (\d{1,9}) (\d{1,9}) ")
+_MESSAGE = re.compile(rb"(\d+\.\d+) (%s) (\d{1,9}) " % b"|".join(state.value.encode() for state in State))
 
 
+@reads_replies
 class TrackerStore:
     """The trackers in Redis. Every method may raise StoreError, and can be repeated safely."""
 
@@ -199,16 +208,16 @@ def _what(call: NewCall) -> bytes:
 
 def _tracker(tracker: str, reply: list[bytes | None]) -> TrackerView | None:
     values = dict(zip(_FIELDS, reply, strict=True))
-    name, opened = values["name"], values["opened"]
-    if name is None or opened is None:
+    name, opened_at = values["name"], parse_moment(values["opened"])
+    if name is None or opened_at is None:
         return None
     return TrackerView(
         id=tracker,
         name=name.decode("utf-8", "replace"),
-        opened_at=float(opened),
+        opened_at=opened_at,
         closed=values["closed"] == b"1",
         cancelled=values["cancelled"] == b"1",
-        counts=Counts.of(values),
+        counts=Counts.of({state.value: parse_whole(values[state.value] or b"") for state in State}),
     )
 
 
@@ -224,8 +233,8 @@ def _view(state: int, call: bytes, record: bytes, messages: bytes) -> TrackedCal
         payload=record[stop:],
         state=_STATES[state],
         updated_at=float(updated),
-        current=_number(current),
-        total=_number(total),
+        current=parse_moment(current),
+        total=parse_moment(total),
         messages=tuple(_messages(messages)),
     )
 
@@ -236,7 +245,3 @@ def _messages(record: bytes) -> Iterator[Message]:
         position = match.end() + int(match.group(3))
         text = record[match.end() : position].decode("utf-8", "replace")
         yield Message(float(match.group(1)), State(match.group(2).decode()), text)
-
-
-def _number(text: bytes) -> float | None:
-    return None if text == b"-" else float(text)

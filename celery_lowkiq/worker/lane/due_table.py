@@ -72,6 +72,10 @@ class DueTable:
         for times in (self._due, self._announced):
             times[shard] = min(perform_in, times.get(shard, perform_in))
 
+    def try_soon(self, shard: ShardRef) -> None:
+        """Make a shard due now, unless it has a due time, as a deferred one has."""
+        self._due.setdefault(shard, self.now())
+
     def defer(self, shard: ShardRef, seconds: float) -> None:
         """Set the due time of a shard to ``seconds`` from now."""
         self._due[shard] = self.now() + seconds

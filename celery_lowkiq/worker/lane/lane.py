@@ -7,8 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from celery_lowkiq.rules.claims import Due
-from celery_lowkiq.rules.errors import ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, ShardRef
 from celery_lowkiq.rules.schedulers import Scheduler, lag
@@ -18,7 +17,7 @@ from ..forks import end_forks_by_signal
 from ..owned_shard import OwnedShard
 from ..ports import EXIT_CRASHED
 from .claim_cycle import PARKED, ClaimCycle
-from .lane_state import DueQuery, LaneState
+from .lane_state import DueQuery, LaneState, PollAnswer
 
 
 class Lane(LaneState):
@@ -93,9 +92,7 @@ class Lane(LaneState):
         except StoreUnavailable:
             return
         except StoreError as error:
-            # The text of a damage needs no traceback.
-            cause = None if isinstance(error, ShardDamaged) else error
-            logger.error("%s tries its shards one by one: %s", self.name, error, exc_info=cause)
+            logger.error("%s tries its shards one by one: %s", self.name, error, exc_info=error)
             for lane, _ in asked:
                 lane.try_all()
             return
@@ -103,7 +100,7 @@ class Lane(LaneState):
         for lane, several in asked:
             lane.end_poll(list(islice(answers, len(several))), seconds)
 
-    def _read_due(self, queries: Sequence[DueQuery]) -> tuple[list[Due | None], float]:
+    def _read_due(self, queries: Sequence[DueQuery]) -> tuple[Sequence[PollAnswer], float]:
         """Return the due times, and how many seconds it took to read them."""
         clock, sent_at = self._ctx.clock, self._ctx.clock.monotonic()
         dues = self._ctx.store.next_due(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from celery_lowkiq.rules.claims import Due, OpenClaims
+from celery_lowkiq.rules.errors import ShardDamaged
 from celery_lowkiq.rules.models import ShardRef
 
 from ..context import WorkerContext
@@ -23,6 +24,8 @@ FAILED_SHARD_DELAY = 5.0
 POLL_REST = 4.0
 MAX_POLL_INTERVALS = 10.0
 
+#: Of one shard.
+PollAnswer: TypeAlias = Due | ShardDamaged | None
 #: Picks one of the due shards, given due times and Redis's clock.
 Pick = Callable[[Mapping[ShardRef, float], float], "ShardRef | None"]
 
@@ -171,13 +174,20 @@ class LaneState:
         was_empty = self._due.was_empty(shard, open_claims)
         return DueQuery(shard, open_claims, was_empty, self._due.begin_query(shard))
 
-    def end_poll(self, answers: Sequence[tuple[DueQuery, Due | None]], seconds: float) -> None:
-        """Record the answers of a poll that took ``seconds``; None is an unknown due time."""
+    def end_poll(self, answers: Sequence[tuple[DueQuery, PollAnswer]], seconds: float) -> None:
+        """Record the answers of a poll that took ``seconds``; None is an unknown due time.
+
+        A damaged shard is claimed from, which reports the damage, or repairs it.
+        """
         rest = min(POLL_REST * seconds, MAX_POLL_INTERVALS * self._ctx.poll_interval)
         with self._changed:
             self._poll_at = max(self._poll_at, self._ctx.clock.monotonic() + rest)
             for query, due in answers:
-                if due is not None and query.shard in self._owned:
+                if query.shard not in self._owned:
+                    continue
+                if isinstance(due, ShardDamaged):
+                    self._due.try_soon(query.shard)
+                elif due is not None:
                     self._due.record(query.shard, due, query.number, query.open_claims)
             self._changed.notify()
 

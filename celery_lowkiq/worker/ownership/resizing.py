@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from celery_lowkiq.rules.claims import OpenClaims
-from celery_lowkiq.rules.errors import ShardDamaged
+from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resizing import Resize, resize
@@ -86,11 +85,8 @@ class Resizing:
         if not shards:
             return
         no_claims = [OpenClaims()] * len(shards)
-        try:
-            dues = self._store.next_due(shards, no_claims, [False] * len(shards))
-        except ShardDamaged:
-            # The lane reports the damage. The other shards of the node must not wait for its repair.
-            return
+        dues = self._store.next_due(shards, no_claims, [False] * len(shards))
         for shard, due in zip(shards, dues, strict=True):
-            if due is not None and due.next_due is None:
+            # The lane reports a damage.
+            if isinstance(due, Due) and due.next_due is None:
                 self._table.leave(shard)

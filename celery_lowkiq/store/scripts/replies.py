@@ -1,0 +1,68 @@
+"""Replies that cannot be read: data in Redis is foreign, or something else answers in its place."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from celery_lowkiq.rules.errors import LowkiqError, StoreError
+
+T = TypeVar("T")
+
+#: What readers of replies raise for unexpected ones; some errors of the package are ValueErrors, too.
+UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+
+
+class UnexpectedReply(StoreError):
+    """Redis sent a reply that cannot be read. Writes may or may not have happened."""
+
+    def __init__(self, error: BaseException) -> None:
+        (frame,) = traceback.extract_tb(error.__traceback__, limit=-1)
+        super().__init__(
+            f"Redis sent a reply that cannot be read: {error!r:.200} ({Path(frame.filename).name}, line "
+            f"{frame.lineno}). Its data is foreign, or something else answers in its place"
+        )
+
+
+def reads_replies(target: T) -> T:
+    """Have a function, or the public methods of a class, raise UnexpectedReply for what they fail to read."""
+    if not inspect.isclass(target):
+        return _reading(target)  # type: ignore[no-any-return]
+    for name, method in list(vars(target).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(target, name, _reading(method))
+    return target
+
+
+def read_or_error(read: Callable[[], T]) -> T | UnexpectedReply:
+    """Return what ``read`` returns, or an UnexpectedReply."""
+    try:
+        return reads_replies(read)()
+    except UnexpectedReply as error:
+        return error
+
+
+def _reading(function: Any) -> Any:
+    @wraps(function)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except UNREADABLE as error:
+            if isinstance(error, LowkiqError):
+                raise
+            raise UnexpectedReply(error) from error
+
+    @wraps(function)
+    def read_in_steps(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return (yield from function(*args, **kwargs))
+        except UNREADABLE as error:
+            if isinstance(error, LowkiqError):
+                raise
+            raise UnexpectedReply(error) from error
+
+    return read_in_steps if inspect.isgeneratorfunction(function) else read

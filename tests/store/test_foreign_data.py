@@ -1,0 +1,84 @@
+"""Data of somebody else in our keys: what reads it goes on, or raises an error of the package."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_lowkiq.rules.errors import FormatMismatch, InvalidCall, StoreError
+from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.call_records import CallReader, digest
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.keys import TrackerKeys, queue_key, shard_keys
+from celery_lowkiq.store.scripts.replies import UnexpectedReply, read_or_error, reads_replies
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+
+from .helpers import ONE, SHARD, claim, push, take
+
+pytestmark = pytest.mark.one_server
+KEYS = shard_keys(SHARD)
+
+
+def test_a_call_without_a_number_is_skipped_and_the_others_are_read(store, client):
+    """Its ValueError ended the worker's lane, and the worker with it."""
+    store.push(ONE, [NewJob("1", b"x", 1.0, 1.0, record=b"of a call")])
+    for foreign in (b"1\0" + digest(b"x") + b"(.+)+$ no number", b"1\0" + digest(b"x"), b"1\0"):
+        client.zadd(KEYS["calls"], {foreign: 0.0})
+    (job,) = claim(store, take(store)).jobs
+    (records,) = CallReader(store.client).pages(SHARD, job)
+    assert [record.data for record in records] == [b"of a call"]
+
+
+def test_counters_that_are_no_numbers_count_nothing(store, client):
+    """The reply ended at the first of them: a ValueError in pages and metrics."""
+    push(store, "1", ("x", 1))
+    client.hset(KEYS["meta"], mapping={"processed": "x", "failed": "", "dropped": "1e", "merged": "7"})
+    stats = Queries(store).stats(ONE)
+    assert (stats.length, stats.processed, stats.failed, stats.merged) == (1, 0, 0, 7)
+
+
+@pytest.mark.parametrize("field, shown", [("enqueued", True), ("error", True), ("opened", False)])
+@pytest.mark.parametrize("value", ["", "x", "--1", "1e400", "9" * 5000, b"\xff"])
+def test_a_tracker_with_foreign_fields_is_shown_or_missing(store, client, field, shown, value):
+    trackers = TrackerStore(store.client)
+    tracker = trackers.open("import", ttl=60)
+    client.hset(TrackerKeys(tracker)["tracker"], field, value)
+    assert (trackers.view(tracker) is not None) == shown
+    assert len(trackers.recent(10, None).items) == shown
+
+
+@pytest.mark.parametrize("stored", ["", "x", "1_0", "9" * 5000, "\x11"])
+def test_a_format_that_is_no_number_is_another_format(store, client, stored):
+    push(store, "1", ("x", 1))
+    client.hset(queue_key("orders"), "format", stored)
+    with pytest.raises(FormatMismatch):
+        QueueRepairs(RedisStore(client)).repair(ONE)
+
+
+def test_a_reply_that_cannot_be_read_is_an_error_of_the_package():
+    @reads_replies
+    class Reader:
+        def number(self, reply):
+            return int(reply)
+
+        def numbers(self, replies):
+            yield from map(int, replies)
+
+        def checked(self, given):
+            raise InvalidCall(given)
+
+    reader = Reader()
+    assert reader.number(b"7") == 7
+    with pytest.raises(
+        UnexpectedReply, match=r"cannot be read: ValueError\(.* \(test_foreign_data.py, line \d+\)"
+    ):
+        reader.number(b"x")
+    numbers = reader.numbers([b"7", None])
+    assert next(numbers) == 7
+    with pytest.raises(StoreError):
+        next(numbers)
+    # A ValueError, too, but of the caller's.
+    with pytest.raises(InvalidCall):
+        reader.checked("x")
+    assert isinstance(read_or_error(lambda: {}["x"]), UnexpectedReply)
