@@ -18,6 +18,8 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import Option, Validator, boolean, invalid, one_of, seconds, text, whole
 
 from .setting_validators import function, functions, read_mapping, read_names, read_weights
+from .signing import EXPECTED, Mode
+from .signing import read_setting as read_keys_setting
 from .tracebacks import format_traceback
 
 PREFIX = "lowkiq_"
@@ -234,6 +236,19 @@ class Settings:
         "json",
         text("the name of a kombu serializer"),
         "Writes payloads and call records, see [serializers](#serializers). It must be in `accept_content`.",
+    )
+    signing: Mode = _setting(
+        "off",
+        one_of(Mode),
+        'Whether calls are [signed](signing.md). `"accept"`: calls are signed, and a worker runs what is not '
+        'signed, but nothing whose signature is wrong. `"require"`: it runs only what is signed.',
+    )
+    signing_keys: Any = _setting(
+        None,
+        Validator(EXPECTED, read_keys_setting).or_none(),
+        "Keys of the signatures: `{name: secret}`, of which the first signs and all verify; a function that "
+        "returns that; or the path of a JSON file with it. A secret has at least 16 bytes.",
+        secret=True,
     )
     max_payload_bytes: int = _setting(
         64 * 1024,

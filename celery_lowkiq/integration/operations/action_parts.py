@@ -171,6 +171,8 @@ class Action:
     dangerous: bool = False
     #: Offered only for queues with this policy.
     policy: str = ""
+    #: Whether it is offered for a queue; None: for each.
+    available: Callable[[OrderedQueue], bool] | None = None
     #: Returns what it would do now, for the question before a dangerous action. Raises LowkiqError.
     plan: Callable[[OrderedQueue, Target], str] | None = None
     # What its verb adds.
@@ -236,7 +238,9 @@ class Action:
         return self.scope.total(queue.stats()) if self.scope.total else max(1, len(target.ids))
 
     def fits(self, queue: OrderedQueue) -> bool:
-        """Whether the queue has its policy."""
+        """Whether it is offered for the queue."""
+        if self.available is not None and not self.available(queue):
+            return False
         return not self.policy or bool(getattr(queue.spec.policies, self.policy))
 
     def question(self, queue: str, target: Target, count: int) -> str:

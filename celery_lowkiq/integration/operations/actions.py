@@ -35,6 +35,7 @@ from .action_parts import (
 from .matching_actions import matching
 from .payload_actions import DELETIONS, EDITS
 from .queue import OrderedQueue
+from .signing_mixin import SIGN
 
 
 def _verb(
@@ -290,6 +291,17 @@ VERBS = (
         done="released",
         unchanged="not held",
         examples=("sync_order 42", "sync_order --yes - < ids.txt"),
+    ),
+    _verb(
+        "sign",
+        "Sign dead payloads that were refused.",
+        """Sign the dead payloads of IDS (-: from stdin) of QUEUE, as they are: look at them first.
+
+        `requeue` then runs them. Needs the app's keys (`lowkiq_signing_keys`).
+        """,
+        SIGN,
+        done="signed",
+        examples=("sync_order 42",),
     ),
     _verb(
         "edit",

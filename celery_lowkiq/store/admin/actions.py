@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
@@ -22,6 +22,18 @@ from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 Left = Callable[[Sequence[StoredRecord], bool], None]
 Pages = Iterable[Iterable[str]]
 
+
+class EditSignature(NamedTuple):
+    """The signature of a payload that replaces another one."""
+
+    #: One for any score and one for ``score``, which counts if the old payload's bound it; empty: none.
+    texts: bytes = b""
+    score: float = 0.0
+    #: Each record of a call that becomes one of the new payload, and what replaces it.
+    records: Sequence[bytes] = ()
+
+
+UNSIGNED = EditSignature()
 #: Maximum number of jobs and payloads that one script changes: about 10 ms of Redis's time.
 STEP = 500
 STEP_IDS = 50
@@ -84,7 +96,14 @@ class Actions:
         return for_each_id(self._client, queue, ids, progress, call)
 
     def edit(
-        self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, *, keep_calls: bool = False
+        self,
+        queue: QueueSpec,
+        job_id: str,
+        payload: bytes,
+        other: bytes | None,
+        signature: EditSignature = UNSIGNED,
+        *,
+        keep_calls: bool = False,
     ) -> bool:
         """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it.
 
@@ -94,8 +113,8 @@ class Actions:
         shard = queue.shard_of(job_id)
         call = load("edit").call(
             shard_keys(shard),
-            (),
-            **_edit(queue, job_id, payload, other),
+            signature.records,
+            **_edit(queue, job_id, payload, other, signature),
             digest=digest(payload) if kept else b"",
             other_digest=digest(other or b"") if kept else b"",
         )
@@ -103,13 +122,20 @@ class Actions:
         self._end_calls(shard, orphans, dead=False, of=payload)
         return bool(changed)
 
-    def edit_dead(self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> bool:
+    def edit_dead(
+        self,
+        queue: QueueSpec,
+        job_id: str,
+        payload: bytes,
+        other: bytes | None,
+        signature: EditSignature = UNSIGNED,
+    ) -> bool:
         """Replace a dead job's payload by ``other``, which gets its score, or (None) delete it.
 
         Return whether the job had the payload.
         """
         shard = queue.shard_of(job_id)
-        edited = _edit(queue, job_id, payload, other)
+        edited = _edit(queue, job_id, payload, other, signature)
         call = load("edit_dead").call(shard_keys(shard), (), **edited, **announcement(shard))
         return bool(self._client.call(call))
 
@@ -226,10 +252,13 @@ class Actions:
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
 
-def _edit(queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> dict[str, Value]:
+def _edit(
+    queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, signature: EditSignature
+) -> dict[str, Value]:
     """Arguments of scripts that edit a payload."""
-    words = {"merge": queue.merge.value, "policy": queue.policy, "id": id_bytes(job_id)}
-    return {**words, "payload": payload, "replaced": int(other is not None), "other": other or b""}
+    words: dict[str, Value] = {"merge": queue.merge.value, "policy": queue.policy, "id": id_bytes(job_id)}
+    signed: dict[str, Value] = {"signatures": signature.texts, "signed_score": number_text(signature.score)}
+    return {**words, **signed, "payload": payload, "replaced": int(other is not None), "other": other or b""}
 
 
 def _parts(queue: QueueSpec, pages: Pages) -> Iterator[tuple[ShardRef, list[Value]]]:
