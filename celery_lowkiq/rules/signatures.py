@@ -144,6 +144,11 @@ def _scored(job_id: bytes, payload: bytes, score: float) -> bytes:
     return b"%b\0%b\0%b" % (job_id, repr(float(score) + 0.0).encode(), payload)
 
 
+def binds_score(signature: bytes) -> bool:
+    """Whether a signature binds the score of its payload."""
+    return signature[:1] == SCORED
+
+
 def split_record(data: bytes) -> tuple[bytes, bytes]:
     """A stored record as its signature, empty if there is none, and the record."""
     if data[:1] == RECORD:

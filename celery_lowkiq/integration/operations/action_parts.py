@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_lowkiq.integration.app.codec import refuse_constant
@@ -284,3 +284,11 @@ class Verb:
         """The action that remote control may choose, for ids or for all."""
         found = (one for one in self.actions if one.scope.ids == ids and not (one.dangerous or one.takes))
         return next(found, None)
+
+
+def verb(
+    name: str, summary: str, text: str, *actions: Action, examples: tuple[str, ...], **shared: Any
+) -> Verb:
+    """``shared``: fields that all actions of the verb have."""
+    lines = tuple(f"{name.replace('_', '-')} {one}" for one in examples)
+    return Verb(name, summary, text, lines, tuple(replace(one, verb=name, **shared) for one in actions))

@@ -6,9 +6,6 @@ control commands are made from VERBS. A new action is one entry in it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.text import count_of, duration
 
@@ -32,18 +29,11 @@ from .action_parts import (
     Target,
     Verb,
 )
+from .action_parts import verb as _verb
 from .matching_actions import matching
 from .payload_actions import DELETIONS, EDITS
 from .queue import OrderedQueue
-from .signing_mixin import SIGN
-
-
-def _verb(
-    name: str, summary: str, text: str, *actions: Action, examples: tuple[str, ...], **shared: Any
-) -> Verb:
-    """``shared``: fields that all actions of the verb have."""
-    lines = tuple(f"{name.replace('_', '-')} {one}" for one in examples)
-    return Verb(name, summary, text, lines, tuple(replace(one, verb=name, **shared) for one in actions))
+from .signing_actions import SIGN
 
 
 def _reshard_plan(queue: OrderedQueue, target: Target) -> str:
@@ -292,17 +282,7 @@ VERBS = (
         unchanged="not held",
         examples=("sync_order 42", "sync_order --yes - < ids.txt"),
     ),
-    _verb(
-        "sign",
-        "Sign dead payloads that were refused.",
-        """Sign the dead payloads of IDS (-: from stdin) of QUEUE, as they are: look at them first.
-
-        `requeue` then runs them. Needs the app's keys (`lowkiq_signing_keys`).
-        """,
-        SIGN,
-        done="signed",
-        examples=("sync_order 42",),
-    ),
+    SIGN,
     _verb(
         "edit",
         "Replace a payload.",

@@ -11,7 +11,7 @@ from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.views import HeldId, Page
-from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, EditSignature, Progress
+from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
@@ -83,9 +83,7 @@ class HoldsMixin(SigningMixin):
     def _holds(self) -> Pausing:
         return Pausing(context_of(self._app).store.client)
 
-    def _edit_dead(
-        self, job_id: str, payload: Any, other: bytes | None, signature: EditSignature = UNSIGNED
-    ) -> bool:
+    def _edit_dead(self, job_id: str, payload: Any, other: bytes | None, signed: Signed = UNSIGNED) -> bool:
         store = context_of(self._app).store
         old = self._bytes_of(payload)
-        return Actions(store).edit_dead(self._resting(), job_id, old, other, signature)
+        return Actions(store).edit_dead(self._resting(), job_id, old, other, signed)

@@ -35,6 +35,7 @@ from .holds_mixin import HoldsMixin
 from .listing_options import read_listing
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
+from .signing_mixin import CALLS
 
 BURIED = "moved to the morgue by hand"
 

@@ -15,13 +15,11 @@ from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec
 from celery_lowkiq.rules.signatures import split_record
-from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, EditSignature, Progress
+from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import digest, records_of
 from celery_lowkiq.store.scripts.progress import Tally
 from celery_lowkiq.store.scripts.records import id_bytes
-
-from .action_parts import DEAD_IDS, Action
 
 #: Payloads of a job that are signed, or searched for one with a signed score: those with the smallest scores.
 SEARCHED = 1000
@@ -63,7 +61,7 @@ class SigningMixin:
             tally.add(int(any(signed)))
         return tally.count
 
-    def _edit_signature(self, job_id: str, old: bytes, new: bytes, *, dead: bool) -> EditSignature:
+    def _edit_signature(self, job_id: str, old: bytes, new: bytes, *, dead: bool) -> Signed:
         """The signature of a payload that replaces another one."""
         if not self.is_signed:
             return UNSIGNED
@@ -72,10 +70,10 @@ class SigningMixin:
         replaced = (payload for payload in (job.payloads if job else ()) if payload.data == old)
         return self._signature(job_id, next(replaced, Payload(old, 0.0)), new)
 
-    def _signature(self, job_id: str, old: Payload, new: bytes) -> EditSignature:
+    def _signature(self, job_id: str, old: Payload, new: bytes) -> Signed:
         signing, name, of = context_of(self._app).signing, self.spec.name, id_bytes(job_id)
         texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, old.score)
-        return EditSignature(texts, old.score)
+        return Signed(texts, old.score)
 
     # -- calls with a time of their own
 
@@ -96,7 +94,7 @@ class SigningMixin:
                     signature = self._renewed(queue, job.id, payload, new)
                     Actions(context.store).edit(queue, job.id, payload.data, new, signature, keep_calls=True)
 
-    def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> EditSignature:
+    def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> Signed:
         """The signature of a payload that is changed unseen: none unless that of the old one verifies."""
         context = context_of(self._app)
         check = context.signing.payload_check(queue.name)
@@ -114,13 +112,3 @@ class SigningMixin:
 
     def _resting(self) -> QueueSpec:
         raise NotImplementedError
-
-
-SIGN = Action(
-    "sign_dead",
-    DEAD_IDS,
-    "Sign",
-    "The payloads of these dead jobs are signed as they are: look at them first. Requeued, they run.",
-    available=lambda queue: queue.is_signed,
-    dangerous=True,
-)

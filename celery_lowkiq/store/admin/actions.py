@@ -23,7 +23,7 @@ Left = Callable[[Sequence[StoredRecord], bool], None]
 Pages = Iterable[Iterable[str]]
 
 
-class EditSignature(NamedTuple):
+class Signed(NamedTuple):
     """The signature of a payload that replaces another one."""
 
     #: One for any score and one for ``score``, which counts if the old payload's bound it; empty: none.
@@ -33,7 +33,7 @@ class EditSignature(NamedTuple):
     records: Sequence[bytes] = ()
 
 
-UNSIGNED = EditSignature()
+UNSIGNED = Signed()
 #: Maximum number of jobs and payloads that one script changes: about 10 ms of Redis's time.
 STEP = 500
 STEP_IDS = 50
@@ -101,7 +101,7 @@ class Actions:
         job_id: str,
         payload: bytes,
         other: bytes | None,
-        signature: EditSignature = UNSIGNED,
+        signed: Signed = UNSIGNED,
         *,
         keep_calls: bool = False,
     ) -> bool:
@@ -113,8 +113,8 @@ class Actions:
         shard = queue.shard_of(job_id)
         call = load("edit").call(
             shard_keys(shard),
-            signature.records,
-            **_edit(queue, job_id, payload, other, signature),
+            signed.records,
+            **_edit(queue, job_id, payload, other, signed),
             digest=digest(payload) if kept else b"",
             other_digest=digest(other or b"") if kept else b"",
         )
@@ -123,19 +123,14 @@ class Actions:
         return bool(changed)
 
     def edit_dead(
-        self,
-        queue: QueueSpec,
-        job_id: str,
-        payload: bytes,
-        other: bytes | None,
-        signature: EditSignature = UNSIGNED,
+        self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, signed: Signed = UNSIGNED
     ) -> bool:
         """Replace a dead job's payload by ``other``, which gets its score, or (None) delete it.
 
         Return whether the job had the payload.
         """
         shard = queue.shard_of(job_id)
-        edited = _edit(queue, job_id, payload, other, signature)
+        edited = _edit(queue, job_id, payload, other, signed)
         call = load("edit_dead").call(shard_keys(shard), (), **edited, **announcement(shard))
         return bool(self._client.call(call))
 
@@ -253,12 +248,12 @@ class Actions:
 
 
 def _edit(
-    queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, signature: EditSignature
+    queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, signed: Signed
 ) -> dict[str, Value]:
     """Arguments of scripts that edit a payload."""
     words: dict[str, Value] = {"merge": queue.merge.value, "policy": queue.policy, "id": id_bytes(job_id)}
-    signed: dict[str, Value] = {"signatures": signature.texts, "signed_score": number_text(signature.score)}
-    return {**words, **signed, "payload": payload, "replaced": int(other is not None), "other": other or b""}
+    added: dict[str, Value] = {"signatures": signed.texts, "signed_score": number_text(signed.score)}
+    return {**words, **added, "payload": payload, "replaced": int(other is not None), "other": other or b""}
 
 
 def _parts(queue: QueueSpec, pages: Pages) -> Iterator[tuple[ShardRef, list[Value]]]:
