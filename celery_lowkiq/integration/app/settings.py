@@ -19,6 +19,7 @@ from celery_lowkiq.rules.validators import Option, Validator, boolean, invalid, 
 
 from .setting_validators import function, functions, read_mapping, read_names, read_weights
 from .signing import EXPECTED, Mode
+from .signing import SETTING as KEYS_SETTING
 from .signing import read_setting as read_keys_setting
 from .tracebacks import format_traceback
 
@@ -333,6 +334,15 @@ _masking: Any = utils
 _masking.HIDDEN_SETTINGS = re.compile(
     f"{_masking.HIDDEN_SETTINGS.pattern}|{PREFIX}({'|'.join(SECRETS)})", re.IGNORECASE
 )
+_shown_settings = _masking.filter_hidden_settings
+
+
+def _without_keys(conf: Any) -> Any:
+    # Of a mapping, Celery hides values by their own names.
+    return _shown_settings({k: bool(v) if k.lower().endswith(KEYS_SETTING) else v for k, v in conf.items()})
+
+
+_masking.filter_hidden_settings = _without_keys
 
 
 def _or_environment(name: str, value: int | None) -> int:
