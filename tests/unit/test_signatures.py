@@ -186,7 +186,8 @@ SECRET = "hunter2-hunter2-hunter2"
 def test_no_error_shows_a_secret_nor_a_name(keys):
     with pytest.raises(ConfigurationError) as raised:
         Signing("require", read_keys(keys) if isinstance(keys, dict) else keys)
-    assert SECRET not in str(raised.value) and raised.value.__cause__ is None
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None
 
 
 def test_nothing_shows_a_key():
@@ -275,7 +276,8 @@ def test_a_file_that_cannot_be_read_is_named_without_its_text(tmp_path):
     path = tmp_path / "keys.json"
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         Signing("require", path)
-    path.write_text('{"a": "%s"' % SECRET)
+    path.write_text(f'{{"a": "{SECRET}"')
     with pytest.raises(ConfigurationError) as raised:
         Signing("require", path)
-    assert SECRET not in str(raised.value) and raised.value.__cause__ is None
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
 from celery import Celery
-from celery.app import utils
 
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import Option, Validator, boolean, invalid, one_of, seconds, text, whole
 
+from .hidden_settings import hide_settings
 from .setting_validators import function, functions, read_mapping, read_names, read_weights
 from .signing import EXPECTED, Mode
-from .signing import SETTING as KEYS_SETTING
 from .signing import read_setting as read_keys_setting
 from .tracebacks import format_traceback
 
@@ -329,20 +327,7 @@ SETTINGS: dict[str, Option] = {found.name: found.metadata["option"] for found in
 #: Settings whose values appear in no message.
 SECRETS = tuple(name for name, setting in SETTINGS.items() if setting.secret)
 
-# `inspect conf` and `report` hide them, as they hide the broker's URL.
-_masking: Any = utils
-_masking.HIDDEN_SETTINGS = re.compile(
-    f"{_masking.HIDDEN_SETTINGS.pattern}|{PREFIX}({'|'.join(SECRETS)})", re.IGNORECASE
-)
-_shown_settings = _masking.filter_hidden_settings
-
-
-def _without_keys(conf: Any) -> Any:
-    # Of a mapping, Celery hides values by their own names.
-    return _shown_settings({k: bool(v) if k.lower().endswith(KEYS_SETTING) else v for k, v in conf.items()})
-
-
-_masking.filter_hidden_settings = _without_keys
+hide_settings(tuple(PREFIX + name for name in SECRETS))
 
 
 def _or_environment(name: str, value: int | None) -> int:
