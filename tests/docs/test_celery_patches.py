@@ -14,7 +14,7 @@ TESTS = sorted(set(re.findall(r"`(tests/[^`]+)`", TEXT)))
 FILES = set(re.findall(r"`((?:integration|store|worker|flower)/[\w/]+\.py)`", TEXT))
 #: What a patch looks like. The dev command's own handlers, and those of the embedded server, are no patches.
 PATCH = re.compile(
-    r"__bases__ =|HIDDEN_SETTINGS|filter_hidden_settings =|Panel\.data\[|register_at_fork|logging\.NullHandler|in sys\.modules"
+    r"__bases__ =|HIDDEN_SETTINGS|Panel\.data\[|register_at_fork|logging\.NullHandler|in sys\.modules"
     r"|_create_task_sender =|startup_info =|update_strategies =|wait_for_soft_shutdown =|urls\.handlers\["
     r"|addFilter\(|install_cry_handler\(|__code__|\.tref =|_task_stack"
     r"|push_current_task|_to_keys\(|__reduce_args__|c_make_encoder|send_packed_command"
