@@ -107,10 +107,11 @@ end
 
 -- Writes what a push changes beside its jobs, before these. Returns the members in `calls`, by the index of the job in ARGV.
 local function begin()
+  -- First, since it ends the script when `calls` is of another type.
+  local members = record_calls(last_job)
   if signatures ~= '' then
     begin_signatures(stored[3])
   end
-  local members = record_calls(last_job)
   redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
   return members
 end
