@@ -31,8 +31,7 @@ from .helpers import ONE, SHARD, claim, end, push, take
 
 SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
 ANNOUNCED = {"channel": "c", "index": 0}
-SIGNATURES = "s" * 24 + "S" * 24
-EDITED = {"payload": "a", "replaced": 1, "other": "b", "signatures": SIGNATURES, "signed_score": "1"}
+EDITED = {"payload": "a", "replaced": 1, "other": "b", "signatures": "s" * 48, "signed_score": "1"}
 POLICY = (
     "keep=9 debounce=5 drop_stale=9 due_on_push=1 max_length=100 when_full=drop_oldest rate=5 burst=1 "
     "priority=3 retry_priority=4 hold=9"
@@ -153,7 +152,7 @@ def arguments(state):
                 "sender": "s",
                 "n": 1,
                 **ANNOUNCED,
-                "signatures": SIGNATURES,
+                "signatures": "s" * 48,
                 "records": 1,
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
