@@ -18,6 +18,7 @@ from . import (
     pages,
     process,
     resharding,
+    signing,
     size,
     sleeping,
     waiting,
@@ -56,6 +57,7 @@ GROUPS: dict[str, Group] = {
     "pages": pages.pages,
     "reshard": resharding.resharding,
     "reshard-many": resharding.many,
+    "signing": signing.signing,
 }
 #: Too long for ``--quick``.
 LONG = ("million", "idle", "idle-queues", "pages", "deploys", "reshard-many")

@@ -28,6 +28,7 @@ LEASE_RENEWALS = ("lowkiq_lease_renewals", "Renewals of leases")
 LEASES_LOST = ("lowkiq_leases_lost", "Shards that were lost to another node")
 REDIS_ERRORS = ("lowkiq_redis_errors", "Requests that Redis did not answer, or refused")
 LOOP_LAG = ("lowkiq_loop_lag_seconds", "Seconds by which the event loop of async def tasks was late")
+UNVERIFIED = ("lowkiq_unverified", "Payloads that went to the morgue since their signatures did not verify")
 REDIS_OUTAGES = ("lowkiq_redis_outages", "Outages of Redis")
 
 
@@ -57,6 +58,7 @@ class NodeMetrics(Collector):
         self._lost = self._counter(*LEASES_LOST)
         self._errors = self._counter(*REDIS_ERRORS)
         self._outages = self._counter(*REDIS_OUTAGES)
+        self._unverified = Counter(*UNVERIFIED, ["queue"], registry=self._registry)
         lag = Histogram(*LOOP_LAG, ["node"], buckets=LAG_SECONDS, registry=self._registry)
         self._lag = lag.labels(node)
         seconds = self._histogram("lowkiq_run_seconds", "How long a batch ran", RUN_SECONDS)
@@ -127,6 +129,10 @@ class NodeMetrics(Collector):
     def outage(self) -> None:
         """Count an outage of Redis."""
         self._outages.inc()
+
+    def unverified(self, queue: str, payloads: int) -> None:
+        """Count payloads whose signatures do not verify."""
+        self._unverified.labels(queue).inc(payloads)
 
     def loop_lag(self, seconds: float) -> None:
         """Observe by how much the event loop is late."""

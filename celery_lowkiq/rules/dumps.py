@@ -134,6 +134,8 @@ def _payload(payload: Payload) -> dict[str, Any]:
     fields: dict[str, Any] = {"score": payload.score}
     if payload.recorded is not Recorded.NONE:
         fields["calls"] = payload.recorded.value
+    if payload.signature:
+        fields["signature"] = payload.signature.decode("latin-1")
     value = _as_json(payload.data)
     return fields | ({"base64": _base64(payload.data)} if value is None else {"value": value[0]})
 
@@ -206,7 +208,14 @@ def _read_error(fields: dict[str, Any]) -> bytes | None:
 
 def _read_payload(fields: dict[str, Any]) -> Payload:
     data = _unbase64(fields["base64"]) if "base64" in fields else _canonical(fields["value"])
-    return Payload(data, _number(fields["score"]), Recorded(fields.get("calls", "")))
+    recorded, signature = Recorded(fields.get("calls", "")), _signature(fields.get("signature", ""))
+    return Payload(data, _number(fields["score"]), recorded, None, signature)
+
+
+def _signature(text: str) -> bytes:
+    if not re.fullmatch(r"(?:[sS][^\s\0]*)?", text, re.ASCII):
+        raise ValueError(f"signature={text!r}")
+    return text.encode("latin-1")
 
 
 def _number(value: Any) -> float:

@@ -100,6 +100,8 @@ class Payload(NamedTuple):
     recorded: Recorded = Recorded.NONE
     #: Full size in bytes when ``data`` is only the beginning.
     cut_from: int | None = None
+    #: See ``rules/signatures.py``; empty: none.
+    signature: bytes = b""
 
 
 class NewJob(NamedTuple):
@@ -244,6 +246,8 @@ class PayloadRemoval:
     position: int
     error: bytes | None
     gone: RemovalReason = RemovalReason.DROPPED
+    #: Whether its signature did not verify.
+    unverified: bool = False
 
 
 class Failure(NamedTuple):

@@ -193,6 +193,9 @@ class Meter(Protocol):
     def outage(self) -> None:
         """Count an outage of Redis, once until all threads have been answered again."""
 
+    def unverified(self, queue: str, payloads: int) -> None:
+        """Count payloads that go to the morgue since their signatures do not verify."""
+
     def loop_lag(self, seconds: float) -> None:
         """Measure by how many ``seconds`` the event loop of ``async def`` tasks is late."""
 
@@ -209,6 +212,8 @@ class NullMeter:
     def refused(self) -> None: ...
 
     def outage(self) -> None: ...
+
+    def unverified(self, queue: str, payloads: int) -> None: ...
 
     def loop_lag(self, seconds: float) -> None: ...
 

@@ -19,6 +19,7 @@ class Item:
     score: float
     arrival: int
     flag: str = ""
+    signature: bytes = b""
 
 
 @dataclass

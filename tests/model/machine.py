@@ -25,6 +25,7 @@ from celery_lowkiq.rules.models import (
 )
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.repairs import damages
+from celery_lowkiq.rules.signatures import KeyRing
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.pages import Listing
@@ -54,6 +55,7 @@ JOBS = st.one_of(
     st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES, priority=PRIORITIES),
     st.builds(NewJob, IDS, PAYLOADS, st.none(), TIMES, priority=PRIORITIES, sent=SENT),
 )
+KEYS = [KeyRing({name: name.encode() * 16}) for name in "ab"]
 #: What is due is overdue, or nothing ever is.
 MAX_WAITS = st.sampled_from([60.0, 1e10])
 ISOLATIONS = st.sampled_from([NOT_ISOLATED, Isolation(1, 5), Isolation(2, 3), Isolation(500, 999)])
@@ -135,11 +137,16 @@ class StoreMachine(PeopleRules):
         """Answers and data are the same whether a script ends early or not."""
         self.queue = (WholeScripts if whole else QueueSpec)(**vars(self.queue))
 
+    @rule(signer=st.sampled_from([None, *KEYS]))
+    def keys_of_the_next_pushes(self, signer: KeyRing | None) -> None:
+        """Of callers that sign, with one key or another, and of ones that do not."""
+        self.model.signer = signer
+
     @rule(jobs=st.lists(JOBS, min_size=1, max_size=4), repeats=st.integers(1, 2))
     def push(self, jobs: list[NewJob], repeats: int) -> None:
         """A reply that was lost makes the client send the same command again."""
         jobs = jobs if self.ranked else [job._replace(priority=None) for job in jobs]
-        call = push_call(self.queue, self.shard, self.sender, jobs)
+        call = push_call(self.queue, self.shard, self.sender, jobs, self.model.signer)
         if self.model.refuses(jobs):
             with pytest.raises(QueueFull):
                 self.store.client.call(call)
@@ -196,8 +203,8 @@ class StoreMachine(PeopleRules):
         self.old_claims += [(job.id, job.claim) for job in claims[0].jobs]
         for job in claims[0].jobs:
             known = self.model.processing[job.id]
-            assert [(p.data, p.score) for p in job.payloads] == [
-                (i.payload, i.score) for i in known.in_order()
+            assert [(p.data, p.score, p.signature) for p in job.payloads] == [
+                (i.payload, i.score, i.signature) for i in known.in_order()
             ]
             assert (job.retry_count, job.error) == (known.retry_count, known.error)
             assert (job.unwanted, job.early) == (known.unwanted, known.early)
@@ -372,8 +379,8 @@ class StoreMachine(PeopleRules):
         assert jobs.keys() == self.model.waiting.keys()
         for job_id, job in jobs.items():
             known = self.model.waiting[job_id]
-            assert [(p.data, p.score) for p in job.payloads] == [
-                (i.payload, i.score) for i in known.in_order()
+            assert [(p.data, p.score, p.signature) for p in job.payloads] == [
+                (i.payload, i.score, i.signature) for i in known.in_order()
             ]
             assert (job.retry_count, job.error, job.payload_count) == (
                 known.retry_count,
@@ -385,8 +392,8 @@ class StoreMachine(PeopleRules):
             assert job.priority == known.priority
             assert job.isolation == known.isolation
         dead = {job.id: job for job in self.queries.morgue(self.queue, Listing(payload_limit=100)).items}
-        assert {i: [(p.data, p.score) for p in d.payloads] for i, d in dead.items()} == {
-            i: [(m.payload, m.score) for m in d.in_order()] for i, d in self.model.morgue.items()
+        assert {i: [(p.data, p.score, p.signature) for p in d.payloads] for i, d in dead.items()} == {
+            i: [(m.payload, m.score, m.signature) for m in d.in_order()] for i, d in self.model.morgue.items()
         }
         assert {i: d.error for i, d in dead.items()} == {i: d.error for i, d in self.model.morgue.items()}
         busy = self.queries.processing(self.queue).items

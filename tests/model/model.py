@@ -9,12 +9,20 @@ from dataclasses import dataclass, field, replace
 from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, NewJob, RemovalReason
 from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, surplus
+from celery_lowkiq.rules.signatures import KeyRing
 from tests.model.jobs import Buckets, Item, ModelJob, score_of
 from tests.model.policies import after_failure, debounced, has_place, reached, stale
 
 #: Positions of payloads that are buried with an error, or go for another reason.
 Bad = Mapping[int, "bytes | RemovalReason"]
 NONE_BAD: Bad = {}
+
+
+def joined_signature(kept: Item, other: Item, later: bool) -> bytes:
+    """One that binds the score stays with it; another may be that of the later or only signed call."""
+    if b"S" in (kept.signature[:1], other.signature[:1]) or not other.signature:
+        return kept.signature
+    return other.signature if later or not kept.signature else kept.signature
 
 
 @dataclass
@@ -44,6 +52,8 @@ class Model:
     firsts: dict[str, tuple[float, float]] = field(default_factory=dict)
     early: dict[str, float] = field(default_factory=dict)
     peaks: dict[str, float] = field(default_factory=dict)
+    #: Of the next pushes; None: they are not signed.
+    signer: KeyRing | None = None
     claims: int = 0
     back: int = 0
     front: int = 0
@@ -62,15 +72,21 @@ class Model:
             arrival = self.front if older else self.back
             known = into.get(item.payload)
             flag = item.flag if known is None or known.flag == item.flag else "r"
-            if known is None or self._replaces(item.score, known.score, older):
-                into[item.payload] = Item(item.payload, item.score, arrival, flag)
+            if known is None:
+                into[item.payload] = replace(item, arrival=arrival)
+            elif self._replaces(item, known, older):
+                signature = joined_signature(item, known, later=older)
+                into[item.payload] = Item(item.payload, item.score, arrival, flag, signature)
             else:
-                known.flag = flag
+                known.flag, known.signature = flag, joined_signature(known, item, later=not older)
 
-    def _replaces(self, new: float, old: float, older: bool) -> bool:
-        if new == old:
+    def _replaces(self, new: Item, old: Item, older: bool) -> bool:
+        bound, known = new.signature[:1] == b"S", old.signature[:1] == b"S"
+        if (bound and not old.signature) or (known and not new.signature):
+            return bound
+        if new.score == old.score:
             return older
-        return (new > old) == (self.merge == "max")
+        return (new.score > old.score) == (self.merge == "max")
 
     # -- calls
 
@@ -116,7 +132,10 @@ class Model:
         priority = self.policies.priority if job.priority is None else job.priority
         known = self.waiting.setdefault(job.id, ModelJob({}, job.perform_in, priority=priority))
         first = known.first()
-        self.unite(known.items, [Item(job.payload, score_of(job), 0, flag)], older=False)
+        signature = b""
+        if self.signer is not None:
+            signature = self.signer.sign_payload("q", job.id.encode(), job.payload, job.score)
+        self.unite(known.items, [Item(job.payload, score_of(job), 0, flag, signature)], older=False)
         if job.payload not in self._trim(known):
             self.merged += waits
             known.priority = min(known.priority, priority)
@@ -287,7 +306,7 @@ class Model:
         if items:
             dead = self.morgue.setdefault(job_id, ModelJob({}, 0.0))
             dead.error = error
-            plain = [Item(item.payload, item.score, item.arrival) for item in items]
+            plain = [replace(item, flag="") for item in items]
             self.unite(dead.items, plain, older=False)
 
     def die(self, job_id: str, items: list[Item], error: bytes | None) -> None:

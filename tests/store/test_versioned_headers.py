@@ -57,13 +57,13 @@ def test_a_header_goes_with_the_last_payload(store):
 def test_a_shard_of_a_newer_version_is_refused(store):
     push(store, "1", ("a", 1.0))
     lease = take(store)
-    store.client.redis.hset(KEYS["meta"], "format", "3 g=7")
+    store.client.redis.hset(KEYS["meta"], "format", "4 g=7")
     for step in (
         lambda: push(store, "2", ("a", 1.0)),
         lambda: claim(store, lease),
         lambda: take(store, owner="other"),
     ):
-        with pytest.raises(StoreError, match="stored in format 3, this version reads 2"):
+        with pytest.raises(StoreError, match="stored in format 4, this version reads 3"):
             step()
 
 

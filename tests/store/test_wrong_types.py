@@ -31,6 +31,7 @@ from .helpers import ONE, SHARD, claim, end, push, take
 
 SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
 ANNOUNCED = {"channel": "c", "index": 0}
+EDITED = {"payload": "a", "replaced": 1, "other": "b", "signatures": "s" * 48, "signed_score": "1"}
 POLICY = (
     "keep=9 debounce=5 drop_stale=9 due_on_push=1 max_length=100 when_full=drop_oldest rate=5 burst=1 "
     "priority=3 retry_priority=4 hold=9"
@@ -101,11 +102,11 @@ def arguments(state):
         "delete_wrong_type": ({"probe": "ZCARD"}, ()),
         "dump": ({"cursor": "", **bounds}, ("long", "failed")),
         "edit": (
-            {"merge": "min", "policy": POLICY, "id": "failed", "payload": "a", "replaced": 1, "other": "b"}
+            {"merge": "min", "policy": POLICY, "id": "failed", **EDITED}
             | {"digest": digest(b"a"), "other_digest": digest(b"b")},
             (),
         ),
-        "edit_dead": ({**words, **ANNOUNCED, "id": "dead", "payload": "a", "replaced": 1, "other": "b"}, ()),
+        "edit_dead": ({**words, **ANNOUNCED, "id": "dead", **EDITED}, ()),
         "export": (
             {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
             ("long", "failed", "dead", "recorded", "held"),
@@ -151,12 +152,14 @@ def arguments(state):
                 "sender": "s",
                 "n": 1,
                 **ANNOUNCED,
+                "signatures": "s" * 48,
                 "records": 1,
             },
             ("long", "x", "", "2 ", "new", "x", "1", "0 +5", 1, digest(b"x"), "call"),
         ),
         "push of a new id": (
-            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1, **ANNOUNCED, "records": 1},
+            {"shards": 1, "merge": "min", "policy": "", "sender": "s", "n": 1, **ANNOUNCED}
+            | {"signatures": "", "records": 1},
             ("new", "x", "", "+5", 0, digest(b"x"), "call"),
         ),
         "read_leases": ({}, ()),

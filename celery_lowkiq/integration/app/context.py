@@ -22,6 +22,7 @@ from .codec import Codec
 from .loop_stores import LoopStores
 from .redis_params import check_arguments, parameters
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
+from .signing import Signing
 
 DropHandler = Callable[[Celery, QueueSpec, Sequence[StoredRecord]], None]
 
@@ -44,6 +45,7 @@ class AppContext:
         )
         #: For call records: links and headers may be larger than the limit on payloads.
         self.record_codec: Codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
+        self.signing: Signing = Signing(self.settings.signing, self.settings.signing_keys)
         self.pid: int = os.getpid()
         self._app = app
         self._lock = threading.Lock()
@@ -67,6 +69,7 @@ class AppContext:
             if self._store is None:
                 self._store = self.open_store(self.settings.client_pool_size)
                 self._store.push_steps.dropped = self._dropped
+                self._store.push_steps.signer = None if self.signing.mode == "off" else self.signing
             return self._store
 
     def redis_parameters(self) -> dict[str, Any]:

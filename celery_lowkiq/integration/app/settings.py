@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any, Literal
 
 from celery import Celery
-from celery.app import utils
 
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.redaction import Redactor, redactor_of
 from celery_lowkiq.rules.validators import Option, Validator, boolean, invalid, one_of, seconds, text, whole
 
+from .hidden_settings import hide_settings
 from .setting_field import setting
 from .setting_validators import (
     function,
@@ -27,6 +26,8 @@ from .setting_validators import (
     read_redacted,
     read_weights,
 )
+from .signing import EXPECTED, Mode
+from .signing import read_setting as read_keys_setting
 from .tracebacks import format_traceback
 from .web_settings import WebSettings
 
@@ -238,6 +239,19 @@ class Settings(WebSettings):
         text("the name of a kombu serializer"),
         "Writes payloads and call records, see [serializers](#serializers). It must be in `accept_content`.",
     )
+    signing: Mode = setting(
+        "off",
+        one_of(Mode),
+        'Whether calls are [signed](signing.md). `"accept"`: calls are signed, and a worker runs what is not '
+        'signed, but nothing whose signature is wrong. `"require"`: it runs only what is signed.',
+    )
+    signing_keys: Any = setting(
+        None,
+        Validator(EXPECTED, read_keys_setting).or_none(),
+        "Keys of the signatures: `{name: secret}`, of which the first signs and all verify; a function that "
+        "returns that; or the path of a JSON file with it. A secret has at least 16 bytes.",
+        secret=True,
+    )
     max_payload_bytes: int = setting(
         64 * 1024,
         whole(1, LARGEST_PAYLOAD),
@@ -312,11 +326,7 @@ SETTINGS: dict[str, Option] = {
 #: Settings whose values appear in no message.
 SECRETS = tuple(name for name, setting in SETTINGS.items() if setting.secret)
 
-# `inspect conf` and `report` hide them, as they hide the broker's URL.
-_masking: Any = utils
-_masking.HIDDEN_SETTINGS = re.compile(
-    f"{_masking.HIDDEN_SETTINGS.pattern}|{PREFIX}({'|'.join(SECRETS)})", re.IGNORECASE
-)
+hide_settings(tuple(PREFIX + name for name in SECRETS))
 
 
 def _or_environment(name: str, value: int | None) -> int:

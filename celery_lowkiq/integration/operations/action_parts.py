@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_lowkiq.integration.app.codec import refuse_constant
@@ -171,6 +171,8 @@ class Action:
     dangerous: bool = False
     #: Offered only for queues with this policy.
     policy: str = ""
+    #: Whether it is offered for a queue; None: for each.
+    available: Callable[[OrderedQueue], bool] | None = None
     #: Returns what it would do now, for the question before a dangerous action. Raises LowkiqError.
     plan: Callable[[OrderedQueue, Target], str] | None = None
     # What its verb adds.
@@ -236,7 +238,9 @@ class Action:
         return self.scope.total(queue.stats()) if self.scope.total else max(1, len(target.ids))
 
     def fits(self, queue: OrderedQueue) -> bool:
-        """Whether the queue has its policy."""
+        """Whether it is offered for the queue."""
+        if self.available is not None and not self.available(queue):
+            return False
         return not self.policy or bool(getattr(queue.spec.policies, self.policy))
 
     def question(self, queue: str, target: Target, count: int) -> str:
@@ -280,3 +284,11 @@ class Verb:
         """The action that remote control may choose, for ids or for all."""
         found = (one for one in self.actions if one.scope.ids == ids and not (one.dangerous or one.takes))
         return next(found, None)
+
+
+def verb(
+    name: str, summary: str, text: str, *actions: Action, examples: tuple[str, ...], **shared: Any
+) -> Verb:
+    """``shared``: fields that all actions of the verb have."""
+    lines = tuple(f"{name.replace('_', '-')} {one}" for one in examples)
+    return Verb(name, summary, text, lines, tuple(replace(one, verb=name, **shared) for one in actions))

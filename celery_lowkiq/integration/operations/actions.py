@@ -6,9 +6,6 @@ control commands are made from VERBS. A new action is one entry in it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.text import count_of, duration
 
@@ -32,17 +29,11 @@ from .action_parts import (
     Target,
     Verb,
 )
+from .action_parts import verb as _verb
 from .matching_actions import matching
 from .payload_actions import DELETIONS, EDITS
 from .queue import OrderedQueue
-
-
-def _verb(
-    name: str, summary: str, text: str, *actions: Action, examples: tuple[str, ...], **shared: Any
-) -> Verb:
-    """``shared``: fields that all actions of the verb have."""
-    lines = tuple(f"{name.replace('_', '-')} {one}" for one in examples)
-    return Verb(name, summary, text, lines, tuple(replace(one, verb=name, **shared) for one in actions))
+from .signing_actions import SIGN
 
 
 def _reshard_plan(queue: OrderedQueue, target: Target) -> str:
@@ -291,6 +282,7 @@ VERBS = (
         unchanged="not held",
         examples=("sync_order 42", "sync_order --yes - < ids.txt"),
     ),
+    SIGN,
     _verb(
         "edit",
         "Replace a payload.",

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.app.settings import LARGEST_PAYLOAD
+from celery_lowkiq.integration.app.signing import Unverified
 from celery_lowkiq.integration.calls.validation import read_id, read_time
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.dumps import (
+    DumpedCall,
     End,
     Entry,
     Header,
@@ -24,8 +26,10 @@ from celery_lowkiq.rules.dumps import (
 )
 from celery_lowkiq.rules.errors import BadDump, ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.fingerprints import read_mark
-from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.models import Payload, QueueSpec, StoredRecord
+from celery_lowkiq.rules.signatures import binds_score, split_record
 from celery_lowkiq.store.admin.dump_load import dump_entries, last_score, load_entries
+from celery_lowkiq.store.scripts.records import id_bytes
 
 #: Maximum of one round trip of a load. One line may exceed the limits on payloads (with calls) and bytes.
 CHUNK_LINES = 200
@@ -72,12 +76,43 @@ def load_lines(
     header = _header(context, parsed, None if renamed else queue.name)
     if again:
         header = replace(header, dump=uuid.uuid4().hex)
+    if header.queue != queue.name and context.signing.mode != "off":
+        parsed = _signed_anew(context, header.queue, queue.name, parsed)
     done = Loaded(0, 0)
     for chunk in _chunks(parsed):
         done = Loaded(done.lines + len(chunk), done.new + load_entries(context.store, queue, header, chunk))
         if progress is not None:
             progress(done)
     return done
+
+
+def _signed_anew(
+    context: AppContext, former: str, name: str, parsed: Iterator[tuple[int, Line]]
+) -> Iterator[tuple[int, Line]]:
+    """Sign what verifies in the queue ``former`` for the queue ``name``; the rest stays as it is."""
+    signing, check = context.signing, context.signing.payload_check(former)
+
+    def payload(job_id: str, one: Payload) -> Payload:
+        if check is None or not one.signature or check(job_id, one) is not None:
+            return one
+        score = one.score if binds_score(one.signature) else None
+        return one._replace(signature=signing.sign_payload(name, id_bytes(job_id), one.data, score))
+
+    def call(job_id: str, one: DumpedCall) -> DumpedCall:
+        signature, record = split_record(one.record)
+        stored = StoredRecord(id_bytes(job_id) + b"\0" + one.digest, -1, one.record)
+        try:
+            signing.check_record(former, stored)
+        except Unverified:
+            return one
+        return one._replace(record=signing.signed_record(name, stored, record)) if signature else one
+
+    for number, line in parsed:
+        if isinstance(line, Entry):
+            payloads = tuple(payload(line.id, one) for one in line.payloads)
+            calls = tuple(call(line.id, one) for one in line.calls)
+            line = replace(line, payloads=payloads, calls=calls)
+        yield number, line
 
 
 def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:

@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from celery import Celery
-
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.views import HeldId, Page
-from celery_lowkiq.store.admin.actions import Actions, Progress
+from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
 
+from .signing_mixin import SigningMixin
 
-class HoldsMixin:
+
+class HoldsMixin(SigningMixin):
     """Ids that a dead payload holds. Methods raise StoreError."""
 
-    _app: Celery
-    _form: CallForm
     _raw: bool
-    spec: QueueSpec
 
     def held_ids(self, limit: int = 100, after: str | None = None) -> Page[HeldId]:
         """Return a page of the ids that a dead payload holds, the longest held first. Raises InvalidCall."""
@@ -70,7 +66,8 @@ class HoldsMixin:
         name = read_id(job_id)
         self._form.check_edit(name, value)
         new = self._codec.dump(value)
-        return self._bytes_of(payload) != new and self._edit_dead(name, payload, new)
+        signature = self._edit_signature(name, self._bytes_of(payload), new, dead=True)
+        return self._bytes_of(payload) != new and self._edit_dead(name, payload, new, signature)
 
     def _bytes_of(self, payload: Any) -> bytes:
         return bytes(payload) if self._raw else self._codec.dump(payload)
@@ -86,6 +83,7 @@ class HoldsMixin:
     def _holds(self) -> Pausing:
         return Pausing(context_of(self._app).store.client)
 
-    def _edit_dead(self, job_id: str, payload: Any, other: bytes | None) -> bool:
+    def _edit_dead(self, job_id: str, payload: Any, other: bytes | None, signed: Signed = UNSIGNED) -> bool:
         store = context_of(self._app).store
-        return Actions(store).edit_dead(self._resting(), job_id, self._bytes_of(payload), other)
+        old = self._bytes_of(payload)
+        return Actions(store).edit_dead(self._resting(), job_id, old, other, signed)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,9 +14,9 @@ from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
-from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.history import Sample, span_of
-from celery_lowkiq.rules.models import Job, QueueSpec
+from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.shard_hints import Hint, shard_hints
@@ -38,10 +36,9 @@ from .listing_options import read_listing
 from .masked import MaskMixin, PayloadMask
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
+from .signing_mixin import CALLS
 
 BURIED = "moved to the morgue by hand"
-#: Calls of a job that are made due.
-CALLS = 100
 
 
 class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
@@ -295,7 +292,8 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         name = read_id(job_id)
         self._form.check_edit(name, value)
         new, old = self._context.codec.dump(value), self._bytes_of(payload)
-        return old != new and self._actions.edit(self._at_rest(), name, old, new)
+        signature = self._edit_signature(name, old, new, dead=False)
+        return old != new and self._actions.edit(self._at_rest(), name, old, new, signature)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
@@ -367,20 +365,6 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         return load_lines(
             self._context, self._at_rest(), lines, renamed=renamed, again=again, progress=progress
         )
-
-    def _with_due_calls(self, queue: QueueSpec, ids: Iterable[str]) -> Iterator[str]:
-        for job_id in ids:
-            if self._form.has_times and (waiting := self._queries.job(queue, job_id, CALLS).waiting):
-                self._make_calls_due(queue, waiting)
-            yield job_id
-
-    def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
-        codec, now = self._context.codec, time.time()
-        for payload in job.payloads:
-            with suppress(UndecodablePayload):
-                due = self._form.made_due(codec.load(payload.data), now)
-                if due is not None:
-                    self._actions.edit(queue, job.id, payload.data, codec.dump(due), keep_calls=True)
 
     # -- arguments and decoding
 

@@ -145,7 +145,9 @@ def read(data: bytes) -> tuple[Any, ...]:
 def _plain_job(job: Job) -> tuple[Any, ...]:
     calls = job.calls
     values = job._asdict()
-    values["payloads"] = tuple([(data, score, of.value, cut) for data, score, of, cut in job.payloads])
+    values["payloads"] = tuple(
+        [(data, score, of.value, cut, signature) for data, score, of, cut, signature in job.payloads]
+    )
     if calls is not None:
         values["calls"] = tuple([tuple(record) for record in calls.records]), calls.complete
     values["isolation"] = None if job.isolation is NOT_ISOLATED else tuple(job.isolation)
@@ -155,7 +157,10 @@ def _plain_job(job: Job) -> tuple[Any, ...]:
 def _read_job(plain: tuple[Any, ...]) -> Job:
     values = dict(zip(Job._fields, plain, strict=True))
     values["payloads"] = tuple(
-        [Payload(data, score, _RECORDED[of], cut) for data, score, of, cut in values["payloads"]]
+        [
+            Payload(data, score, _RECORDED[of], cut, signature)
+            for data, score, of, cut, signature in values["payloads"]
+        ]
     )
     if (calls := values["calls"]) is not None:
         values["calls"] = ClaimedCallRecords(tuple(map(StoredRecord._make, calls[0])), calls[1])

@@ -19,7 +19,10 @@ from celery.backends.base import DisabledBackend
 
 from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.app.durations import seconds_of
+from celery_lowkiq.integration.app.signing import Signing
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
+from celery_lowkiq.rules.models import StoredRecord
+from celery_lowkiq.rules.signatures import split_record
 
 #: Our header: score, perform_in and priority of a call by name.
 HEADER = "lowkiq"
@@ -90,7 +93,8 @@ class CallRecord:
 
     @classmethod
     def load(cls, data: bytes, codec: Codec) -> CallRecord:
-        """Raises UndecodablePayload."""
+        """The call of a record, whose signature is not verified. Raises UndecodablePayload."""
+        data = split_record(data)[1]
         parts = codec.load(data[max(data.find(MARK), 0) :])
         if not isinstance(parts, (list, tuple)) or not 1 <= len(parts) <= len(_KINDS):
             raise UndecodablePayload("no record of a call: expected a list of its parts")
@@ -100,12 +104,18 @@ class CallRecord:
         return cls(*parts)
 
     @classmethod
+    def verified(cls, stored: StoredRecord, queue: str, codec: Codec, signing: Signing) -> CallRecord:
+        """The call of a stored record. Raises Unverified, UndecodablePayload."""
+        signing.check_record(queue, stored)
+        return cls.load(stored.data, codec)
+
+    @classmethod
     def named(cls, data: bytes) -> CallRecord | None:
         """The id and tracker that an unreadable record names; None when it names none.
 
         They are not verified: use them only to report that the call has failed.
         """
-        head = data.partition(MARK)[0]
+        head = split_record(data)[1].partition(MARK)[0]
         found, tracker = _CALL.match(head), _TRACKER.search(head)
         if found is None:
             return None

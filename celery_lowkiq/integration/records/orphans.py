@@ -10,6 +10,7 @@ from celery.app.task import Context
 
 from celery_lowkiq.integration.app.context import context_of, on_dropped_calls
 from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.app.signing import Unverified
 from celery_lowkiq.rules.errors import LowkiqError, ResultsUnavailable, UndecodablePayload
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
@@ -38,7 +39,7 @@ def finish_orphaned_calls(
     news: list[TrackerUpdate] = []
     for call in calls:
         try:
-            record = CallRecord.load(call.data, context.record_codec)
+            record = CallRecord.verified(call, task.queue_spec.name, context.record_codec, context.signing)
         except UndecodablePayload as error:
             news += fail_unread(task, call, error)
             continue
@@ -65,9 +66,14 @@ def end_of_call(record: CallRecord, text: str, state: State = State.FAILED) -> l
 def fail_unread(task: Any, call: StoredRecord, reason: UndecodablePayload) -> list[TrackerUpdate]:
     """End a call whose record cannot be read: FAILURE, without its unverified links and chord.
 
-    A call that the record does not name ends with a line in the log only. Returns the update for its tracker.
-    Raises ResultsUnavailable.
+    A call that the record does not name, or not verifiably, ends with a line in the log only. Returns the
+    update for its tracker. Raises ResultsUnavailable.
     """
+    if isinstance(reason, Unverified):
+        logger.error(
+            "a record of a call of %s is refused, and its call gets no result: %s", task.name, reason
+        )
+        return []
     text = f"the record of the call cannot be read: {reason}"
     record = CallRecord.named(call.data)
     if record is None:

@@ -46,7 +46,7 @@ class BatchCalls:
         self.tracked = tracked
         self._batch = batch
         self._reader = reader
-        self._codec = rules.record_codec
+        self._rules = rules
         self._terminated = 0
         #: The living calls of jobs that have few.
         self._few: dict[str, list[StoredCall]] = {}
@@ -104,7 +104,7 @@ class BatchCalls:
     def _start(self, calls: Iterable[StoredCall]) -> None:
         """End the time to live of calls that run, also for a later run after a crash of this one."""
         started = [
-            (call.stored, record.dump(self._codec))
+            (call.stored, self._rules.dump_record(call.stored, record))
             for call in calls
             if (record := call.record.started()) is not None
         ]
@@ -177,7 +177,7 @@ class BatchCalls:
         news: list[TrackerUpdate] = []
         for stored in records:
             try:
-                readable.append(StoredCall(stored, CallRecord.load(stored.data, self._codec)))
+                readable.append(StoredCall(stored, self._rules.read_record(stored)))
             except UndecodablePayload as reason:
                 news += fail_unread(self.task, stored, reason)
                 unread.append(stored)

@@ -18,15 +18,25 @@ from celery_lowkiq.integration.app.error_text import (
     load_error,
 )
 from celery_lowkiq.integration.app.settings import Settings
+from celery_lowkiq.integration.app.signing import SIGNING_OFF, Signing
 from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.loops.loops import Loops
+from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
-from celery_lowkiq.rules.models import Batch, Disposition, Job, PayloadRemoval, RemovalReason, Settlement
+from celery_lowkiq.rules.models import (
+    Batch,
+    Disposition,
+    Job,
+    PayloadRemoval,
+    RemovalReason,
+    Settlement,
+    StoredRecord,
+)
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.scripts.records import try_text
 
 from .base_exceptions import original_error
-from .decode import NO_POSITIONS, DecodedBatch, DecodedJob, Positions, RunJob, decode_batch
+from .decode import NO_POSITIONS, Checks, DecodedBatch, DecodedJob, Positions, RunJob, decode_batch
 from .outcomes import Again, BusinessFailure, CallOutcome, Part, cause_of, delay_of, outcomes, unwrap
 
 #: Delay in s before a job that goes back without a result may run again.
@@ -55,10 +65,23 @@ class RunRules:
     settings: Settings
     #: Where the bodies of an ``async def`` task run.
     loops: Loops | None = None
+    signing: Signing = SIGNING_OFF
 
     def decode(self, batch: Batch, dropped: Positions = NO_POSITIONS) -> DecodedBatch:
         """Decode the payloads of a batch that the task can take, except those at ``dropped`` positions."""
-        return decode_batch(batch, self.codec, self.settings, dropped, self.task.call_form.check)
+        return decode_batch(batch, self.codec, self.settings, dropped, self.check_of(batch))
+
+    def check_of(self, batch: Batch) -> Checks:
+        """What the payloads of a batch must pass."""
+        return Checks(self.signing.payload_check(batch.queue.name), self.task.call_form.check)
+
+    def read_record(self, stored: StoredRecord) -> CallRecord:
+        """The call of a stored record. Raises UndecodablePayload."""
+        return CallRecord.verified(stored, self.task.queue_spec.name, self.record_codec, self.signing)
+
+    def dump_record(self, stored: StoredRecord, record: CallRecord) -> bytes:
+        """What replaces a stored record. Raises PayloadError."""
+        return self.signing.signed_record(self.task.queue_spec.name, stored, record.dump(self.record_codec))
 
 
 #: Of a job whose run did not fail.

@@ -10,14 +10,27 @@ from typing import Any, NamedTuple
 from celery_lowkiq.integration.app.codec import MARK, Codec
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.app.settings import Settings
+from celery_lowkiq.integration.app.signing import PayloadCheck, Unverified
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.loggers import package_logger as logger
-from celery_lowkiq.rules.models import Batch, Flag, Job, PayloadRemoval, Recorded
+from celery_lowkiq.rules.models import Batch, Flag, Job, Payload, PayloadRemoval, Recorded
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]
 Check = Callable[[Any], None]
 NO_POSITIONS: Positions = {}
+
+
+class Checks(NamedTuple):
+    """What a payload must pass to run; None: nothing."""
+
+    #: Before it is decoded.
+    signature: PayloadCheck | None = None
+    #: Of the decoded one. Raises UndecodablePayload for a payload that the task cannot take.
+    form: Check | None = None
+
+
+NO_CHECKS = Checks()
 #: Up to this size in bytes, the payloads of a job are shown whole in logs and events.
 SMALL_BYTES = 256
 
@@ -126,24 +139,26 @@ def decode_batch(
     codec: Codec,
     settings: Settings,
     dropped: Positions = NO_POSITIONS,
-    check: Check | None = None,
+    checks: Checks = NO_CHECKS,
 ) -> DecodedBatch:
     """Decode the payloads of a batch, except those that a policy of the queue drops, and those at ``dropped``
-    positions, by id of the job. ``check`` raises UndecodablePayload for a payload that the task cannot take.
+    positions, by id of the job. What does not pass the checks goes to the morgue.
 
     With ``on_death="hold"``, payloads behind one that cannot be decoded are left for a later run, and that
     one, too, when others before it run.
     """
     holds = batch.queue.policies.hold is not None
-    decoded = (_decode_job(job, codec, settings, dropped.get(job.id, ()), check, holds) for job in batch.jobs)
+    decoded = (
+        _decode_job(job, codec, settings, dropped.get(job.id, ()), checks, holds) for job in batch.jobs
+    )
     return DecodedBatch(batch, {job.claimed.id: job for job in decoded})
 
 
 def decode_plain(
-    batch: Batch, codec: Codec, check: Check | None = None, recorded: bool = False
+    batch: Batch, codec: Codec, checks: Checks = NO_CHECKS, recorded: bool = False
 ) -> dict[str, list[Any]] | None:
     """Return the payloads by id; None if one of them cannot run, or, unless ``recorded``, has a record."""
-    load = codec.load
+    load, (fault_of, check) = codec.load, checks
     payloads_by_id: dict[str, list[Any]] = {}
     try:
         for job in batch.jobs:
@@ -152,6 +167,8 @@ def decode_plain(
                 return None
             for payload in job.payloads:
                 if payload.recorded is not Recorded.NONE and not recorded:
+                    return None
+                if fault_of is not None and fault_of(job.id, payload) is not None:
                     return None
                 decoded = load(payload.data)
                 if check is not None:
@@ -182,7 +199,7 @@ def _decode_job(
     codec: Codec,
     settings: Settings,
     dropped: Collection[int],
-    check: Check | None,
+    checks: Checks,
     holds: bool,
 ) -> DecodedJob:
     payloads: list[Any] = []
@@ -193,7 +210,7 @@ def _decode_job(
         if position < job.unwanted or position in dropped:
             bad.append(PayloadRemoval(position, None))
             continue
-        decoded, reason = _decoded(payload.data, codec, check)
+        decoded, reason = _decoded(job.id, payload, codec, checks)
         if reason is None:
             payloads.append(decoded)
             positions.append(position)
@@ -202,7 +219,9 @@ def _decode_job(
             break
         else:
             logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
-            bad.append(PayloadRemoval(position, dump_error_text(settings, f"undecodable payload: {reason}")))
+            unverified = isinstance(reason, Unverified)
+            text = f"{'unverified' if unverified else 'undecodable'} payload: {reason}"
+            bad.append(PayloadRemoval(position, dump_error_text(settings, text), unverified=unverified))
             if holds:
                 stop = position + 1
                 break
@@ -211,12 +230,16 @@ def _decode_job(
     return DecodedJob(job, runs, tuple(bad), positions, range(stop, len(job.payloads)))
 
 
-def _decoded(data: bytes, codec: Codec, check: Check | None) -> tuple[Any, UndecodablePayload | None]:
+def _decoded(
+    job_id: str, payload: Payload, codec: Codec, checks: Checks
+) -> tuple[Any, UndecodablePayload | None]:
     """A decoded payload, or why the task cannot take it."""
     try:
-        decoded = codec.load(data)
-        if check is not None:
-            check(decoded)
+        if checks.signature is not None and (fault := checks.signature(job_id, payload)) is not None:
+            return None, Unverified(fault.value)
+        decoded = codec.load(payload.data)
+        if checks.form is not None:
+            checks.form(decoded)
     except UndecodablePayload as reason:
         return None, reason
     return decoded, None

@@ -32,7 +32,7 @@ def only_call(batch: Batch, rules: RunRules) -> tuple[bytes, CallRecord] | None:
     if job.payloads[0].recorded is not Recorded.ALL or job.retry_count == POISON_PILL_RETRY_COUNT:
         return None
     try:
-        return found.records[0].key, CallRecord.load(found.records[0].data, rules.record_codec)
+        return found.records[0].key, rules.read_record(found.records[0])
     except UndecodablePayload:
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
@@ -23,6 +23,18 @@ from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 Left = Callable[[Sequence[StoredRecord], bool], None]
 Pages = Iterable[Iterable[str]]
 
+
+class Signed(NamedTuple):
+    """The signature of a payload that replaces another one."""
+
+    #: One for any score and one for ``score``, which counts if the old payload's bound it; empty: none.
+    texts: bytes = b""
+    score: float = 0.0
+    #: Each record of a call that becomes one of the new payload, and what replaces it.
+    records: Sequence[bytes] = ()
+
+
+UNSIGNED = Signed()
 #: Maximum number of jobs and payloads that one script changes: about 10 ms of Redis's time.
 STEP = 500
 STEP_IDS = 50
@@ -86,7 +98,14 @@ class Actions:
         return for_each_id(self._client, queue, ids, progress, call)
 
     def edit(
-        self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, *, keep_calls: bool = False
+        self,
+        queue: QueueSpec,
+        job_id: str,
+        payload: bytes,
+        other: bytes | None,
+        signed: Signed = UNSIGNED,
+        *,
+        keep_calls: bool = False,
     ) -> bool:
         """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it.
 
@@ -96,8 +115,8 @@ class Actions:
         shard = queue.shard_of(job_id)
         call = load("edit").call(
             shard_keys(shard),
-            (),
-            **_edit(queue, job_id, payload, other),
+            signed.records,
+            **_edit(queue, job_id, payload, other, signed),
             digest=digest(payload) if kept else b"",
             other_digest=digest(other or b"") if kept else b"",
         )
@@ -105,13 +124,15 @@ class Actions:
         self._end_calls(shard, orphans, dead=False, of=payload)
         return bool(changed)
 
-    def edit_dead(self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> bool:
+    def edit_dead(
+        self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, signed: Signed = UNSIGNED
+    ) -> bool:
         """Replace a dead job's payload by ``other``, which gets its score, or (None) delete it.
 
         Return whether the job had the payload.
         """
         shard = queue.shard_of(job_id)
-        edited = _edit(queue, job_id, payload, other)
+        edited = _edit(queue, job_id, payload, other, signed)
         call = load("edit_dead").call(shard_keys(shard), (), **edited, **announcement(shard))
         return bool(self._client.call(call))
 
@@ -228,10 +249,13 @@ class Actions:
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
 
-def _edit(queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None) -> dict[str, Value]:
+def _edit(
+    queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, signed: Signed
+) -> dict[str, Value]:
     """Arguments of scripts that edit a payload."""
-    words = {"merge": queue.merge.value, "policy": queue.policy, "id": id_bytes(job_id)}
-    return {**words, "payload": payload, "replaced": int(other is not None), "other": other or b""}
+    words: dict[str, Value] = {"merge": queue.merge.value, "policy": queue.policy, "id": id_bytes(job_id)}
+    added: dict[str, Value] = {"signatures": signed.texts, "signed_score": number_text(signed.score)}
+    return {**words, **added, "payload": payload, "replaced": int(other is not None), "other": other or b""}
 
 
 def _parts(queue: QueueSpec, pages: Pages) -> Iterator[tuple[ShardRef, list[Value]]]:

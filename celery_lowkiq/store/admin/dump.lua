@@ -5,7 +5,7 @@
 --   cursor: '' at first, then as returned by the previous step: the position within the first id
 --   limit, max_bytes: maximum number of payloads to return, and of bytes; a step of a long job may exceed them
 -- USES: payload_set_read waiting_index
--- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, entry in `paused` or '', score, payload, flag, ...}, ...}; go
+-- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, entry in `paused` or '', score, payload, flag and signature, ...}, ...}; go
 --   on with the ids that are left.
 -- Cost: O(log n) an id, O(limit).
 local set = {records = records, spill = spill, spill_order = spill_order}
@@ -18,7 +18,7 @@ end
 
 local function add(job, items)
   for _, item in ipairs(items) do
-    job[#job + 1], job[#job + 2], job[#job + 3] = item[1], item[2], item[4]
+    job[#job + 1], job[#job + 2], job[#job + 3] = item[1], item[2], item[4] .. item[5]
     left, bytes_left = left - 1, bytes_left - #item[2]
   end
 end

@@ -16,6 +16,7 @@ from celery_lowkiq.store.scripts.records import (
     id_bytes,
     number_text,
     parse_id,
+    parse_mark,
     parse_pause,
     parse_processing,
     parse_retry_count,
@@ -91,8 +92,8 @@ def _jobs(
         ids = ids[dealt:]
         for job_id, when, tried, error, priority, pause, *items in jobs:
             payloads = tuple(
-                Payload(data, float(score), Recorded(flag.decode()))
-                for score, data, flag in zip(items[::3], items[1::3], items[2::3], strict=True)
+                _payload(data, score, mark)
+                for score, data, mark in zip(items[::3], items[1::3], items[2::3], strict=True)
             )
             if with_calls != job_id and any(payload.recorded is not Recorded.NONE for payload in payloads):
                 yield from _calls(client, shard, job_id)
@@ -108,6 +109,11 @@ def _jobs(
                 priority=priority,
                 held=state is State.DEAD and parse_pause(pause)[0] is not None,
             )
+
+
+def _payload(data: bytes, score: bytes, mark: bytes) -> Payload:
+    recorded, signature = parse_mark(mark)
+    return Payload(data, float(score), recorded, None, signature)
 
 
 def _calls(client: Client, shard: ShardRef, job_id: bytes) -> Iterator[Entry]:
@@ -160,6 +166,7 @@ def _values(number: int, entry: Entry) -> Iterator[Value]:
     yield from (number, kind, id_bytes(entry.id), number_text(entry.when), entry.retry_count)
     yield from (entry.error or b"", entry.priority, len(entry.payloads) + len(entry.calls))
     for payload in entry.payloads:
-        yield from (number_text(payload.score), payload.data, payload.recorded.value)
+        mark = payload.recorded.value.encode() + payload.signature
+        yield from (number_text(payload.score), payload.data, mark)
     for call in entry.calls:
         yield from (call.digest, call.record, "")

@@ -2,23 +2,31 @@
 --
 -- KEYS: meta @waiting jobs spill spill_order failed errors processing dead tries crash_marks calls
 -- POLICY KEYS: debounce? early_due?
--- ARGV: merge policy id payload replaced other digest other_digest
+-- ARGV: merge policy id payload replaced other signatures signed_score digest other_digest [record new_record]...
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
 --   digest, other_digest: of both payloads, when the calls of the payload become calls of `other`; '' when they end
--- USES: payload_set_edit waiting policy_per_run forget_history orphans
+--   signatures, signed_score: see lib/payload_set_edit.lua; record, new_record: of these calls, when it is signed anew
+-- USES: format payload_set_edit waiting policy_per_run forget_history orphans
 -- Returns: {1 or 0 when the job has no such payload, orphans (see lib/orphans.lua)}.
 -- Cost: O(log n), or the length of a packed record. Repeated: no effect, since the payload is gone.
 local keeps_calls = digest ~= ''
 
 -- The call records of the payload become those of `other`.
 local function move_calls()
-  local head = id .. '\0' .. digest
+  local head, records = id .. '\0' .. digest, {}
+  for i = rest, #ARGV, 2 do
+    records[ARGV[i]] = ARGV[i + 1]
+  end
   for _, member in ipairs(redis.call('ZRANGEBYLEX', calls, '[' .. head, '(' .. head .. '\255')) do
     redis.call('ZREM', calls, member)
-    redis.call('ZADD', calls, 0, id .. '\0' .. other_digest .. string.sub(member, #head + 1))
+    local number, record = string.sub(member, #head + 1, #head + 12), string.sub(member, #head + 13)
+    redis.call('ZADD', calls, 0, id .. '\0' .. other_digest .. number .. (records[record] or record))
   end
 end
 
+if signatures ~= '' then
+  begin_signatures(redis.call('HGET', meta, 'format'))
+end
 local failed_one = redis.call('HEXISTS', jobs, id) == 1 and failed_payload(id)
 local changed, is_empty = set_edit(waiting, id, payload, replaced == '1' and other, keeps_calls)
 if is_empty then

@@ -2,10 +2,11 @@
 --
 -- KEYS: meta senders @waiting jobs spill spill_order failed errors calls @morgue
 -- POLICY KEYS: debounce? early_due?
--- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload flag]*count]...
+-- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload mark]*count]...
 --   shards: the declared number; sender: name of the dump; n: number of the line, which grows
 --   last_score: in us; the shard generates larger scores from now on
---   kind: waiting, dead, held (dead, and holds its id), or calls (with digest, record, '' in place of score, payload, flag)
+--   kind: waiting, dead, held (dead, and holds its id), or calls (with digest, record, '' in place of score, payload, mark)
+--   mark: flag and signature
 -- USES: format time waiting_index wake payload_set waiting holds policies policy_priority policy_keep
 -- Returns: the number of new lines; error SHARDS <stored number> when the number of shards differs.
 -- Cost: O(log n) per payload.
@@ -65,19 +66,24 @@ function kinds.calls(id, items)
   end
 end
 
-local at, new = rest, 0
+local at, new, is_signed = rest, 0, false
 while at <= #ARGV do
   local n, kind, id, when, retry_count, message, priority, count = unpack(ARGV, at, at + 7)
   local stop = at + 7 + 3 * count
   if tonumber(n) > last then
     local items = {}
     for i = at + 8, stop, 3 do
-      items[#items + 1] = {ARGV[i], ARGV[i + 1], tonumber(ARGV[i]), ARGV[i + 2]}
+      local flag, signature = string.match(ARGV[i + 2], '^([rR]?)(.*)$')
+      is_signed = is_signed or signature ~= ''
+      items[#items + 1] = {ARGV[i], ARGV[i + 1], tonumber(ARGV[i]), flag, signature}
     end
     kinds[kind](id, items, when, retry_count, message, priority)
     last, new = tonumber(n), new + 1
   end
   at = stop + 1
+end
+if is_signed then
+  begin_signatures(stored[3])
 end
 if new > 0 then
   local known_until = math.floor(now_us() / 1000000) + MEMORY

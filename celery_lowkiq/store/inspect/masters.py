@@ -16,12 +16,14 @@ from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.leases.master_checks import if_permitted, refused_commands
 from celery_lowkiq.store.scripts.client import Asked, Client
+from celery_lowkiq.store.scripts.replies import reads_replies
 
 #: Before Redis 7, CONFIG GET takes one name only.
 SETTINGS = ("save", "appendfsync")
 CLUSTER_SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
 
 
+@reads_replies
 class MasterReader:
     """Reads the topology. What the connection's user may not read stays unknown."""
 

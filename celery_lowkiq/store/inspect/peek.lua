@@ -4,8 +4,8 @@
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: maximum number and bytes of an id's payloads, at least one; cut: maximum bytes of each
 -- USES: payload_set_read waiting_index
--- Returns: for each id {index score or '', retry_count, error, payload count, entry of its id in `paused` or '', priority, score, size, payload,
---   ...}.
+-- Returns: for each id {index score or '', retry_count, error, payload count, entry of its id in `paused` or '', priority, score, size, signature,
+--   payload, ...}.
 -- Cost: O(log n + limit) per id.
 --
 -- Returns payloads of an id, the number of all its payloads, and the number of those to show.
@@ -49,6 +49,7 @@ for i = rest, #ARGV do
     local payload = items[position][2]
     job[#job + 1] = items[position][1]
     job[#job + 1] = #payload
+    job[#job + 1] = items[position][5]
     job[#job + 1] = string.sub(payload, 1, cut)
   end
   reply[#reply + 1] = job

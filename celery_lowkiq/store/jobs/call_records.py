@@ -128,6 +128,14 @@ def orphaned_records(
 
 
 @reads_replies
+def records_of(client: Client, shard: ShardRef, job_id: str, payload: bytes) -> list[StoredRecord]:
+    """Return the first call records of a payload. Raises StoreError."""
+    head = id_bytes(job_id) + b"\0" + digest(payload)
+    (members,) = client.commands([_range(shard, b"[" + head, head + b"\xff")])
+    return [StoredRecord(call.key, -1, call.data) for call in parse_calls(members)]
+
+
+@reads_replies
 class CallReader:
     """Reads the calls of claimed jobs. Every method may raise StoreError."""
 

@@ -60,8 +60,8 @@ local PLAIN_HEAD = 64
 
 -- A plain job has one payload without call records; its record moves unchanged, and fits into the reply.
 local function is_plain(record)
-  local _, stop, length = string.find(record, '^[%d.]+ (%d*) ')
-  return stop and (length == '' or stop + length == #record) and #record + PLAIN_HEAD <= byte_limit
+  local _, stop, length, flag = string.find(record, '^[%d.]+ (%d*)([rR]?)%S* ')
+  return stop and flag == '' and (length == '' or stop + length == #record) and #record + PLAIN_HEAD <= byte_limit
 end
 
 -- Arguments of the commands that move plain jobs together: texts, since a number costs a conversion each time.

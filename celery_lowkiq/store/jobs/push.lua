@@ -2,11 +2,12 @@
 --
 -- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries?
 -- POLICY KEYS: debounce? early_due? done_scores? inflight? arrived?
--- ARGV: shards merge policy sender n channel index records [id payload score when]... [position digest record]*records
+-- ARGV: shards merge policy sender n channel index signatures records [id payload score when]... [position digest record]*records
 --   shards: the route of the sender: the stored count, or both counts of a migration; n: larger than that of each former push of the sender to the shard
 --   score: '' generates one; '~<s>': the time of a sender's clock, generated when Redis's clock is behind it
 --   when: '' for now, '+<s>' for a delay, else Unix s; with policy prioritized=1, '<priority> ' before that
 --   policy arriving=<index>,...: in a migration, the jobs, from 0, whose ids may have more in another shard
+--   signatures: '', or those of all payloads, 24 bytes each (rules/signatures.py)
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
 -- USES: format dropped_calls_reply
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
@@ -42,6 +43,11 @@ local has_length = has_lengths(stored[3])
 local flags = call_flags(last_job)
 local merged = 0
 
+-- The signature of the payload of the job in ARGV from `i` on.
+local function signature_of(i)
+  return signatures == '' and '' or string.sub(signatures, 6 * (i - rest) + 1, 6 * (i - rest) + 24)
+end
+
 local function score_of(given)
   local sent = given ~= '' and string.match(given, '^~(.+)')
   if given == '' or sent and tonumber(sent) * 1000000 > now then
@@ -72,21 +78,21 @@ local function sort_jobs(from, to)
   for place, record in ipairs(records) do
     local i = from + 4 * (place - 1)
     local id, payload, score, flag = ARGV[i], ARGV[i + 1], score_of(ARGV[i + 2]), flags[i] or ''
-    local time = time_of(ARGV[i + 3])
+    local time, signature = time_of(ARGV[i + 3]), signature_of(i)
     times[2 * place - 1], times[2 * place] = time, id
     if not record and not first[id] then
       first[id] = true
       if time ~= soonest and (not soonest or tonumber(time) < tonumber(soonest)) then
         soonest = time
       end
-      new[#new + 1], new[#new + 2] = id, score .. ' ' .. (has_length and #payload or '') .. flag .. ' ' .. payload
+      new[#new + 1], new[#new + 2] = id, score .. ' ' .. (has_length and #payload or '') .. flag .. signature .. ' ' .. payload
     else
       merged = merged + 1
       if not items[id] then
         items[id], ids[#ids + 1] = {given = ''}, id
       end
       items[id].given = items[id].given .. ARGV[i + 2]
-      table.insert(items[id], {score, payload, tonumber(score), flag})
+      table.insert(items[id], {score, payload, tonumber(score), flag, signature})
     end
   end
   return {times = times, new = new, soonest = soonest, ids = ids, items = items}
@@ -101,7 +107,11 @@ end
 
 -- Writes what a push changes beside its jobs, before these. Returns the members in `calls`, by the index of the job in ARGV.
 local function begin()
+  -- First, since it ends the script when `calls` is of another type.
   local members = record_calls(last_job)
+  if signatures ~= '' then
+    begin_signatures(stored[3])
+  end
   redis.call('HSET', senders, sender, n .. ' ' .. math.floor(now / 1000000))
   return members
 end
@@ -209,7 +219,7 @@ if any_prioritized or next(hooks) or options.anew_on_push then
     if hooks.drops_call and hooks.drops_call(id, score, flag, waits) then
       return drop_call(i, members[i])
     end
-    local items = {{score, payload, tonumber(score), flag}}
+    local items = {{score, payload, tonumber(score), flag, signature_of(i)}}
     local failed_one = waits and passable(id, ARGV[i + 2])
     if hold_arriving then
       hold_arriving(i, when)

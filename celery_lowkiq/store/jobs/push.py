@@ -7,7 +7,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.layout import shard_of
@@ -21,6 +21,18 @@ from celery_lowkiq.store.scripts.steps import Pause, Steps
 from .call_records import digest
 
 T = TypeVar("T")
+
+
+class Signer(Protocol):
+    """Signs what a push stores: see ``rules/signatures.py``."""
+
+    def sign_payload(self, queue: str, job_id: bytes, payload: bytes, score: float | None) -> bytes:
+        """Return the signature of a payload; ``score``: None when Redis makes it."""
+
+    def sign_record(self, queue: str, job_id: bytes, digest: bytes, record: bytes) -> bytes:
+        """Return the signature of a call record."""
+
+
 #: Called with jobs that their shards have stored; again when their push is repeated.
 Stored = Callable[[Sequence[NewJob]], None]
 
@@ -75,27 +87,26 @@ def _turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterator[Mapping[ShardRe
         yield turn
 
 
-def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob]) -> ScriptCall:
+def push_call(
+    queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob], signer: Signer | None = None
+) -> ScriptCall:
     """Return the script call that pushes jobs to their shard with the sender's next number."""
     rest: list[Value] = []
     records: list[Value] = []
+    signatures = b""
     usual = queue.policies.priority
     prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
     for position, job in enumerate(jobs):
-        score = when = ""
-        if job.score is not None:
-            score = number_text(job.score)
-        elif job.sent is not None:
-            score = f"~{number_text(job.sent)}"
-        if job.perform_in is not None:
-            when = number_text(job.perform_in)
-        elif job.delay is not None:
-            when = f"+{number_text(job.delay)}"
+        job_id, when = id_bytes(job.id), _when(job)
         if prioritized:
             when = f"{usual if job.priority is None else job.priority} {when}"
-        rest += (id_bytes(job.id), job.payload, score, when)
+        rest += (job_id, job.payload, _score(job), when)
+        if signer is not None:
+            signatures += signer.sign_payload(queue.name, job_id, job.payload, job.score)
         if job.record is not None:
-            records += (position, digest(job.payload), job.record)
+            of = digest(job.payload)
+            signature = b"" if signer is None else signer.sign_record(queue.name, job_id, of, job.record)
+            records += (position, of, signature + job.record)
     return load("push").call(
         shard_keys(shard),
         rest + records,
@@ -106,8 +117,21 @@ def push_call(queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[
         n=next(sender.numbers),
         channel=channel(queue.name),
         index=shard.index,
+        signatures=signatures,
         records=len(records) // 3,
     )
+
+
+def _score(job: NewJob) -> str:
+    if job.score is not None:
+        return number_text(job.score)
+    return "" if job.sent is None else f"~{number_text(job.sent)}"
+
+
+def _when(job: NewJob) -> str:
+    if job.perform_in is not None:
+        return number_text(job.perform_in)
+    return "" if job.delay is None else f"+{number_text(job.delay)}"
 
 
 def _arriving(queue: QueueSpec, jobs: Sequence[NewJob]) -> str:

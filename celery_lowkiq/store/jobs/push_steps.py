@@ -15,7 +15,7 @@ from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
 from .durability import Durability
-from .push import Sender, Stored, push_call, refused, retried, taken, turns
+from .push import Sender, Signer, Stored, push_call, refused, retried, taken, turns
 from .push_drops import Dropped, DroppedCallReporter
 
 
@@ -29,6 +29,8 @@ class PushSteps:
         self._durability = durability
         #: Called with the calls that a push drops by a policy.
         self.dropped: Dropped | None = None
+        #: None: nothing is signed.
+        self.signer: Signer | None = None
         # Stored layouts of queues that differed from those of calls.
         self._layouts: dict[str, Layout] = {}
 
@@ -63,7 +65,7 @@ class PushSteps:
         rest = iter(turns(queue, jobs))
         for turn in rest:
             calls = [
-                ShardCall(queue, shard, push_call(queue, shard, sender, chunk))
+                ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
                 for shard, chunk in turn.items()
             ]
             reporter = self._reporter(queue, turn)

@@ -21,8 +21,9 @@ function parts.spill(field, place)
   end
 end
 
-local function score_at(place)
-  return tonumber(string.match(string.sub(place, 29, -2), '^(.-)[rR]?$') or '') or 0
+local function call_at(place)
+  local score, _, signature = read_place(string.sub(place, 29))
+  return tonumber(score) or 0, signature or ''
 end
 
 -- Of two places of one payload, keeps the one that rule 2 selects.
@@ -33,7 +34,9 @@ local function settle_place(id, payload, place)
     return
   end
   local loser = stored
-  if stored and not replaces(score_at(place), score_at(stored), place < stored) then
+  local score, signature = call_at(place)
+  local stored_score, stored_signature = call_at(stored or '')
+  if stored and not replaces(score, stored_score, place < stored, signature, stored_signature) then
     loser = place
   else
     redis.call('HSET', spill, field, place)

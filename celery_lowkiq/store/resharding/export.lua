@@ -8,7 +8,7 @@
 --   number: of the last transfer that it has received from here: a Redis with older data must not use a number twice
 --   counts: '1' takes the counts of the shard, after its ids: it will be retired
 --   limit, max_bytes: maximum number of payloads and call records of a transfer, and of their bytes
--- USES: payload_set_read payload_set_last moving_index migration transfer
+-- USES: format payload_set_read payload_set_last moving_index migration transfer
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
 --   {} when the shard is not in this migration. With a pending transfer, that is all, and all that a closed shard gives.
@@ -164,6 +164,8 @@ end
 if #records == 0 then
   return {0, '', none, busy}
 end
+local format = redis.call('HGET', meta, 'format')
+records[1].format = is_signed(format) and format or nil
 local sent = 'sent:' .. shard
 local last = math.max(tonumber(redis.call('HGET', outbox, sent) or 0), tonumber(number)) + 1
 local data = pack_records(records)

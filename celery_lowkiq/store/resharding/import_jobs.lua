@@ -5,7 +5,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: time moving_index wake migration transfer restore holds policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
+-- USES: format time moving_index wake migration transfer restore holds policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.
@@ -153,7 +153,7 @@ local function add(record)
 end
 
 -- Plain jobs, of whose ids nothing is here, are added together.
-local PLAIN = {id = true, jobs = true, perform_in = true}
+local PLAIN = {id = true, jobs = true, perform_in = true, format = true}
 local plain, ids, others = {}, {}, {}
 
 local function is_plain(record)
@@ -166,6 +166,9 @@ local function is_plain(record)
 end
 
 for _, record in ipairs(unpack_records(data)) do
+  if record.format then
+    begin_signatures(redis.call('HGET', meta, 'format'))
+  end
   if record.id == '' then
     add_counts(record)
   elseif is_plain(record) then

@@ -12,7 +12,8 @@
 local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call')
 if stored[1] == 'closed' and stored[2] == gen then
   -- Jobs may come from a shard of this format. Earlier versions, which cannot read it, are refused in a migration.
-  redis.call('HSET', meta, 'shards', shards, 'gen', gen, 'format', FORMAT)
+  local format = is_signed(redis.call('HGET', meta, 'format')) and SIGNED or FORMAT
+  redis.call('HSET', meta, 'shards', shards, 'gen', gen, 'format', format)
   for field, floor in pairs({score = score, last_call = last_call}) do
     local known = redis.call('HGET', meta, field)
     if tonumber(known or 0) < tonumber(floor) then

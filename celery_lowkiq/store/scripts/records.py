@@ -14,13 +14,14 @@ from celery_lowkiq.rules.text import last_error_line
 #: Maximum bytes of an error in the log of tries.
 MAX_TRY_BYTES = 160
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
-_ITEM = re.compile(rb"(\S+) (\d{0,18})([rR]?) ")
+_ITEM = re.compile(rb"(\S+) (\d{0,18})([rR]?)((?:[sS]\S*)?) ")
 #: See docs/adr/0020-versioned-headers.md.
 _HEADER = re.compile(rb"!1 (\d{1,18}) ")
 _COUNT = re.compile(rb"\d{1,18}")
 _HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}(?:\.\d{1,24})?) (\d{1,18}) ")
 _USUAL = re.compile(
-    rb"(\d{1,18})(?:@(\d{1,18}))? (\d{1,17}(?:\.\d{1,17})?) -1 0 (\d{1,17}(?:\.\d{1,17})?) (\d{0,18})([rR]?) "
+    rb"(\d{1,18})(?:@(\d{1,18}))? (\d{1,17}(?:\.\d{1,17})?) -1 0 (\d{1,17}(?:\.\d{1,17})?) (\d{0,18})([rR]?)"
+    rb"((?:[sS]\S*)?) "
 )
 _RECORDED = {each.value.encode(): each for each in Recorded}
 _TRIED = re.compile(rb"-?\d{1,18}(?:\.\d{1,24})?")
@@ -53,10 +54,21 @@ def parse_items(record: bytes) -> tuple[Payload, ...]:
             items.append(Payload(record[at:], 0.0))
             break
         stop = found.end() + int(found.group(2)) if found.group(2) else len(record)
-        data, flag = record[found.end() : stop], found.group(3)
-        items.append(Payload(data, score, Recorded(flag.decode())) if flag else Payload(data, score))
+        items.append(_payload(record[found.end() : stop], score, found.group(3), found.group(4)))
         at = stop
     return tuple(items)
+
+
+def _payload(data: bytes, score: float, flag: bytes, signature: bytes) -> Payload:
+    if flag or signature:
+        return Payload(data, score, _RECORDED[flag], None, signature)
+    return Payload(data, score)
+
+
+def parse_mark(mark: bytes) -> tuple[Recorded, bytes]:
+    """Parse flag and signature of a payload."""
+    flag = _RECORDED.get(mark[:1])
+    return (Recorded.NONE, mark) if flag is None else (flag, mark[1:])
 
 
 def parse_id(data: bytes) -> str:
@@ -79,11 +91,11 @@ def _usual(job_id: bytes, record: bytes) -> Job | None:
     found = _USUAL.match(record)
     if found is None:
         return None
-    claim, last_call, perform_in, score, length, recorded = found.groups()
+    claim, last_call, perform_in, score, length, flag, signature = found.groups()
     data = record[found.end() :]
     if length and len(data) != int(length):
         return None
-    payload = Payload(data, float(score), _RECORDED[recorded]) if recorded else Payload(data, float(score))
+    payload = _payload(data, float(score), flag, signature)
     last = int(last_call) if last_call else 0
     return Job(parse_id(job_id), (payload,), float(perform_in), -1, None, int(claim), 1, last)
 
@@ -192,11 +204,11 @@ def member_scores(reply: list[Any]) -> list[tuple[bytes, Any]]:
 
 
 def parse_payloads(values: list[Any]) -> tuple[Payload, ...]:
-    """Parse score, size and data of each payload; data may be cut."""
-    parts = zip(values[::3], values[1::3], values[2::3], strict=True)
+    """Parse score, size, signature and data of each payload; data may be cut."""
+    parts = zip(values[::4], values[1::4], values[2::4], values[3::4], strict=True)
     return tuple(
-        Payload(data, float(score), cut_from=size if len(data) < size else None)
-        for score, size, data in parts
+        Payload(data, float(score), cut_from=size if len(data) < size else None, signature=signature)
+        for score, size, signature, data in parts
     )
 
 

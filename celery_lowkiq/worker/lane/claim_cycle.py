@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import KeysView
+from collections.abc import KeysView, Sequence
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger as logger
-from celery_lowkiq.rules.models import Batch, ShardRef
+from celery_lowkiq.rules.models import Batch, Settlement, ShardRef
 from celery_lowkiq.rules.rate import Tokens, run_count
 
 from ..context import WorkerContext
@@ -247,6 +247,11 @@ class ClaimCycle:
         if not self._state.serves(owned):
             self._ctx.mailbox.wake()
 
+    def _count_unverified(self, queue: str, settlements: Sequence[Settlement]) -> None:
+        count = sum(removal.unverified for settlement in settlements for removal in settlement.bad)
+        if count:
+            self._ctx.meter.unverified(queue, count)
+
     def _run(self, owned: OwnedShard, claim: Claim) -> int:
         """Run the batches of a claim while they may start; return how many ran."""
         if not claim.jobs:
@@ -265,6 +270,7 @@ class ClaimCycle:
             finally:
                 ctx.exclusion.end(owned)
             window.add(batch, settlements)
+            self._count_unverified(name, settlements)
             self.batch = None
             began_at, now = now, ctx.clock.monotonic()
             mean = self._mean_durations[name] = mean_duration(mean, now - began_at)

@@ -31,9 +31,18 @@ local function sortable(number)
   return hex(high + 2147483648, low)
 end
 
--- Returns true when score `new` replaces score `old` of an equal payload. Of equal scores, the first arrival stays.
-local function replaces(new, old, older)
-  if new == old then
+local function binds_score(signature)
+  return string.byte(signature) == 83
+end
+
+-- Returns true when score `new` replaces score `old` of an equal payload. Of equal scores, the first arrival stays. A signed
+-- score stays before one of a call that is not signed.
+local function replaces(new, old, older, new_signature, old_signature)
+  if new_signature == '' and binds_score(old_signature) then
+    return false
+  elseif old_signature == '' and binds_score(new_signature) then
+    return true
+  elseif new == old then
     return older
   end
   return (merge == 'max') == (new > old)
@@ -44,15 +53,24 @@ local function joined(one, other)
   return one == other and one or 'r'
 end
 
+-- The signature of a payload that two calls have, of which the one with signature `kept` keeps its score. A signature that
+-- binds no score may be the other call's: if it is the only one, or if that call came `later` and so may have a newer key.
+local function joined_signature(kept, other, later)
+  if other ~= '' and not binds_score(kept) and not binds_score(other) and (kept == '' or later) then
+    return other
+  end
+  return kept
+end
+
 local function insert(items, item, older)
   for i, other in ipairs(items) do
     if other[2] == item[2] then
       local flag = joined(item[4], other[4])
-      if not replaces(item[3], other[3], older) then
-        other[4] = flag
+      if not replaces(item[3], other[3], older, item[5], other[5]) then
+        other[4], other[5] = flag, joined_signature(other[5], item[5], not older)
         return
       end
-      item = {item[1], item[2], item[3], flag}
+      item = {item[1], item[2], item[3], flag, joined_signature(item[5], other[5], older)}
       table.remove(items, i)
       break
     end
@@ -81,19 +99,20 @@ end
 -- Items of a spilled set in one command.
 local SPILL_STEP = 250
 
--- The entry of an item in a spilled set: {item, score, flag, kept position or nil}; nil when nothing changes. `place` is that
--- of the payload in the set, or false.
+-- The entry of an item in a spilled set: {item, score, flag and signature, kept position or nil}; nil when nothing changes.
+-- `place` is that of the payload in the set, or false.
 local function entry_of(item, place, older)
-  local known, known_flag = string.match(string.sub(place or '', 29, -2), '^(.-)([rR]?)$')
+  local known, known_flag, known_signature = read_place(string.sub(place or '', 29))
   local known_score = tonumber(known)
   if not known_score then
-    return {item, item[1], item[4]}
+    return {item, item[1], item[4] .. item[5]}
   end
   local flag = joined(item[4], known_flag)
-  if replaces(item[3], known_score, older) then
-    return {item, item[1], flag}
+  if replaces(item[3], known_score, older, item[5], known_signature) then
+    return {item, item[1], flag .. joined_signature(item[5], known_signature, older)}
   end
-  return flag ~= known_flag and {item, known, flag, string.sub(place, 1, 28)} or nil
+  flag = flag .. joined_signature(known_signature, item[5], not older)
+  return flag ~= known_flag .. known_signature and {item, known, flag, string.sub(place, 1, 28)} or nil
 end
 
 -- Adds items with different payloads to a spilled set.

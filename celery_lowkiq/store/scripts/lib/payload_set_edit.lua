@@ -1,7 +1,15 @@
--- Replaces or deletes one payload of a payload set.
+-- Replaces or deletes one payload of a payload set. The signature of its replacement is `signatures`, one for any score and one
+-- for the score `signed_score`, or ''.
 --
 -- KEYS:
+-- ARGV: signatures signed_score
 -- USES: payload_set
+
+-- The signature of a replacement: one that binds the score, if that of the payload did so.
+local function signature_instead(signature, score)
+  local from = binds_score(signature) and score == signed_score and 25 or 1
+  return string.sub(signatures, from, from + 23)
+end
 
 local function edit_packed(set, id, record, payload, other, keeps_flag)
   local items, found = unpack_items(record), false
@@ -14,7 +22,8 @@ local function edit_packed(set, id, record, payload, other, keeps_flag)
     return 0
   end
   if other then
-    items[found] = {items[found][1], other, items[found][3], keeps_flag and items[found][4] or ''}
+    local item = items[found]
+    items[found] = {item[1], other, item[3], keeps_flag and item[4] or '', signature_instead(item[5], item[1])}
   else
     table.remove(items, found)
   end
@@ -35,13 +44,13 @@ local function edit_spilled(set, id, payload, other, keeps_flag)
   if not other then
     return 1
   end
-  local score, flag = string.match(string.sub(place, 29, -2), '^(.-)([rR]?)$')
-  flag = keeps_flag and flag or ''
+  local score, flag, signature = read_place(string.sub(place, 29))
+  flag, signature = keeps_flag and flag or '', signature_instead(signature, score)
   if redis.call('HEXISTS', set.spill, id .. '\0' .. other) == 1 then
-    spill_step(set, id, {{score, other, tonumber(score), flag}}, false)
+    spill_step(set, id, {{score, other, tonumber(score), flag, signature}}, false)
     return 1
   end
-  place = string.sub(place, 1, 28) .. score .. flag .. '\0'
+  place = string.sub(place, 1, 28) .. score .. flag .. signature .. '\0'
   redis.call('HSET', set.spill, id .. '\0' .. other, place)
   redis.call('ZADD', set.spill_order, 0, id .. '\0' .. place .. other)
   return 1

@@ -1,13 +1,14 @@
 -- Reads payload sets: the payloads of one id, by ascending score.
 --
--- A small set is one packed record, '<score> <length><flag> <payload>' repeated, under the id in hash `records`. A payload
--- without a length reaches to the end.
+-- A small set is one packed record, '<score> <length><flag><signature> <payload>' repeated, under the id in hash `records`. A
+-- payload without a length reaches to the end.
 -- A set of several payloads above PACKED_BYTES is spilled: its record is the mark 'S', and each payload has an entry
 -- in hash `spill` (id \0 payload -> place) and in `spill_order`, a sorted set of equal scores whose members
 -- (id \0 place payload) sort by id, score and arrival. A place is 16 hex digits of score, 12 hex digits of arrival,
--- the score, the flag, \0. Ids have no control characters.
+-- the score, the flag, the signature, \0. Ids have no control characters.
 -- A record may begin with a header, '!1 <length> <fields>', which is kept unchanged (docs/adr/0020-versioned-headers.md).
 -- The flag tells which calls of a payload have records (call_records.lua): '' none, 'r' some, 'R' all.
+-- The signature (rules/signatures.py) is '', or a text that begins with 'S' when it binds the score, else with 's'.
 local SPILLED = 'S'
 local STEP = 16
 local HEADER = 33
@@ -20,8 +21,17 @@ local function is_number(text)
   return number and math.abs(number) < math.huge or string.find(text, '^-?inf$')
 end
 
--- An item is {score as text, payload, score as number, flag}. Unreadable bytes become a payload, which a worker cannot decode
--- and buries.
+local function is_signature(text)
+  return text == '' or string.find(text, '^[sS]')
+end
+
+-- The score, the flag and the signature of a place in a spilled set, or of its end.
+local function read_place(text)
+  return string.match(text, '^([^rRsS%z]*)([rR]?)([^%z]*)%z?$')
+end
+
+-- An item is {score as text, payload, score as number, flag, signature}. Unreadable bytes become a payload, which a worker
+-- cannot decode and buries.
 local function unpack_items(record)
   local items, at = {}, 1
   if string.byte(record) == HEADER then
@@ -32,13 +42,13 @@ local function unpack_items(record)
     end
   end
   while at <= #record do
-    local _, stop, score, length, flag = string.find(record, '^(%S+) (%d*)([rR]?) ', at)
-    if not stop or not is_number(score) then
-      items[#items + 1] = {'0', string.sub(record, at), 0, ''}
+    local _, stop, score, length, flag, signature = string.find(record, '^(%S+) (%d*)([rR]?)(%S*) ', at)
+    if not stop or not is_number(score) or signature ~= '' and not is_signature(signature) then
+      items[#items + 1] = {'0', string.sub(record, at), 0, '', ''}
       break
     end
     local last = length == '' and #record or stop + length
-    items[#items + 1] = {score, string.sub(record, stop + 1, last), tonumber(score), flag}
+    items[#items + 1] = {score, string.sub(record, stop + 1, last), tonumber(score), flag, signature}
     at = last + 1
   end
   return items
@@ -47,7 +57,7 @@ end
 local function pack_items(items)
   local parts = {}
   for i, item in ipairs(items) do
-    parts[i] = item[1] .. ' ' .. #item[2] .. item[4] .. ' ' .. item[2]
+    parts[i] = item[1] .. ' ' .. #item[2] .. item[4] .. item[5] .. ' ' .. item[2]
   end
   if items.header and #items > 0 then
     return items.header .. table.concat(parts)
@@ -76,13 +86,13 @@ local function member_item(id, member)
   local place = #id + 2
   local stop = string.find(member, '\0', place, true)
   if not stop then
-    return {'0', string.sub(member, place), 0, ''}
+    return {'0', string.sub(member, place), 0, '', ''}
   end
-  local score, flag = string.match(string.sub(member, place + 28, stop - 1), '^(.-)([rR]?)$')
-  if not (score and is_number(score)) then
-    return {'0', string.sub(member, place), 0, ''}
+  local score, flag, signature = read_place(string.sub(member, place + 28, stop - 1))
+  if not (score and is_number(score) and is_signature(signature)) then
+    return {'0', string.sub(member, place), 0, '', ''}
   end
-  return {score, string.sub(member, stop + 1), tonumber(score), flag}
+  return {score, string.sub(member, stop + 1), tonumber(score), flag, signature}
 end
 
 -- Number of items, from the first, within max_count and max_bytes; at least one when none was taken before. And their bytes.

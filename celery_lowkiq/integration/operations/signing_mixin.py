@@ -1,0 +1,114 @@
+"""The part of ``task.ordered_queue`` that signs what operators change or vouch for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from celery import Celery
+
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.signing import Unverified
+from celery_lowkiq.integration.calls.call_form import CallForm
+from celery_lowkiq.integration.calls.validation import read_id
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.models import Job, Payload, QueueSpec
+from celery_lowkiq.rules.signatures import split_record
+from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
+from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.call_records import digest, records_of
+from celery_lowkiq.store.scripts.progress import Tally
+from celery_lowkiq.store.scripts.records import id_bytes
+
+#: Payloads of a job that are signed, or searched for one with a signed score: those with the smallest scores.
+SEARCHED = 1000
+#: Calls of a job that are made due.
+CALLS = 100
+
+
+class SigningMixin:
+    """Signs edited payloads, and dead ones that an operator vouches for. Methods raise StoreError."""
+
+    _app: Celery
+    _form: CallForm
+    spec: QueueSpec
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the app signs what it stores."""
+        return context_of(self._app).signing.mode != "off"
+
+    def sign_dead(self, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Sign the dead payloads of ids as they are, so that they run once they are requeued.
+
+        Look at them first: this vouches for them, whoever wrote them. Of an id with more than 1,000 dead
+        payloads, those with the smallest scores are signed. Return how many jobs have any. Raises
+        InvalidCall, also for an app that does not sign.
+        """
+        if not self.is_signed:
+            raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
+        store = context_of(self._app).store
+        queue = store_spec = self._resting()
+        tally, actions = Tally(progress), Actions(store)
+        for job_id in map(read_id, ids):
+            tally.begin()
+            dead = Queries(store).job(store_spec, job_id, SEARCHED).dead
+            signed = [
+                actions.edit_dead(queue, job_id, one.data, one.data, self._signature(job_id, one, one.data))
+                for one in (dead.payloads if dead else ())
+            ]
+            tally.add(int(any(signed)))
+        return tally.count
+
+    def _edit_signature(self, job_id: str, old: bytes, new: bytes, *, dead: bool) -> Signed:
+        """The signature of a payload that replaces another one."""
+        if not self.is_signed:
+            return UNSIGNED
+        found = Queries(context_of(self._app).store).job(self._resting(), job_id, SEARCHED)
+        job = found.dead if dead else found.waiting
+        replaced = (payload for payload in (job.payloads if job else ()) if payload.data == old)
+        return self._signature(job_id, next(replaced, Payload(old, 0.0)), new)
+
+    def _signature(self, job_id: str, old: Payload, new: bytes) -> Signed:
+        signing, name, of = context_of(self._app).signing, self.spec.name, id_bytes(job_id)
+        texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, old.score)
+        return Signed(texts, old.score)
+
+    # -- calls with a time of their own
+
+    def _with_due_calls(self, queue: QueueSpec, ids: Iterable[str]) -> Iterator[str]:
+        queries = Queries(context_of(self._app).store)
+        for job_id in ids:
+            if self._form.has_times and (waiting := queries.job(queue, job_id, CALLS).waiting):
+                self._make_calls_due(queue, waiting)
+            yield job_id
+
+    def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
+        context, now = context_of(self._app), time.time()
+        for payload in job.payloads:
+            with suppress(UndecodablePayload):
+                due = self._form.made_due(context.codec.load(payload.data), now)
+                if due is not None:
+                    new = context.codec.dump(due)
+                    signature = self._renewed(queue, job.id, payload, new)
+                    Actions(context.store).edit(queue, job.id, payload.data, new, signature, keep_calls=True)
+
+    def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> Signed:
+        """The signature of a payload that is changed unseen: none unless that of the old one verifies."""
+        context = context_of(self._app)
+        check = context.signing.payload_check(queue.name)
+        if check is None or not old.signature or check(job_id, old) is not None:
+            return UNSIGNED
+        records: list[bytes] = []
+        of = digest(new)
+        for stored in records_of(context.store.client, queue.shard_of(job_id), job_id, old.data):
+            record = split_record(stored.data)[1]
+            with suppress(Unverified):
+                context.signing.check_record(queue.name, stored)
+                signature = context.signing.sign_record(queue.name, id_bytes(job_id), of, record)
+                records += (stored.data, signature + record)
+        return self._signature(job_id, old, new)._replace(records=records)
+
+    def _resting(self) -> QueueSpec:
+        raise NotImplementedError
