@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from .isolation import NOT_ISOLATED, Isolation
 from .layout import Layout
@@ -185,9 +185,9 @@ class LeaseState:
     """A shard's lease as read from Redis. ``owner`` is empty when the shard has no owner.
 
     ``server`` is the run id of the Redis process that was read, ``given_on`` that of the one that gave the
-    lease. They differ after a restart or a failover, which may have lost writes.
-    ``leaving``: released by a process that was about to exit while batches ran. ``turn``: the owner's turn in
-    which it last renewed the lease; 0 when unknown.
+    lease, or on which its owner released it. They differ after a restart or a failover, which may have lost
+    writes. ``leaving``: released by a process that was about to exit while batches ran. ``turn``: the owner's
+    turn in which it last renewed the lease; 0 when unknown.
     """
 
     owner: str = ""
@@ -201,12 +201,19 @@ class LeaseState:
 
 @dataclass(frozen=True)
 class Lease:
-    """A node's ownership of a shard during an epoch; ``server``: run id of the Redis process that gave it."""
+    """A node's ownership of a shard during an epoch.
+
+    ``server``: run id of the Redis process that gave it, or that has since answered the owner in time.
+    """
 
     shard: ShardRef
     owner: str
     epoch: int
-    server: str = ""
+    server: str = field(default="", compare=False)
+
+
+#: A renewed lease as its server has it; False for one of another node, None for one whose master is away.
+Renewed = Lease | Literal[False] | None
 
 
 class Disposition(str, enum.Enum):

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Renewed, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
 from celery_lowkiq.rules.topology import Master
@@ -168,20 +168,17 @@ class RedisStore:
             for each, reply in replies
         ]
 
-    def renew(
-        self, leases: Sequence[Lease], lapsed: Sequence[bool] = (), stopping: bool = False, turn: int = 0
-    ) -> list[bool | None]:
-        """Move the counter of each lease, in one round trip; False for a lease that is no longer ours, None
-        for one whose master is away.
+    def renew(self, leases: Sequence[Lease], stopping: bool = False, turn: int = 0) -> list[Renewed]:
+        """Move the counter of each lease, in one round trip, and return each as the server that answered has
+        it. Leases that need a closer look, such as lost ones, take another round trip.
 
-        A ``lapsed`` lease is renewed only by the server that gave it. Leases that need a closer look, such as
-        lost ones, take another round trip. The leases show the number of the owner's ``turn``.
+        The leases show the number of the owner's ``turn``.
         """
-        return renew(self.client, leases, lapsed, stopping, turn)
+        return renew(self.client, leases, stopping, turn)
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
-        """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
-        to the next owner. Raises NotOwner.
+        """Give the shard up. Return False when jobs are still in processing, or on another server than the
+        lease names, unless ``unsettled`` leaves the jobs to the next owner. Raises NotOwner.
         """
         return bool(self.client.call(release_call(lease, unsettled)) == 1)
 

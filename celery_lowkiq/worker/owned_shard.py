@@ -49,10 +49,20 @@ class OwnedShard:
         rest = tuple(number for number in self.open_claims.open if number != claim)
         self.open_claims = OpenClaims(self.open_claims.last, rest)
 
-    def renew(self, sent_at: float) -> None:
-        """Record a successful renewal that was sent at ``sent_at`` (monotonic)."""
+    def renew(self, renewed: Lease, sent_at: float, answered_at: float) -> bool:
+        """Record a renewal that was sent and answered at these times (monotonic).
+
+        False when it proves nothing: the answer came from another server than that of the lease, after the
+        lease had lapsed. That server may have lost what another node has written meanwhile. Before, there
+        was no other node: from then on, that server would show every other owner.
+        """
+        if renewed.server != self.lease.server:
+            if self.lapsed(answered_at):
+                return False
+            self.lease = renewed
         self.renewed_at = sent_at
         self.lost.clear()
+        return True
 
     @property
     def deadline(self) -> float:

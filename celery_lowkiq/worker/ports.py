@@ -15,7 +15,7 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
 from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
 from celery_lowkiq.rules.topology import Master
@@ -65,20 +65,16 @@ class Store(Protocol):
         Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, and such.
         """
 
-    def renew(
-        self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int
-    ) -> list[bool | None]:
-        """Move the counter of each lease; False for a lease that is no longer ours, None for one whose master
-        is away.
+    def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
+        """Move the counter of each lease, and return each as the server that answered has it.
 
-        A ``lapsed`` lease, silent for too long, is renewed only by the server that gave it. ``stopping`` is
-        written into the lease: jobs that such an owner leaves do not count as crashed. So is ``turn``, the
-        number of the owner's turn.
+        ``stopping`` is written into the lease: jobs that such an owner leaves do not count as crashed. So is
+        ``turn``, the number of the owner's turn.
         """
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
-        """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
-        there for the next owner to recover. Raises NotOwner.
+        """Give the shard up. Return False when jobs are still in processing, or on another server than the
+        lease names, unless ``unsettled`` leaves the jobs to the next owner. Raises NotOwner.
         """
 
     def exchange(

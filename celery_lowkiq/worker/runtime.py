@@ -209,6 +209,8 @@ class Runtime:
     def _refresh(self) -> None:
         for lane in self._lanes:
             lane.refresh()
+        # Another node may have released a shard meanwhile.
+        self._ctx.mailbox.wake()
 
 
 def _describe(lane: Lane, now: float) -> dict[str, Any]:

@@ -186,6 +186,13 @@ OF_THE_STORE = {
     "a renewal that sets a turn back when it is late": script(
         "lib/turn.lua", "of ~= epoch or tonumber(before) < tonumber(turn)", "true"
     ),
+    "a release that names the server that it reaches": both(
+        script("release.lua", " or server ~= server_name()", ""),
+        script("release.lua", "'server', server)", "'server', server_name())"),
+    ),
+    "a lost lease that is free at once when it is released late": script(
+        "lib/owner.lua", "'server', 'lost'", "'server', 'found'"
+    ),
     "an acquire that keeps the turn of the time before": script(
         "acquire.lua", "redis.call('HDEL', lease, 'turn')", ""
     ),

@@ -13,7 +13,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import Lease
+from celery_lowkiq.rules.models import Lease, Renewed
 from celery_lowkiq.store.redis_store import RedisStore
 
 from .journal import Journal
@@ -68,12 +68,10 @@ class RecordedStore:
                 self._note("acquire", called_at=called_at, owner=owner, **_place(lease))
         return answers
 
-    def renew(
-        self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int
-    ) -> list[bool | None]:
+    def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
         """As the store's."""
         called_at = time.monotonic()
-        renewed = self._store.renew(leases, lapsed, stopping, turn)
+        renewed = self._store.renew(leases, stopping, turn)
         epochs: dict[str, dict[int, int]] = {}
         for lease, ours in zip(leases, renewed, strict=True):
             if ours:

@@ -73,7 +73,7 @@ def test_its_rights_are_enough(restricted):
     subscription = store.subscribe([QUEUE])
     for shard in QUEUE.shard_refs():
         lease = store.acquire(QUEUE, shard, "me", store.observe([shard])[0], 0)
-        assert store.renew([lease]) == [True]
+        assert store.renew([lease]) == [lease]
         claim = store.claim(QUEUE, lease, 1)
         fates = (Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.BURY, Disposition.RETURN)
         store.settle(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,13 @@ class Checks:
             if job.id in accepted:
                 self._done[job.id].update(payload.data for payload in job.payloads)
 
+    def runs_on(self, node: Node) -> bool:
+        return any(run.node is node for runs in self._running.values() for run in runs)
+
+    def run_by_others(self, node: Node, shards: Sequence[ShardRef]) -> list[ShardRef]:
+        """Return those of the shards that nodes other than this one run."""
+        return [shard for shard in shards if any(run.node is not node for run in self._running[shard])]
+
     # -- leases
 
     def taken(self, shard: ShardRef, former: str, owner: str) -> None:
@@ -142,7 +150,7 @@ class Checks:
         """
         server = self.server
         states = {shard: server.shards[shard] for shard in server.current()}
-        kept = [str(s) for s, x in states.items() if (x.owner, x.given_on) == (node.name, server.name)]
+        kept = [str(s) for s, x in states.items() if (x.owner, x.given_on) == (node.name, server.name_of(s))]
         if kept:
             self._world.violated(f"{node.name} has not released {kept}")
 

@@ -10,7 +10,16 @@ from typing import Any
 from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT, LeaseWatch
-from celery_lowkiq.rules.models import Batch, Disposition, Lease, LeaseState, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import (
+    Batch,
+    Disposition,
+    Lease,
+    LeaseState,
+    QueueSpec,
+    Renewed,
+    Settlement,
+    ShardRef,
+)
 from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
@@ -33,11 +42,13 @@ class Network:
         self.world = world
         self.server = server
         self.seconds = lease_seconds
-        #: How often a call gets lost, each way, and how often it arrives when its caller has given it up.
+        #: How often a call gets lost, each way, arrives when its caller has given it up, and is repeated.
         self.loss = 0.0
         #: How long a call is on its way at most, in s.
         self.delay = 0.01 * lease_seconds
         self.cut: set[Machine] = set()
+        #: Until when renewals of a machine are on their way.
+        self.held: dict[Machine, float] = {}
         #: Those whose heartbeats alone are refused.
         self.mute: set[Machine] = set()
 
@@ -49,8 +60,13 @@ class Network:
             self._give_up()
         if luck < 2 * self.loss:
             delay = chance.random() * 1.5 * self.seconds
-            self.world.later(delay, partial(self._arrive_late, effect, self.server.starts))
+            self.world.later(delay, partial(self._arrive_late, effect))
             self._give_up()
+        if self._repeats(luck):
+            # The caller waits while redis-py connects again, maybe to another server.
+            if chance.random() < 0.5:
+                self._arrive_late(effect)
+            me().park(chance.random() * 1.5 * self.seconds)
         server = self._travel()
         try:
             answer, error = effect(), None
@@ -64,8 +80,18 @@ class Network:
             raise error
         return answer
 
-    def _arrive_late(self, effect: Callable[[], Any], server: int) -> None:
-        if self.server.starts != server or self.server.down:
+    def hold_renewals(self) -> None:
+        machine = me().machine
+        seconds = self.held.get(machine, 0.0) - self.world.now
+        if seconds > 0:
+            me().park(seconds * machine.rate)
+
+    def _repeats(self, luck: float) -> bool:
+        return 3 * self.loss <= luck < 4 * self.loss
+
+    def _arrive_late(self, effect: Callable[[], Any]) -> None:
+        """On whatever server there is then."""
+        if self.server.down:
             return
         try:
             effect()
@@ -142,8 +168,9 @@ class SimStore:
 
         return self._call(lambda: [_answer(partial(acquire, one)) for one in wanted])
 
-    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
-        return self._call(lambda: self._server.renew(leases, lapsed, stopping, turn))
+    def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
+        self._network.hold_renewals()
+        return self._call(lambda: self._server.renew(leases, stopping, turn))
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         return self._call(lambda: self._server.release(lease, unsettled))
@@ -230,7 +257,7 @@ class SimRunner:
     def _duration(self) -> float:
         """Mostly short, on some nodes so short that many are claimed at once, but straddling the lease."""
         chance = self._node.world.random
-        if chance.random() < 0.8:
+        if chance.random() > self._node.long:
             return self._node.quick * self._node.seconds
         return (0.2 if chance.random() < 0.8 else 2.0) * chance.random() * self._node.seconds
 
@@ -277,6 +304,8 @@ class Node(Machine):
         super().__init__(network.world, name, rate=chance.uniform(0.95, 1.05), offset=chance.uniform(0, 1e4))
         self.seconds = network.seconds
         self.quick = chance.choice([0.002, 0.02])
+        #: How many of its runs are not quick.
+        self.long = chance.choice([0.2, 0.2, 0.6])
         self.checks = checks
         self.restart = restart
         threading.machine = self

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError
@@ -17,6 +19,7 @@ from celery_lowkiq.rules.models import (
     NewJob,
     Payload,
     QueueSpec,
+    Renewed,
     ShardRef,
 )
 from tests.model.jobs import ModelJob
@@ -26,6 +29,8 @@ from .world import World
 
 #: Jobs that are never taken for poison: nodes die of other things here.
 MANY = 10_000
+#: Among which the shards are divided. All of them answer, or none. The first one has the queue's own keys.
+MASTERS = 3
 
 
 @dataclass
@@ -44,7 +49,7 @@ class Shard:
 
 
 class Server:
-    """One Redis. ``fail_over`` makes another one of it, with older data."""
+    """A cluster, of which some masters may come back as other processes, with older data."""
 
     def __init__(self, world: World, shards: Sequence[ShardRef]) -> None:
         self.world = world
@@ -56,6 +61,15 @@ class Server:
         self.damaged: set[ShardRef] = set()
         self.down = False
         self.starts = 1
+        #: How often each master was another process.
+        self.processes = [1] * MASTERS
+        self.master_of = {shard: shard.index % MASTERS for shard in shards}
+        #: How often a shard's master came back with older data.
+        self.losses: dict[ShardRef, int] = defaultdict(int)
+        #: How often that was when a shard left a process.
+        self._left: dict[tuple[ShardRef, str], int] = {}
+        #: What replicas have that lag. They have what their master began with, also when a shard is moved.
+        self.replicas: list[Any] = []
         #: The same process does not answer between these times (the world's).
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
@@ -69,9 +83,12 @@ class Server:
         #: By shard, epoch and number: when a claim was made.
         self.claimed_at: dict[tuple[ShardRef, int, int], float] = {}
 
-    @property
-    def name(self) -> str:
-        return f"run-{self.starts}"
+    def name_of(self, shard: ShardRef) -> str:
+        """The process that has a shard."""
+        return self._process(self.master_of[shard])
+
+    def _process(self, master: int) -> str:
+        return f"{'abc'[master]}-{self.processes[master]}"
 
     @property
     def now(self) -> float:
@@ -86,11 +103,36 @@ class Server:
         self.down = True
         self.cut_listeners()
 
-    def start(self, older=None) -> None:
+    def start(self, older=None, masters: Collection[int] = range(MASTERS)) -> None:
+        """As other processes of these masters, which have ``older`` data."""
         self.down = False
         self.starts += 1
-        if older is not None:
-            self.shards, self.members, self.count = older
+        for master in masters:
+            self.processes[master] += 1
+        if older is None:
+            return
+        shards, members, self.count = older
+        for shard in shards:
+            if self.master_of[shard] in masters:
+                self.losses[shard] += 1
+                self.shards[shard] = shards[shard]
+                self._replicate(shard)
+        if 0 in masters:
+            self.members = members
+
+    def move(self, shard: ShardRef, master: int) -> None:
+        """Move a shard's slot, unless it would return to a process after a loss elsewhere.
+
+        That is not simulated: nothing tells the process that the shard was away (docs/invariants.md).
+        """
+        if self._left.get((shard, self._process(master)), self.losses[shard]) == self.losses[shard]:
+            self._left[shard, self.name_of(shard)] = self.losses[shard]
+            self.master_of[shard] = master
+            self._replicate(shard)
+
+    def _replicate(self, shard: ShardRef) -> None:
+        for shards, *_ in self.replicas:
+            shards[shard] = copy.deepcopy(self.shards[shard])
 
     @property
     def silent(self) -> bool:
@@ -113,6 +155,7 @@ class Server:
         self.count = count
         for index in range(count):
             self.shards.setdefault(ShardRef(queue, index), Shard())
+            self.master_of.setdefault(ShardRef(queue, index), index % MASTERS)
 
     def current(self) -> list[ShardRef]:
         """The shards that the queue has now."""
@@ -127,8 +170,8 @@ class Server:
     def _state(self, shard: ShardRef) -> LeaseState:
         s = self.shards[shard]
         if shard in self.damaged:
-            return LeaseState(server=self.name)
-        return LeaseState(s.owner, s.epoch, s.counter, self.name, s.given_on, s.leaving, s.turn)
+            return LeaseState(server=self.name_of(shard))
+        return LeaseState(s.owner, s.epoch, s.counter, self.name_of(shard), s.given_on, s.leaving, s.turn)
 
     def _owned(self, lease: Lease) -> Shard:
         s = self.shards[lease.shard]
@@ -145,58 +188,62 @@ class Server:
         s, state = self.shards[shard], self._state(shard)
         if shard in self.damaged:
             raise ShardDamaged(shard.queue, shard.index, "WRONGTYPE")
-        here = s.given_on == self.name
+        name = self.name_of(shard)
+        here = s.given_on == name
         if s.owner == owner and here:
             s.counter += 1
             s.turn = 0
-            return Lease(shard, owner, s.epoch, self.name)
+            return Lease(shard, owner, s.epoch, name)
         if (seen.owner, seen.epoch, seen.counter, seen.server) != (
             state.owner,
             state.epoch,
             state.counter,
-            self.name,
+            name,
         ):
             raise NotOwner(str(shard))
         crashed = bool(s.owner) and s.owner != owner and not s.stopping and here
         if here and s.owner not in ("", owner):
             self.taken(shard, s.owner, owner)
         s.epoch = max(s.epoch + 1, known_epoch + 1, int(self.now * 1000))
-        s.owner, s.counter, s.given_on = owner, s.counter + 1, self.name
+        s.owner, s.counter, s.given_on = owner, s.counter + 1, name
         s.stopping = s.leaving = False
         s.turn = 0
         s.model.recover(crashed, self.now)
         if s.epoch <= self.given.get(shard, 0):
             self.world.violated(f"{shard}: epoch {s.epoch} after {self.given[shard]}")
         self.given[shard] = s.epoch
-        return Lease(shard, owner, s.epoch, self.name)
+        return Lease(shard, owner, s.epoch, name)
 
-    def renew(self, leases: Sequence[Lease], lapsed: Sequence[bool], stopping: bool, turn: int) -> list[bool]:
-        return [self._renew(lease, late, stopping, turn) for lease, late in zip(leases, lapsed, strict=True)]
+    def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
+        return [self._renew(lease, stopping, turn) for lease in leases]
 
-    def _renew(self, lease: Lease, lapsed: bool, stopping: bool, turn: int) -> bool:
+    def _renew(self, lease: Lease, stopping: bool, turn: int) -> Renewed:
         try:
             s = self._owned(lease)
         except (NotOwner, ShardDamaged):
             return False
-        if lapsed and lease.server != self.name:
-            return False
         s.stopping = stopping
         s.counter += 1
         s.turn = max(s.turn, turn)
-        return True
+        return replace(lease, server=self.name_of(lease.shard))
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool:
         s = self.shards[lease.shard]
         if (s.owner, s.epoch) == ("", lease.epoch):
             return True
         self._owned(lease)
-        if s.model.processing and not unsettled:
+        if not unsettled and (s.model.processing or not self._knows(lease)):
             return False
         s.owner = ""
+        s.given_on = lease.server
         s.leaving = unsettled
         s.counter += 1
         self.announce(lease.shard, None)
         return True
+
+    def _knows(self, lease: Lease) -> bool:
+        """Whether the owner knows which process has the shard."""
+        return lease.server == self.name_of(lease.shard)
 
     # -- jobs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from unittest import mock
@@ -18,7 +18,7 @@ from celery_lowkiq.worker.ownership import ownership
 
 from .checks import Checks
 from .node import Network, Node
-from .server import Server
+from .server import MASTERS, Server
 from .world import Machine, Task, Threading, World, me
 
 #: T, in s of virtual time.
@@ -41,7 +41,10 @@ FAULTS = (
     "join",
     "pause",
     "resize",
+    "move_slot",
 )
+#: Those that need data to be lost.
+LOSSES = ("roll_back", "lose_takeover")
 #: Most shards of a queue whose number changes.
 MOST_SHARDS = 8
 MODULES = (lane, lane_state, ownership, context, outage, runtime, waker, exclusion)
@@ -73,7 +76,7 @@ class Simulation:
         self.strict = chance.random() < 0.5
         #: A clock that is set back can repeat an epoch that was lost with its write: not both in one run.
         jumps = chance.random() < 0.4
-        self.possible = only or (*FAULTS, "jump" if jumps else "roll_back")
+        self.possible = only or (*FAULTS, *(("jump",) if jumps else LOSSES))
         self.network = Network(self.world, self.server, LEASE)
         self.network.loss = chance.choice([0.0, 0.01, 0.03]) if loss is None else loss
         self.checks = Checks(self.world, self.server, "q", strict=self.strict, lease_seconds=LEASE)
@@ -96,7 +99,8 @@ class Simulation:
             caller = Task(clients, partial(self._call, f"sender-{number}"))
             caller.start()
             self.callers.append(caller)
-        Task(Machine(self.world, "trouble"), self._make_trouble).start()
+        for _ in range(self.world.random.choice([1, 1, 2])):
+            Task(Machine(self.world, "trouble"), self._make_trouble).start()
         self.world.run(TROUBLE * LEASE)
         self._heal()
         self.world.run(self.world.now + PEACE * LEASE, self._finished)
@@ -231,11 +235,12 @@ class Simulation:
     def _restart_redis(self) -> None:
         self._redis_away(self.world.random.choice([0.05, 0.5, 1.5]) * LEASE)
 
-    def _redis_away(self, seconds: float, older=None) -> None:
+    def _redis_away(self, seconds: float, older=None, masters: Sequence[int] = range(MASTERS)) -> None:
         if not self.server.down:
-            self.world.note(f"Redis is away for {seconds:.3f}{' and forgets' if older else ''}")
+            forgets = f" and {list(masters)} forget" if older else ""
+            self.world.note(f"Redis is away for {seconds:.3f}{forgets}")
             self.server.stop()
-            self.world.later(seconds, partial(self.server.start, older))
+            self.world.later(seconds, partial(self.server.start, older, masters))
 
     def _silence(self) -> None:
         """Redis hangs, or the network around it: it is the same process afterwards."""
@@ -245,24 +250,71 @@ class Simulation:
             self.server.be_silent(seconds)
 
     def _roll_back(self) -> None:
-        """A failover: the replica has not seen the last writes, and is there at once or soon. Whatever cut it
-        off may have cut off a node as well.
+        """A failover of one master or of all: replicas have not seen the last writes, and are there at once
+        or soon. Whatever cut them off may have cut off a node as well.
 
         A loss of even the first lease of a shard is not simulated: a node that starts then cannot know of it
         (docs/invariants.md).
         """
-        if not all(self.server.shards[shard].epoch for shard in self.server.current()):
-            return
         chance = self.world.random
-        older, since, resizes = self.server.copy(), self.world.now, self.resizes
         lost = chance.uniform(0.1, 3) * LEASE
         if self._alive() and chance.random() < 0.5:
             chance.choice(self._alive()).freeze(lost + chance.uniform(-0.2, 0.5) * LEASE)
-        me().park(lost)
+
+        def wait() -> Sequence[int]:
+            me().park(lost)
+            return range(MASTERS) if chance.random() < 0.3 else [chance.randrange(MASTERS)]
+
+        self._lose(wait)
+
+    def _lose_takeover(self) -> None:
+        """A failover loses what one node takes from another one, which was silent. Now that node speaks: it
+        sends what it wanted to release, or its last renewal arrives.
+        """
+        chance, busy = self.world.random, [node for node in self._alive() if self.checks.runs_on(node)]
+        if not busy:
+            return
+        node, held = chance.choice(busy), chance.random() < 0.5
+        self.world.note(f"{node.name} is silent until another one runs what it had")
+        if held:
+            node.freeze(chance.uniform(0.5, 0.75) * LEASE)
+        elif chance.random() < 0.7:
+            self._shut_down_node(node)
+            me().park(0.05 * LEASE)
+        shards = node.owned()
+
+        def wait() -> Sequence[int]:
+            for _ in range(200):
+                if held:
+                    self.network.held[node] = self.world.now + 0.02 * LEASE
+                else:
+                    node.freeze(0.02 * LEASE)
+                me().park(0.01 * LEASE)
+                taken = self.checks.run_by_others(node, shards)
+                if taken and chance.random() < 0.2:
+                    return [self.server.master_of[shard] for shard in taken]
+            return range(MASTERS)
+
+        self._lose(wait)
+
+    def _lose(self, wait: Callable[[], Sequence[int]]) -> None:
+        """Lose what is written during ``wait()``, which returns the masters that replicas replace."""
+        if not all(self.server.shards[shard].epoch for shard in self.server.current()):
+            return
+        older, since, resizes = self.server.copy(), self.world.now, self.resizes
+        self.server.replicas.append(older)
+        masters = wait()
+        self.server.replicas = [one for one in self.server.replicas if one is not older]
         if self.server.down or self.world.now > TROUBLE * LEASE or self.resizes != resizes:
             return
         self.checks.lost_windows.append((since, self.world.now + 0.02 * LEASE))
-        self._redis_away(chance.choice([0.001, 0.01, 0.5]) * LEASE, older)
+        seconds = self.world.random.choice([0.001, 0.01, 0.5]) * LEASE
+        self._redis_away(seconds, older, masters)
+
+    def _move_slot(self) -> None:
+        shard, master = self.world.random.choice(self.server.current()), self.world.random.randrange(MASTERS)
+        self.world.note(f"the slot of {shard} moves to master {master}")
+        self.server.move(shard, master)
 
     def _jump(self) -> None:
         seconds = self.world.random.uniform(-1, 1) * LEASE
@@ -271,10 +323,12 @@ class Simulation:
 
     def _leave(self) -> None:
         if len(self._alive()) > 1:
-            node = self.world.random.choice(self._alive())
-            self.world.note(f"{node.name} leaves")
-            node.shut_down()
-            self._start_again()
+            self._shut_down_node(self.world.random.choice(self._alive()))
+
+    def _shut_down_node(self, node: Node) -> None:
+        self.world.note(f"{node.name} leaves")
+        node.shut_down()
+        self._start_again()
 
     def _abandon(self) -> None:
         if self._alive():
@@ -327,6 +381,7 @@ class Simulation:
         self.calling = False
         self.network.loss = 0.0
         self.network.cut.clear()
+        self.network.held.clear()
         self.network.mute.clear()
         self.server.damaged.clear()
         self.server.silent_until = min(self.server.silent_until, self.world.now)

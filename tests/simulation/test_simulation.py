@@ -231,6 +231,17 @@ def _naive_epoch(acquire):
     return mutant
 
 
+def _as_of_its_sending(renew):
+    return lambda self, renewed, sent_at, answered_at: renew(self, renewed, sent_at, sent_at)
+
+
+def _wherever_it_arrives(release):
+    def mutant(self, lease, unsettled=False):
+        return release(self, replace(lease, server=self.name_of(lease.shard)), unsettled)
+
+    return mutant
+
+
 def _settles_any_claim(settle):
     def mutant(self, job_id, claim, *rest):
         job = self.processing.get(job_id)
@@ -337,7 +348,15 @@ RARE = {
     ),
     "a silent owner comes back on any server": (
         patched(OwnedShard, "lapsed", value=lambda self, now: False),
-        ("roll_back",),
+        ("lose_takeover",),
+    ),
+    "a renewal counts on another server by when it was sent": (
+        patched(OwnedShard, "renew", _as_of_its_sending),
+        ("lose_takeover",),
+    ),
+    "a shard that is released on another server is free at once": (
+        patched(Server, "release", _wherever_it_arrives),
+        ("lose_takeover",),
     ),
     "a shard is taken while an older epoch of it runs": (
         patched(Acquisition, "_free", _free_while_it_works),

@@ -68,7 +68,7 @@ def test_the_shards_of_a_queue_lie_on_all_masters(cluster, store):
     store.push(QUEUE, jobs(600))
     assert {cluster.owner(slot(shard)) for shard in SHARDS} == {0, 1, 2}
     leases = acquired(store)
-    assert store.renew(leases) == [True] * 12
+    assert store.renew(leases) == leases
     assert len(store.next_due(SHARDS)) == len(store.next_due(SHARDS, (), [True] * 12)) == 12
     assert store.beat(["orders", "others"], "me", 1, 1).routes == ["12", ""]
     assert sorted(run_all(store, leases), key=int) == [str(n) for n in range(600)]
@@ -166,7 +166,7 @@ def test_a_dead_master_takes_its_own_shards_only():
         leases = [take(store, QUEUE, shard.index) for shard in living]
         run_all(store, leases)
         away = replace(leases[0], shard=lost[0])
-        assert store.renew([leases[0], away, leases[1]]) == [True, None, True]
+        assert store.renew([leases[0], away, leases[1]]) == [leases[0], None, leases[1]]
         assert [due is None for due in store.next_due([living[0], lost[0]])] == [False, True]
         assert [due is None for due in store.next_due([living[0], lost[0]], (), [True, True])] == [
             False,

@@ -113,13 +113,31 @@ def test_our_own_lease_that_another_had_since_is_taken_anew(store, client, fail_
     assert again.epoch > other.epoch > ours.epoch
 
 
-def test_an_owner_that_was_silent_too_long_comes_back_on_its_own_server_only(store, fail_over):
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_renewal_tells_which_server_has_the_lease(store, fail_over, stopping):
     lease = take(store)
-    assert store.renew([lease], [True]) == [True]
     fail_over()
-    assert store.renew([lease], [False]) == [True]
-    assert store.renew([lease], [True]) == [False]
-    assert store.renew([lease], [True], stopping=True) == [False]
+    (seen,) = store.observe([SHARD])
+    (renewed,) = store.renew([lease], stopping)
+    assert (renewed, renewed.server) == (lease, seen.server)
+    assert renewed.server != lease.server
+
+
+def test_a_release_goes_to_the_server_that_the_owner_knows_of(store, fail_over):
+    """An owner whose renewal was answered there in time hands its shard over at once."""
+    lease = take(store)
+    fail_over()
+    assert not store.release(lease)
+    (renewed,) = store.renew([lease])
+    assert store.release(renewed)
+    assert may_take_at_once(store)
+
+
+def test_what_is_given_up_without_knowing_the_server_is_waited_for(store, fail_over):
+    lease = take(store)
+    fail_over()
+    assert store.release(lease, unsettled=True)
+    assert not may_take_at_once(store)
 
 
 def test_who_died_together_with_redis_is_no_suspect(store, fail_over):
@@ -140,7 +158,7 @@ def test_a_server_that_does_not_tell_its_name_works_as_before(store, client):
         assert store.observe([SHARD]) == [LeaseState()]
         lease = take(store)
         assert lease.server == ""
-        assert store.renew([lease], [True]) == [True]
+        assert store.renew([lease])[0].server == ""
         store.release(lease)
         assert may_take_at_once(store)
     finally:

@@ -232,7 +232,7 @@ def test_since_when_a_shard_has_its_owner_and_since_when_none(store, client):
     lease = take(store)
     taken = since()
     assert time.time() - 60 < taken < time.time() + 60
-    assert store.renew([lease]) == [True]
+    assert store.renew([lease]) == [lease]
     assert since() == taken
     store.release(lease)
     assert since() > taken

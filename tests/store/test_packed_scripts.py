@@ -65,7 +65,7 @@ def id_of(shard):
 @pytest.mark.one_server
 def test_one_script_renews_a_hundred_leases(store, leases, scripts):
     before, calls = counters(store), scripts()
-    assert store.renew(leases) == [True] * 250
+    assert store.renew(leases) == leases
     assert scripts() - calls == 3
     assert counters(store) == [counter + 1 for counter in before]
 
@@ -97,18 +97,16 @@ def test_one_script_reads_two_hundred_leases_each_as_it_is(store, client, leases
 
 
 def test_each_lease_is_renewed_or_refused_by_itself(store, client, leases):
-    """The lost, the damaged and the silent do not end up with those that are plainly ours."""
-    lost, damaged, without_epoch, silent, elsewhere, foreign = range(6)
+    """The lost and the damaged do not end up with those that are plainly ours."""
+    lost, damaged, without_epoch, foreign = range(4)
     take(store, MANY, lost, owner="other")
     client.set(lease_key(SHARDS[damaged]), "planted")
     client.hset(lease_key(SHARDS[without_epoch]), "epoch", "")
     client.hset(lease_key(SHARDS[foreign]), "owner", "planted")
-    leases[elsewhere] = replace(leases[elsewhere], server="another")
-    lapsed = [n in (silent, elsewhere) for n in range(250)]
     before = counters(store)
-    expected = [n not in (lost, damaged, without_epoch, elsewhere, foreign) for n in range(250)]
-    assert store.renew(leases, lapsed) == expected
-    assert counters(store) == [counter + ours for counter, ours in zip(before, expected, strict=True)]
+    ours = [n not in (lost, damaged, without_epoch, foreign) for n in range(250)]
+    assert store.renew(leases) == [mine and lease for mine, lease in zip(ours, leases, strict=True)]
+    assert counters(store) == [counter + mine for counter, mine in zip(before, ours, strict=True)]
 
 
 def test_an_epoch_of_a_former_lease_renews_nothing(store, leases):
@@ -118,7 +116,7 @@ def test_an_epoch_of_a_former_lease_renews_nothing(store, leases):
     before = counters(store)
     assert store.renew([leases[7], take_back]) == [False, False]
     assert counters(store) == before
-    assert store.renew([again]) == [True]
+    assert store.renew([again]) == [again]
 
 
 def test_a_lost_lease_among_many_is_written_again(store, client, leases):
@@ -126,15 +124,15 @@ def test_a_lost_lease_among_many_is_written_again(store, client, leases):
     push(store, id_of(shard), ("a", 1.0), perform_in=1.0, queue=MANY)
     claim(store, leases[3])
     client.delete(lease_key(shard))
-    assert store.renew(leases) == [True] * 250
+    assert store.renew(leases) == leases
     (seen,) = store.observe([shard])
     assert (seen.owner, seen.epoch) == ("me", leases[3].epoch)
 
 
 def test_a_stopping_node_says_so_in_each_lease_and_takes_it_back(store, client, leases):
-    assert store.renew(leases[:3], stopping=True) == [True] * 3
+    assert store.renew(leases[:3], stopping=True) == leases[:3]
     assert client.hget(lease_key(SHARDS[0]), "stopping") == b"1"
-    assert store.renew(leases[:3]) == [True] * 3
+    assert store.renew(leases[:3]) == leases[:3]
     assert client.hget(lease_key(SHARDS[0]), "stopping") == b"0"
 
 
@@ -142,20 +140,21 @@ def turns(store):
     return [state.turn for state in store.observe(SHARDS)]
 
 
-def test_a_lease_shows_the_turn_in_which_it_was_last_renewed(store, leases):
+def test_a_lease_shows_the_turn_in_which_it_was_last_renewed(store, client, leases):
     assert turns(store) == [0] * 250
     store.renew(leases, turn=9)
-    # One by itself, as after a gap.
-    store.renew(leases[:2], [True, False], turn=10)
+    # One by itself.
+    client.hset(lease_key(SHARDS[0]), "stopping", "1")
+    store.renew(leases[:2], turn=10)
     assert turns(store) == [10, 10, *[9] * 248]
 
 
-@pytest.mark.parametrize("lapsed", [True, False])
-def test_a_renewal_that_arrives_late_sets_no_turn_back(store, leases, lapsed):
+@pytest.mark.parametrize("stopping", [True, False])
+def test_a_renewal_that_arrives_late_sets_no_turn_back(store, leases, stopping):
     store.renew(leases[:1], turn=9)
     store.renew(leases[:1], turn=10)
     (before,) = store.observe(SHARDS[:1])
-    store.renew(leases[:1], [lapsed], turn=9)
+    store.renew(leases[:1], stopping, turn=9)
     assert store.observe(SHARDS[:1]) == [replace(before, counter=before.counter + 1)]
 
 

@@ -227,10 +227,13 @@ def test_the_owner_of_the_last_claim_writes_a_lost_lease_again(store, client):
         take(store, owner="other")
     (seen,) = store.observe([SHARD])
     assert (seen.owner, seen.epoch, seen.given_on) == ("", lease.epoch, "lost")
-    assert store.renew([lease]) == [True]
+    assert store.renew([lease]) == [lease]
     assert end(store, lease, claimed).accepted == {"1"}
     (seen,) = store.observe([SHARD])
-    assert (seen.owner, seen.epoch, seen.given_on) == ("me", lease.epoch, seen.server)
+    assert (seen.owner, seen.epoch, seen.given_on) == ("me", lease.epoch, "lost")
+    assert store.release(lease)
+    (seen,) = store.observe([SHARD])
+    assert (seen.owner, seen.epoch, seen.given_on) == ("", lease.epoch, seen.server)
 
 
 def test_an_owner_that_has_lost_the_shard_does_not_write_the_lease_again(store, client):
@@ -243,7 +246,7 @@ def test_an_owner_that_has_lost_the_shard_does_not_write_the_lease_again(store, 
     assert store.renew([old]) == [False]
     with pytest.raises(NotOwner):
         end(store, old, claimed)
-    assert store.renew([new]) == [True]
+    assert store.renew([new]) == [new]
 
 
 @pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.RETRY, Disposition.RETURN])

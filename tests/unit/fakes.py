@@ -27,6 +27,7 @@ from celery_lowkiq.rules.models import (
     LeaseState,
     Payload,
     QueueSpec,
+    Renewed,
     Settlement,
     ShardRef,
 )
@@ -121,14 +122,14 @@ class FakeStore:
             self.waiting.setdefault(shard, {}).update(self.processing.pop(shard, {}))
             return Lease(shard, owner, state.epoch)
 
-    def renew(self, leases: list[Lease], lapsed: list[bool], stopping: bool, turn: int) -> list[bool]:
+    def renew(self, leases: list[Lease], stopping: bool, turn: int) -> list[Renewed]:
         self._maybe_fail("renew")
-        answers = []
+        answers: list[Renewed] = []
         with self.lock:
             for lease in leases:
                 state = self.leases.get(lease.shard, LeaseState())
                 ours = (state.owner, state.epoch) == (lease.owner, lease.epoch)
-                answers.append(ours)
+                answers.append(ours and lease)
                 if ours:
                     self.leases[lease.shard] = replace(state, counter=state.counter + 1, turn=turn)
                     if stopping:

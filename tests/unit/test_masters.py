@@ -35,8 +35,8 @@ class Masters(FakeStore):
             for one in wanted
         ]
 
-    def renew(self, leases, lapsed, stopping, turn):
-        renewed = iter(super().renew([x for x in leases if x.shard not in self.away], [], stopping, turn))
+    def renew(self, leases, stopping, turn):
+        renewed = iter(super().renew([x for x in leases if x.shard not in self.away], stopping, turn))
         return [None if lease.shard in self.away else next(renewed) for lease in leases]
 
     def next_due(self, shards, in_hand=(), were_empty=()):

@@ -38,7 +38,7 @@ def test_the_way_of_a_job(store):
     assert store.settle(QUEUE, lease, settlements).accepted == {"1", "2"}
     assert Queries(store).morgue(QUEUE).items[0].payloads[0].data == b"a"
     assert Actions(store).requeue_all(QUEUE) == 1
-    assert store.renew([lease]) == [True]
+    assert store.renew([lease]) == [lease]
     assert store.release(lease)
 
 

@@ -11,7 +11,7 @@
 --   suspects: '0' skips suspects; otherwise a suspect is a batch of its own
 --   max_payloads, max_bytes: limits of one id; a batch that has reached one takes no further id
 --   max_wait: s after which a due job precedes more urgent ones
--- USES: format time server owner key_consistency next_due
+-- USES: format time owner key_consistency next_due
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for an old request), kind, [id, processing record]..., first calls, unwanted}
 --   kind: 1 when the batch is a suspect, 2 when only suspects are due; plus 4 when keys of failed jobs differ

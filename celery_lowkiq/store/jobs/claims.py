@@ -51,7 +51,7 @@ def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) ->
 
 def release_call(lease: Lease, unsettled: bool = False) -> ScriptCall:
     """Return the script call that releases a shard."""
-    return owned("release", lease, unsettled=int(unsettled), **announcement(lease.shard))
+    return owned("release", lease, server=lease.server, unsettled=int(unsettled), **announcement(lease.shard))
 
 
 def claim_call(wish: ClaimRequest) -> ScriptCall:

@@ -10,7 +10,7 @@
 --   try: line for the log of the job's tries, or ''
 --   bad: number of payloads with a disposition of their own: position and error buries one; -1 - position with '' drops it, with
 --   'over' or 'done' ends it after a run
--- USES: time server owner next_due tries
+-- USES: time owner next_due tries
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the ids that were settled, without those of
 --   `done` when all of these were; error NOTOWNER <epoch>.

@@ -5,11 +5,11 @@
 -- KEYS: [lease]...
 -- ARGV: owner turn [epoch]...
 --   turn: number of the owner's turn
--- USES: turn
+-- USES: server turn
 -- FLAGS: allow-oom
--- Returns: positions of the leases that are not renewed.
--- Cost: O(leases), which the caller bounds. Repeated: the counters grow once more, which is harmless.
-local left = {}
+-- Returns: {the name of this server, positions of the leases that are not renewed...}.
+-- Cost: O(leases), which the caller bounds, and INFO. Repeated: the counters grow once more, which is harmless.
+local left = {server_name()}
 for i, lease in ipairs(KEYS) do
   local current = redis.pcall('HMGET', lease, 'owner', 'epoch', 'stopping', 'turn')
   local epoch = ARGV[rest + i - 1]

@@ -175,23 +175,21 @@ class Ownership:
         renewing = [one for one in self._table.owned() if not self._ends_by_lease(one)]
         self._heartbeat.turn += 1
         sent_at = self._ctx.clock.monotonic()
-        lapsed = [one.lapsed(sent_at) for one in renewing]
         leases = [one.lease for one in renewing]
-        renewed = self._ctx.store.renew(leases, lapsed, stopping=stopping, turn=self._heartbeat.turn)
-        for owned, ours in zip(renewing, renewed, strict=True):
-            if ours is None:
+        renewed = self._ctx.store.renew(leases, stopping=stopping, turn=self._heartbeat.turn)
+        answered_at = self._ctx.clock.monotonic()
+        for owned, lease in zip(renewing, renewed, strict=True):
+            if lease is None:
                 # Only its own master is away: its lease runs out unless that is back in time.
                 if sent_at >= owned.deadline:
                     owned.lost.set()
                 continue
-            if not ours:
-                self._forget(owned)
-                continue
             late = not owned.may_claim(sent_at)
-            owned.renew(sent_at)
-            if late:
+            if not lease or not owned.renew(lease, sent_at, answered_at):
+                self._forget(owned)
+            elif late:
                 self._table.lane_of(owned.shard).refresh()
-        self._ctx.meter.renewed(renewed.count(True))
+        self._ctx.meter.renewed(sum(map(bool, renewed)))
         self._ctx.exclusion.renewed()
 
     def _forget(self, owned: OwnedShard) -> None:
@@ -294,5 +292,8 @@ class Ownership:
         except NotOwner:
             released = True
         if not released:
-            logger.warning("shard %s keeps unsettled jobs: its next owner recovers them", owned.shard)
+            logger.warning(
+                "shard %s keeps unsettled jobs, or Redis has failed over: its next owner waits for the lease",
+                owned.shard,
+            )
         self._table.remove(owned)
