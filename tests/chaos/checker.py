@@ -6,49 +6,18 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from .history import Acquire, Death, Execution, History, Push, Settle
 from .ownership import Leases
+from .report import EXAMPLES, Gate, Report
+from .silence import silence_gate
 
 #: Seconds that the queue may take to get empty after the last fault.
 DRAIN_LIMIT = 10.0
 #: Seconds beyond the lease's own times that a takeover or a hand-over may take.
 GRACE = 1.0
-#: How much of what is wrong a gate shows.
-EXAMPLES = 5
-
-
-@dataclass(frozen=True)
-class Gate:
-    """One demand: its figure (None: nothing to measure) and the most that it may be."""
-
-    name: str
-    figure: float | None
-    limit: float
-    examples: tuple[str, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        return self.figure is None or self.figure <= self.limit
-
-
-@dataclass(frozen=True)
-class Report:
-    """The gates, and figures that are shown beside them."""
-
-    gates: tuple[Gate, ...]
-    figures: dict[str, Any]
-
-    @property
-    def passed(self) -> bool:
-        return all(gate.passed for gate in self.gates)
-
-    def failed(self) -> set[str]:
-        """Names of the gates that failed."""
-        return {gate.name for gate in self.gates if not gate.passed}
 
 
 def check(history: History) -> Report:
@@ -70,6 +39,8 @@ def check(history: History) -> Report:
         Gate("takeover s", max(latencies, default=None), _takeover_limit(history)),
         _none("idle run", [] if history.pushes and history.executions else ["nothing was worked on"]),
     ]
+    if history.cluster:
+        gates.append(silence_gate(history, leases))
     if any(execution.died is not None for execution in history.executions):
         gates.append(_none("handed out over a gap", list(_over_gaps(history))))
     if history.troubles and {trouble.kind for trouble in history.troubles} == {"rebalance"}:
@@ -170,7 +141,8 @@ def _settled_twice(history: History) -> Iterator[str]:
                 or pushed.get(one, 0.0) > known[0].claimed_at
             ):
                 continue
-            if not any(loss.touches(known[0].claimed_at, known[1].at) for loss in history.losses):
+            lost = (loss for loss in history.losses if loss.concerns(execution.shard))
+            if not any(loss.touches(known[0].claimed_at, known[1].at) for loss in lost):
                 yield f"id {one[0]} payload {one[1]}: at {known[1].at:.3f} and at {settle.at:.3f}"
 
 
