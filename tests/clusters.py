@@ -18,6 +18,8 @@ from .waiting import eventually
 SLOTS = 16384
 #: Of the bus of a cluster, above the port of the server.
 BUS = 10_000
+#: Timeout in s of a node of a test.
+ANSWER = 10.0
 #: Of each server; a dead master refuses its own slots only.
 CONFIG = {
     "cluster-enabled": "yes",
@@ -33,6 +35,7 @@ class Cluster:
         self.servers = list(servers)
         #: Numbers of the servers that answer now, as far as is known here.
         self.living = set(range(len(self.servers)))
+        self._clients: dict[int, redis.Redis] = {}
 
     @property
     def url(self) -> str:
@@ -44,7 +47,7 @@ class Cluster:
 
     def node(self, number: int) -> redis.Redis:
         """A client of one node only."""
-        return redis.Redis(port=self.servers[number].port or 0)
+        return redis.Redis(port=self.servers[number].port or 0, socket_timeout=ANSWER)
 
     def clients(self) -> list[redis.Redis]:
         """A client of each node."""
@@ -52,8 +55,9 @@ class Cluster:
 
     def ask(self, number: int, *words: Any) -> Any:
         """The answer of one node to a command."""
-        with self.node(number) as node:
-            return node.execute_command(*words)
+        if number not in self._clients:
+            self._clients[number] = self.node(number)
+        return self._clients[number].execute_command(*words)
 
     def create(self, masters: int) -> None:
         """Share the slots among the first servers; the others are the replicas of these, in order."""

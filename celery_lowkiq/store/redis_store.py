@@ -59,7 +59,7 @@ from celery_lowkiq.store.scripts.records import (
     parse_id,
 )
 from celery_lowkiq.store.scripts.script import ScriptCall, load
-from celery_lowkiq.store.scripts.server import read_memory_limit
+from celery_lowkiq.store.scripts.server import read_memory_limits
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60
@@ -244,7 +244,9 @@ class RedisStore:
         if isinstance(replies[-1], StoreUnavailable):
             return answer, replies[-1]
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
-        return answer, claimed(claim, self._admission.claim_reply(claim_sent, replies[-1]))
+        reply = self._admission.claim_reply(claim_sent, replies[-1])
+        self.client.check_away([reply])
+        return answer, claimed(claim, reply)
 
     def claim(
         self,
@@ -267,8 +269,11 @@ class RedisStore:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""
         self.client.call(load("retract_crashes").call(shard_keys(lease.shard), epoch=lease.epoch))
 
-    def tokens(self, asked: TokenRequest) -> Tokens:
-        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing."""
+    def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
+        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
+
+        Raises StoreUnavailable; on a cluster, it is the answer when the master with the tokens is away.
+        """
         call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},
             holder=asked.holder,
@@ -278,12 +283,17 @@ class RedisStore:
             wanted=asked.wanted,
             surplus=asked.surplus,
         )
-        granted, wait = self.client.call(call)
+        (reply,) = self.client.answers([call])
+        if isinstance(reply, StoreUnavailable):
+            return reply
+        granted, wait = reply
         return Tokens(granted, float(wait))
 
-    def memory(self) -> Server:
-        """Read the memory limit of Redis and its eviction policy; unknown where INFO is forbidden."""
-        return read_memory_limit(self.client)
+    def memory(self) -> list[Server]:
+        """Read the memory limit and eviction policy of each master that answers; unknown where INFO is
+        forbidden. Raises StoreUnavailable when none answers.
+        """
+        return read_memory_limits(self.client)
 
     def nodes(self) -> list[NodeReport]:
         """Return the nodes that reported in the last hour and did not shut down."""

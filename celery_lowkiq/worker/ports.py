@@ -13,7 +13,7 @@ from celery_lowkiq.rules.claims import (
     SettleReply,
     SettleRequest,
 )
-from celery_lowkiq.rules.errors import LowkiqError, StoreError
+from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.health_checks import Server
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Settlement, ShardRef
@@ -128,11 +128,14 @@ class Store(Protocol):
         ``were_empty``, only waiting jobs are looked for.
         """
 
-    def tokens(self, asked: TokenRequest) -> Tokens:
-        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing."""
+    def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
+        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
 
-    def memory(self) -> Server:
-        """Read the memory limit of Redis and its eviction policy, as far as the server reports them."""
+        The StoreUnavailable is of the master that has them, beside which others answer.
+        """
+
+    def memory(self) -> list[Server]:
+        """Read memory limit and eviction policy of each master that answers, as far as it reports them."""
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Subscription:
         """Subscribe to the announcements of the queues."""

@@ -19,7 +19,7 @@ from .report import Report
 from .run import run
 
 #: Lease time, and average time between two faults: in s, on one Redis and on a cluster.
-LEASES = (1.0, 4.0)
+LEASES = (1.0, 5.0)
 PAUSES = (0.4, 2.0)
 
 
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=4, help="worker processes (4)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are made (60)")
     parser.add_argument("--cluster", action="store_true", help="a cluster: three masters, three replicas")
-    parser.add_argument("--lease", type=float, help="lease time in s (1; 4 on a cluster)")
+    parser.add_argument("--lease", type=float, help="lease time in s (1; 5 on a cluster)")
     parser.add_argument(
         "--pause", type=float, help="average time between two faults in s (0.4; 2 on a cluster)"
     )

@@ -185,8 +185,7 @@ class ClusterFaults(Faults):
         began_at = time.monotonic()
         moved = set(slots)
         shards = [n for n in range(self._most) if slot_of_shard(self._name, n) in moved]
-        for slot in slots:
-            self._masters.move_at_once(slot, source, target)
+        self._masters.move_all(slots, source, target)
         self._note(kind, began_at, shards=shards)
 
     # -- one at a time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import redis
 
@@ -146,15 +146,21 @@ class Masters(Cluster):
         except redis.RedisError:
             return False
 
-    def move_at_once(self, slot: int, source: int, target: int) -> None:
-        """Move a slot, of which the other nodes hear from these two."""
-        with self.node(source) as here, self.node(target) as there:
-            here_id, there_id = self.id(source), self.id(target)
-            there.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", here_id)
-            here.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", there_id)
+    def move_all(self, slots: Sequence[int], source: int, target: int) -> None:
+        """Move slots; the other nodes hear of it from these two."""
+        here, there = self.id(source), self.id(target)
+        self._set_slots(target, slots, "IMPORTING", here)
+        self._set_slots(source, slots, "MIGRATING", there)
+        for slot in slots:
             self.move_keys(slot, source, target)
-            for node in (there, here):
-                node.execute_command("CLUSTER SETSLOT", slot, "NODE", there_id)
+        for number in (target, source):
+            self._set_slots(number, slots, "NODE", there)
+
+    def _set_slots(self, number: int, slots: Sequence[int], *words: str) -> None:
+        with self.node(number) as node, node.pipeline(transaction=False) as pipe:
+            for slot in slots:
+                pipe.execute_command("CLUSTER SETSLOT", slot, *words)
+            pipe.execute()
 
     def cut_off(self, master: int) -> None:
         """Let the replica of a master follow no more, until the master starts again."""

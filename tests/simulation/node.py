@@ -183,9 +183,9 @@ class SimStore:
         asked = list(zip(shards, in_hand, were_empty, strict=True))
         return self._call(lambda: [self._server.next_due(*one) for one in asked])
 
-    def memory(self) -> health_checks.Server:
+    def memory(self) -> list[health_checks.Server]:
         """For people, too."""
-        return health_checks.Server(policy="noeviction")
+        return [health_checks.Server(policy="noeviction")]
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> Listener:
         return self._call(lambda: Listener(self._network))

@@ -281,9 +281,9 @@ class FakeStore:
             self.bucket -= granted
             return Tokens(granted, 0.0 if self.bucket else 3600.0)
 
-    def memory(self) -> Server:
+    def memory(self) -> list[Server]:
         self._maybe_fail("memory")
-        return self.server
+        return [self.server]
 
     def subscribe(self, queues: list[QueueSpec]) -> FakeStore:
         self._maybe_fail("subscribe")

@@ -187,6 +187,10 @@ class Client:
         self.redis.ping()
         return apart(self.redis)
 
+    def is_lost(self, client: redis.Redis) -> bool:
+        """Whether nothing may come to a client of :meth:`apart` any more, though it is connected."""
+        return False
+
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return shards or queues in parts of at most ``size``, one for each call of a script with repeated
         keys.
@@ -213,6 +217,13 @@ class Client:
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
+
+    def of_each_master(self, command: tuple[Any, ...]) -> list[Any]:
+        """Return the reply of each master to a command without a key, or its StoreError."""
+        try:
+            return self.commands([command])
+        except StoreError as error:
+            return [error]
 
     # -- scripts and commands
 

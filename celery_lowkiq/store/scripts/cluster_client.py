@@ -73,6 +73,12 @@ class ClusterClient(Client):
         self.cluster.refresh()
         raise error or exceptions.ConnectionError("no master has a slot")
 
+    def is_lost(self, client: redis.Redis) -> bool:
+        """Whether the client's node does not answer, or is no master any more."""
+        found = client.connection_pool.connection_kwargs
+        address = found["host"], found["port"]
+        return address in self.cluster.away or address not in self.cluster.slots()
+
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return each shard or queue by itself, since it has a slot of its own."""
         return [values[n : n + 1] for n in range(len(values))]
@@ -90,6 +96,18 @@ class ClusterClient(Client):
 
     def check_away(self, replies: Iterable[Any]) -> None:
         """Raise nothing: the other masters are not away."""
+
+    def of_each_master(self, command: tuple[Any, ...]) -> list[Any]:
+        """Return the reply of each master, or its StoreError. Raises StoreUnavailable."""
+        try:
+            masters = self.cluster.masters()
+        except (exceptions.RedisError, OSError) as error:
+            raise store_error(error) from error
+        found = exchange_all(self.cluster, {address: [command] for address in masters})
+        return [
+            store_error(reply) if isinstance(reply, (exceptions.RedisError, OSError)) else reply
+            for (reply,) in (found[address] for address in masters)
+        ]
 
     def calls_in_turn(self, first: Sequence[ScriptCall], then: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in two round trips, since masters execute what is sent together in any order.

@@ -18,13 +18,18 @@ def read_server(client: Client) -> ServerInfo:
     return replace(server_info(info), address=client.address())
 
 
-def read_memory_limit(client: Client) -> Server:
-    """Return the memory limit and eviction policy, by INFO since managed servers forbid CONFIG.
-
-    Raises StoreUnavailable.
+def read_memory_limits(client: Client) -> list[Server]:
+    """Return the memory limit and eviction policy of each master that answers, by INFO since managed servers
+    forbid CONFIG. Raises StoreUnavailable when none answers.
     """
-    info = reply_if_permitted(client, "INFO", "memory")
-    return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
+    replies = client.of_each_master(("INFO", "memory"))
+    away = [reply for reply in replies if isinstance(reply, StoreUnavailable)]
+    if len(away) == len(replies):
+        raise away[0]
+    found = [_permitted(reply) for reply in replies if reply not in away]
+    return [
+        Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0))) for info in found
+    ]
 
 
 def reply_if_permitted(client: Client, *command: str) -> dict[str, Any]:
@@ -33,7 +38,13 @@ def reply_if_permitted(client: Client, *command: str) -> dict[str, Any]:
         (reply,) = client.commands([command])
     except StoreUnavailable:
         raise
-    except StoreError:
+    except StoreError as error:
+        reply = error
+    return _permitted(reply)
+
+
+def _permitted(reply: Any) -> dict[str, Any]:
+    if isinstance(reply, StoreError):
         return {}
     return {_text(name): _text(value) for name, value in reply.items()}
 

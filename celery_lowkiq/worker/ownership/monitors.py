@@ -105,9 +105,13 @@ class EvictionPolicyMonitor:
         now = self._clock.monotonic()
         if now < self._next:
             return
-        server = self._store.memory()
+        servers = self._store.memory()
         self._next = now + POLICY_INTERVAL
-        finding = eviction(server)
+        # Of several masters, one that evicts is named before one that does not tell.
+        finding, server = min(
+            ((eviction(server), server) for server in servers),
+            key=lambda found: (found[0].level != ERROR, found[1].policy is not None),
+        )
         line = f"maxmemory-policy of Redis: {finding.text} {finding.advice}"
         if finding.level == ERROR:
             logger.error(line)
