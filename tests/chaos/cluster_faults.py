@@ -71,6 +71,18 @@ class ClusterFaults(Faults):
     def _behind(self, master: int) -> dict[str, Any]:
         return {"shards": self._masters.shards_on(self._number(master), self._name, self._most)}
 
+    def _follow_reshard(self) -> None:
+        """Until the migration ends, all shards have a reason to be silent."""
+        began_at = time.monotonic()
+
+        def look() -> None:
+            if self._queue.is_moving(unknown=True):
+                self._mend_in(1.0, look)
+            else:
+                self._note("reshard", began_at)
+
+        self._mend_in(1.0, look)
+
     # -- masters
 
     @_make.register
@@ -165,8 +177,11 @@ class ClusterFaults(Faults):
         master, replica = masters.add_master()
         slots = [self._slot(shard) for shard in fault.shards]
         sources = [masters.owner(slot) for slot in slots]
-        for slot, source in zip(slots, sources, strict=True):
-            self._move("slots moved to a new master", [slot], source, master)
+
+        def fill() -> None:
+            for slot, source in zip(slots, sources, strict=True):
+                self._move("slots moved to a new master", [slot], source, master)
+            self._mend_in(fault.seconds, remove)
 
         def remove() -> None:
             for slot, source in zip(slots, sources, strict=True):
@@ -179,7 +194,7 @@ class ClusterFaults(Faults):
             self._note("master added and removed", began_at, shards=())
             self._end()
 
-        self._mend_in(fault.seconds, remove)
+        self._until(lambda: masters.is_ready(master), fill)
 
     def _move(self, kind: str, slots: Sequence[int], source: int, target: int) -> None:
         began_at = time.monotonic()

@@ -217,9 +217,12 @@ class Faults:
         shards = self._shards[0]
         if self._queue.reshard(shards):
             self._shards.rotate(-1)
-            # How long its migration takes is not waited for: shards come and go until the end.
-            self._mend_after("reshard", math.inf, lambda: None)
+            self._follow_reshard()
             self._mend_in(fault.seconds, self._cluster.move(shards))
+
+    def _follow_reshard(self) -> None:
+        """How long the migration takes is not waited for: shards come and go until the end."""
+        self._mend_after("reshard", math.inf, lambda: None)
 
     @_make.register
     def _(self, fault: Failover) -> None:

@@ -12,7 +12,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.keys import shard_keys
-from tests.clusters import BUS, CONFIG, Cluster, find_cluster_server, free_port
+from tests.clusters import BUS, CONFIG, SLOTS, Cluster, find_cluster_server, free_port
 
 from .proxy import Proxy
 
@@ -96,8 +96,9 @@ class Masters(Cluster):
             return False
         try:
             masters = self.masters()
-            views = [self.ask(number, "CLUSTER INFO")["cluster_slots_ok"] for number in self.living]
-            return set(views) == {"16384"} and all(self.replica_of(n) is not None for n in masters)
+            views = [self.ask(number, "CLUSTER INFO") for number in self.living]
+            known = {(view["cluster_state"], view["cluster_slots_ok"]) for view in views}
+            return known == {("ok", str(SLOTS))} and all(self.replica_of(n) is not None for n in masters)
         except redis.RedisError:
             return False
 
@@ -173,6 +174,10 @@ class Masters(Cluster):
         self.meet([master, replica])
         self.follow(replica, master)
         return master, replica
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a node says that the cluster is well, which a new one does after a while."""
+        return bool(self.ask(number, "CLUSTER INFO")["cluster_state"] == "ok")
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Remove nodes without slots."""

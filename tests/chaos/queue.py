@@ -59,12 +59,12 @@ class Queue:
         except StoreUnavailable:
             return False
 
-    def is_moving(self) -> bool:
-        """Whether a migration is going on, as far as Redis answers."""
+    def is_moving(self, unknown: bool = False) -> bool:
+        """Whether a migration is going on; ``unknown`` when Redis does not answer."""
         try:
             return self._migrations.read() is not None
         except StoreUnavailable:
-            return False
+            return unknown
 
     def empty(self) -> bool:
         """Whether nothing waits and nothing is in processing."""
