@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -119,8 +120,7 @@ class Cluster:
             self.ask(number, "CLUSTER SETSLOT", slot, "NODE", name)
 
     def abort_move(self, slot: int, source: int, target: int) -> None:
-        """Take a move back that is half-way, with the keys that have moved."""
-        self.move_keys(slot, target, source)
+        """Take a move back of which no key has moved yet; later ones can only be completed."""
         for number in (target, source):
             self.ask(number, "CLUSTER SETSLOT", slot, "STABLE")
 
@@ -131,6 +131,31 @@ class Cluster:
             self.begin_move(slot, target)
             self.move_keys(slot, source, target)
             self.end_move(slot, target)
+
+    def kill(self, number: int) -> None:
+        """SIGKILL."""
+        self.living.discard(number)
+        self.servers[number].kill()
+
+    def restart(self, number: int) -> None:
+        """Start a killed node again, with what it had."""
+        self.servers[number].restart()
+        self.living.add(number)
+
+    def freeze(self, number: int) -> None:
+        """SIGSTOP."""
+        self.living.discard(number)
+        self._signal(number, signal.SIGSTOP)
+
+    def thaw(self, number: int) -> None:
+        """SIGCONT."""
+        self._signal(number, signal.SIGCONT)
+        self.living.add(number)
+
+    def _signal(self, number: int, how: signal.Signals) -> None:
+        pid = self.servers[number].pid
+        assert pid is not None
+        os.kill(pid, how)
 
     def flush(self) -> None:
         for number in self.living:

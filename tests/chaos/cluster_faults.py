@@ -142,7 +142,8 @@ class ClusterFaults(Faults):
         source, target = self._way(slot, fault.master)
         began_at = time.monotonic()
         masters.begin_move(slot, target)
-        masters.move_keys(slot, source, target, most=HALF)
+        if not fault.aborted:
+            masters.move_keys(slot, source, target, most=HALF)
 
         def end() -> None:
             if fault.aborted:

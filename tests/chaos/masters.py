@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterable, Sequence
 
 import redis
@@ -103,31 +101,6 @@ class Masters(Cluster):
             return False
 
     # -- nodes
-
-    def kill(self, number: int) -> None:
-        """SIGKILL."""
-        self.living.discard(number)
-        self.servers[number].kill()
-
-    def restart(self, number: int) -> None:
-        """Start a killed node again, with what it had."""
-        self.servers[number].restart()
-        self.living.add(number)
-
-    def freeze(self, number: int) -> None:
-        """SIGSTOP."""
-        self.living.discard(number)
-        self._signal(number, signal.SIGSTOP)
-
-    def thaw(self, number: int) -> None:
-        """SIGCONT."""
-        self._signal(number, signal.SIGCONT)
-        self.living.add(number)
-
-    def _signal(self, number: int, how: signal.Signals) -> None:
-        pid = self.servers[number].pid
-        assert pid is not None
-        os.kill(pid, how)
 
     def is_promoted(self, replica: int) -> bool:
         """Whether it has slots, and all other living nodes know that."""

@@ -155,7 +155,7 @@ class FreezeMaster:
 @dataclass(frozen=True)
 class HoldSlot:
     """The slot of a shard, or that of the queue's own keys (``shard`` -1), moves to another master; half-way,
-    ``seconds`` pass. ``aborted``: then it moves back.
+    ``seconds`` pass. ``aborted``: they pass before the first key has moved, and the slot stays.
     """
 
     at: float

@@ -169,3 +169,57 @@ def test_a_dead_master_takes_its_own_shards_only():
         store.push(QUEUE, jobs(100, 1000), pauses=[0.2] * 50)
         assert take(store, QUEUE, lost[0].index).shard == ShardRef("orders", lost[0].index)
         store.close()
+
+
+@pytest.mark.full
+def test_a_master_that_is_frozen_costs_one_timeout_and_its_own_shards_only():
+    """As one whose host has died: connections stay, or open, and nothing answers."""
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=0.75, socket_connect_timeout=0.75)
+        store.push(QUEUE, jobs(300))
+        leases = acquired(store)
+        frozen = cluster.owner(slot(SHARDS[0]))
+        lost = [shard for shard in SHARDS if cluster.owner(slot(shard)) == frozen]
+        living = [lease for lease in leases if lease.shard not in lost]
+        with store.subscribe([QUEUE]) as subscription:
+            cluster.freeze(frozen)
+            began = time.monotonic()
+            assert [due is None for due in store.next_due(SHARDS)] == [shard in lost for shard in SHARDS]
+            assert time.monotonic() - began < 2.0
+            for _ in range(5):
+                began = time.monotonic()
+                assert store.renew(leases) == [None if x.shard in lost else True for x in leases]
+                assert None in store.next_due(SHARDS)
+                assert len(store.memory()) == 2
+                run_all(store, living[:1])
+                assert time.monotonic() - began < 1.0
+            if frozen == 0:
+                # It listens to the first master.
+                with pytest.raises(StoreUnavailable):
+                    eventually(lambda: subscription.wait_pushed(0.1))
+        store.subscribe([QUEUE]).close()
+        cluster.thaw(frozen)
+        eventually(lambda: store.renew(leases) == [True] * 12)
+        store.close()
+
+
+@pytest.mark.full
+def test_shards_of_living_masters_are_admitted_while_another_one_is_dead():
+    """Those that are not registered yet: of a queue whose own key is there."""
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=0.75)
+        registry = cluster.owner(slot_of(queue_key("orders")))
+        dead = (registry + 1) % 3
+        living = [shard for shard in SHARDS if cluster.owner(slot(shard)) != dead]
+        at_living = {shard: next(j for j in jobs(500) if QUEUE.shard_of(j.id) == shard) for shard in living}
+        store.push(QUEUE, [at_living[living[0]]])
+        cluster.kill(dead)
+        store.push(QUEUE, list(at_living.values()))
+        lost = next(shard for shard in SHARDS if shard not in living)
+        watches = [LeaseWatch(QUEUE, shard, NEVER_SEEN) for shard in SHARDS]
+        seen = store.observe(SHARDS)
+        watches = [replace(w, seen=state) if state else w for w, state in zip(watches, seen, strict=True)]
+        answers = dict(zip(SHARDS, store.acquire_all(watches, "me"), strict=True))
+        assert isinstance(answers[lost], StoreUnavailable)
+        assert {answers[shard].shard for shard in living} == set(living)
+        store.close()

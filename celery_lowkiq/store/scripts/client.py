@@ -187,6 +187,9 @@ class Client:
         self.redis.ping()
         return apart(self.redis)
 
+    def wait_less(self) -> None:
+        """On a cluster, leave a slot that moves sooner: the caller has other shards to serve."""
+
     def is_lost(self, client: redis.Redis) -> bool:
         """Whether nothing may come to a client of :meth:`apart` any more, though it is connected."""
         return False
@@ -295,11 +298,21 @@ class Client:
 
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
+        return raise_refused(self.readable_here(commands))
+
+    def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """As :meth:`readable`. On a cluster, the StoreUnavailable of a master that is away stays a reply."""
         replies = self._send(commands) if commands else []
-        readable = [None if _is_wrong_type(reply) else reply for reply in replies]
-        for reply in readable:
-            if isinstance(reply, exceptions.RedisError):
-                raise store_error(reply) from reply
+        readable = [
+            None
+            if _is_wrong_type(one)
+            else store_error(one)
+            if isinstance(one, exceptions.RedisError)
+            else one
+            for one in replies
+        ]
+        self.check_away(readable)
+        raise_refused([reply for reply in readable if not isinstance(reply, StoreUnavailable)])
         return readable
 
     def act(self, step: Step) -> Any:

@@ -30,6 +30,8 @@ T = TypeVar("T")
 KEYLESS = frozenset({"CONFIG GET", "INFO", "PING", "TIME", "WAIT", "WAITAOF"})
 #: How long a batch follows redirections and waits for slots that move, in s.
 PATIENCE = 1.0
+#: The same for a caller that serves shards of other masters meanwhile, and repeats what was not answered.
+SHORT_PATIENCE = 0.1
 #: Between two attempts at a slot that moves, in s.
 PAUSE = 0.02
 #: What a slot answers that moves or has no master for a moment.
@@ -52,6 +54,7 @@ class ClusterClient(Client):
         self.cluster = cluster
         self._flags = True
         self._keyless_slot = slot_of(reports_key())
+        self._waits_less = False
 
     def close(self) -> None:
         """Close all connections."""
@@ -72,6 +75,10 @@ class ClusterClient(Client):
             error = reply
         self.cluster.refresh()
         raise error or exceptions.ConnectionError("no master has a slot")
+
+    def wait_less(self) -> None:
+        """Give a slot that moves up after a tenth of a second."""
+        self._waits_less = True
 
     def is_lost(self, client: redis.Redis) -> bool:
         """Whether the client's node does not answer, or is no master any more."""
@@ -138,7 +145,8 @@ class ClusterClient(Client):
         replies = self._first_replies(commands, slots, masters)
         for reply in replies:
             if isinstance(reply, (exceptions.RedisError, OSError)):
-                return _Batch(self.cluster, commands, slots, replies).followed()
+                patience = SHORT_PATIENCE if self._waits_less else PATIENCE
+                return _Batch(self.cluster, commands, slots, replies).followed(patience)
         if self.cluster.away:
             self.cluster.answered(masters[slot] for slot in slots)
         return replies
@@ -218,12 +226,12 @@ class _Batch:
                 if place is not None:
                     self.replies[place] = reply
 
-    def followed(self) -> list[Any]:
-        """Send refused commands again where they belong, as long as there is hope; return all replies.
+    def followed(self, patience: float) -> list[Any]:
+        """Send refused commands again where they belong, for ``patience`` s at most; return all replies.
 
         What was answered is not repeated, and commands of a slot stay in their order.
         """
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         attempts, redirections = 1, 3
         left = self._refused(range(len(self._commands)))
         while left and time.monotonic() < deadline:
