@@ -193,9 +193,7 @@ class RedisStore:
         """
         beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
         replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
-        answers = replies[: len(beats)]
-        self.client.check_away(answers)
-        raise_refused([reply for reply in answers if not isinstance(reply, StoreUnavailable)])
+        answers = self.client.but_away(replies[: len(beats)])
         found: list[tuple[Any, str | None]] = []
         for reply in answers:
             found += [(None, None)] if isinstance(reply, StoreUnavailable) else parse_beats(reply)

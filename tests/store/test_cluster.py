@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -12,8 +13,10 @@ from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.connect import connect_cluster
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
@@ -222,4 +225,31 @@ def test_shards_of_living_masters_are_admitted_while_another_one_is_dead():
         answers = dict(zip(SHARDS, store.acquire_all(watches, "me"), strict=True))
         assert isinstance(answers[lost], StoreUnavailable)
         assert {answers[shard].shard for shard in living} == set(living)
+        store.close()
+
+
+@pytest.mark.full
+def test_a_migration_goes_on_between_living_masters():
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=0.75)
+        store.push(QUEUE, jobs(600))
+        assert store.begin_migration("orders", 24)
+        mover, migrations = store.mover(QUEUE), Migrations(store.client, "orders")
+        eventually(lambda: mover.turn() and migrations.read().phase is Phase.MOVE)
+        dead = (cluster.owner(slot_of(queue_key("orders"))) + 1) % 3
+        of = {n: cluster.owner(slot(ShardRef("orders", n))) for n in range(24)}
+        cluster.kill(dead)
+        wanted = replace(QUEUE, shards=24)
+        homes = {job.id: wanted.shard_of(job.id).index for job in jobs(600)}
+        going = {job_id: n for job_id, n in homes.items() if n >= 12 and dead not in (of[n], of[n % 12])}
+        assert going
+
+        def arrived():
+            # A turn may be of shards of the dead master only.
+            with contextlib.suppress(StoreUnavailable):
+                mover.turn()
+            lengths = [("HLEN", shard_keys(ShardRef("orders", n))["jobs"]) for n in set(going.values())]
+            return sum(store.client.commands(lengths)) == len(going)
+
+        eventually(arrived)
         store.close()

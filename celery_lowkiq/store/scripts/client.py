@@ -277,13 +277,25 @@ class Client:
 
     def command_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
         """Steps of :meth:`commands`."""
+        return raise_refused((yield from self.answer_steps(commands)))
+
+    def answer_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
+        """Steps that run commands in one round trip. Raise StoreError.
+
+        On a cluster, the StoreUnavailable of a master that is away stays a reply.
+        """
         replies = yield Send(commands)
-        return raise_refused(
-            [
-                script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
-                for command, reply in zip(commands, replies, strict=True)
-            ]
-        )
+        answers = [
+            script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+        return self.but_away(answers)
+
+    def but_away(self, replies: list[Any]) -> list[Any]:
+        """Return the replies; raise the first LowkiqError among them but, on a cluster, StoreUnavailable."""
+        self.check_away(replies)
+        raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
+        return replies
 
     def scan(self, key: str, step: int) -> Iterator[list[tuple[bytes, Any]]]:
         """Yield (member, score) pairs of a sorted set, at most ``step`` at a time.
@@ -302,18 +314,8 @@ class Client:
 
     def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As :meth:`readable`. On a cluster, the StoreUnavailable of a master that is away stays a reply."""
-        replies = self._send(commands) if commands else []
-        readable = [
-            None
-            if _is_wrong_type(one)
-            else store_error(one)
-            if isinstance(one, exceptions.RedisError)
-            else one
-            for one in replies
-        ]
-        self.check_away(readable)
-        raise_refused([reply for reply in readable if not isinstance(reply, StoreUnavailable)])
-        return readable
+        found: list[Any] = [None if _is_wrong_type(reply) else reply for reply in self._send(commands)]
+        return self.but_away([store_error(e) if isinstance(e, exceptions.RedisError) else e for e in found])
 
     def act(self, step: Step) -> Any:
         """Do one step of a procedure. Raises StoreError."""

@@ -17,7 +17,7 @@ from redis import exceptions
 from celery_lowkiq.rules.errors import NotClusterNode, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 
-from .client import Client, raise_refused, store_error
+from .client import Client, store_error
 from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
@@ -97,9 +97,7 @@ class ClusterClient(Client):
 
     def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts; a reply may be the StoreUnavailable of a master that is away. Raises other errors."""
-        replies = self.calls(calls)
-        raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
-        return replies
+        return self.but_away(self.calls(calls))
 
     def check_away(self, replies: Iterable[Any]) -> None:
         """Raise nothing: the other masters are not away."""
