@@ -177,11 +177,12 @@ class RedisStore:
         """
         return renew(self.client, leases, lapsed, stopping, turn)
 
-    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+    def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
-        to the next owner. Raises NotOwner.
+        to the next owner; on a cluster, None when the shard's master is away. Raises NotOwner.
         """
-        return bool(self.client.call(release_call(lease, unsettled)) == 1)
+        (reply,) = self.client.answers([release_call(lease, unsettled)])
+        return None if isinstance(reply, StoreUnavailable) else bool(reply == 1)
 
     def beat(
         self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate | None = None

@@ -76,9 +76,9 @@ class Store(Protocol):
         number of the owner's turn.
         """
 
-    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+    def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """Give the shard up. Return False when jobs are still in processing, unless ``unsettled`` leaves them
-        there for the next owner to recover. Raises NotOwner.
+        there for the next owner to recover; None when the shard's master is away. Raises NotOwner.
         """
 
     def exchange(

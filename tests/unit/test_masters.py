@@ -44,6 +44,9 @@ class Masters(FakeStore):
         dues = super().next_due(shards, in_hand, were_empty)
         return [None if s in self.away else due for s, due in zip(shards, dues, strict=True)]
 
+    def release(self, lease, unsettled=False):
+        return None if lease.shard in self.away else super().release(lease, unsettled)
+
     def tokens(self, asked):
         return AWAY if self.tokens_away else super().tokens(asked)
 
@@ -220,6 +223,30 @@ def test_a_lease_whose_master_is_away_runs_out_alone(node):
     assert all(one.store.leases[shard].counter > counters[shard] for shard in SHARDS[1:])
     one.store.away = set()
     eventually(lambda: not owned[THERE].lost.is_set())
+
+
+def test_shards_are_released_to_another_node_while_a_master_is_away(node):
+    """Those of other masters, also behind one that cannot be released."""
+    options = {"splitter": lease_splitter, "lease_seconds": 0.5, "poll_interval": 0.05}
+    one = node(store=Masters(), **options).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    one.store.away = {*SHARDS[2:3]}
+    node(store=one.store, owner="other", **options).start()
+    eventually(lambda: one.owns("other"))
+    assert SHARDS[2] in one.owns()
+    one.store.away = set()
+    eventually(lambda: len(one.owns()) == len(one.owns("other")) == 2)
+
+
+def test_a_node_that_stops_releases_the_shards_of_living_masters_at_once(node):
+    one = node(store=Masters(), lease_seconds=0.5, poll_interval=0.05).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    one.store.away = {THERE}
+    one.runtime.drain()
+    eventually(lambda: one.owns() == [THERE])
+    one.store.away = set()
+    assert one.runtime.join(10)
+    assert one.owns() == []
 
 
 def test_what_was_seen_of_other_masters_is_not_doubted(node):
