@@ -152,6 +152,7 @@ def test_a_dead_master_takes_its_own_shards_only():
         run_all(store, leases)
         away = replace(leases[0], shard=lost[0])
         assert store.renew([leases[0], away, leases[1]]) == [True, None, True]
+        assert store.release(away) is None
         assert [due is None for due in store.next_due([living[0], lost[0]])] == [False, True]
         assert [due is None for due in store.next_due([living[0], lost[0]], (), [True, True])] == [
             False,

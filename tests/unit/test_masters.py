@@ -6,6 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, LeaseState, QueueSpec
+from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.worker.lane import claim_cycle, lane
 from tests.waiting import eventually
 
@@ -247,6 +248,22 @@ def test_a_node_that_stops_releases_the_shards_of_living_masters_at_once(node):
     one.store.away = set()
     assert one.runtime.join(10)
     assert one.owns() == []
+
+
+def test_a_node_that_stops_while_the_queues_own_master_is_away_releases_its_shards(node):
+    one = node(store=Masters(), lease_seconds=5.0, splitter=lease_splitter).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    away = [True]
+
+    def fail(after):
+        if away[0]:
+            raise AWAY
+
+    one.store.fail["forget_members"] = fail
+    one.runtime.drain()
+    eventually(lambda: one.owns() == [], 3)
+    away[0] = False
+    assert one.runtime.join(10)
 
 
 def test_what_was_seen_of_other_masters_is_not_doubted(node):

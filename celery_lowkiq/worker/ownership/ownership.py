@@ -270,7 +270,12 @@ class Ownership:
 
     def _release_turn(self) -> None:
         """Do one turn; after a StoreError the next one repeats what is left."""
-        self._membership.leave()
+        away: StoreUnavailable | None = None
+        try:
+            self._membership.leave()
+        except StoreUnavailable as error:
+            # On a cluster, of the master with the queue's own keys: shards may be on others.
+            away = error
         for owned in self._table.owned():
             if self._table.lane_of(owned.shard).crashed and self._table.in_use(owned.shard):
                 # Not marked as stopping: the batch that ran counts as crashed.
@@ -278,14 +283,13 @@ class Ownership:
         self._overdue.check()
         self._renew(stopping=True)
         self._losses.check(())
-        away = False
         for owned in self._table.owned():
             # No batch of it starts any more, also when a lane that stops is about to pick it.
             self._table.leave(owned.shard)
             if (self._at_once or not self._table.in_use(owned.shard)) and not self._release(owned):
-                away = True
-        if away:
-            raise StoreUnavailable("Redis is not available: masters of shards to release are away")
+                away = StoreUnavailable("Redis is not available: masters of shards to release are away")
+        if away is not None:
+            raise away
         if self._table.owned():
             self._membership.update()
 
