@@ -147,7 +147,8 @@ def _settled_twice(history: History) -> Iterator[str]:
                 or pushed.get(one, 0.0) > known[0].claimed_at
             ):
                 continue
-            lost = (loss for loss in history.losses if loss.concerns(execution.shard))
+            # Of the shard that it ran in first: a migration may have moved it since.
+            lost = (loss for loss in history.losses if loss.concerns(known[0].shard))
             if not any(loss.touches(known[0].claimed_at, known[1].at) for loss in lost):
                 yield f"id {one[0]} payload {one[1]}: at {known[1].at:.3f} and at {settle.at:.3f}"
 
