@@ -266,6 +266,23 @@ def test_a_node_that_stops_while_the_queues_own_master_is_away_releases_its_shar
     assert one.runtime.join(10)
 
 
+def test_a_dead_node_that_cannot_be_forgotten_yet_ends_no_turn(node):
+    """The master with the queue's heartbeats went away in between: shards are shared on."""
+    store, asked = Masters(), []
+    store.members[Q.name] = {"dead": (2, 1)}
+
+    def fail(after):
+        asked.append(after)
+        raise AWAY
+
+    store.fail["forget_members"] = fail
+    one = node(store=store, lease_seconds=0.1, poll_interval=0.05, splitter=lease_splitter).start()
+    eventually(lambda: len(asked) > 2)
+    assert one.runtime._ctx.outage._since is None
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    store.fail.clear()
+
+
 def test_what_was_seen_of_other_masters_is_not_doubted(node):
     """A shard that waits out its owner's silence waits on while another master is away."""
     store = Masters()
