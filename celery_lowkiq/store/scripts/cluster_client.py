@@ -119,7 +119,7 @@ class ClusterClient(Client):
 
         When one of ``first`` may not have been executed, its StoreUnavailable answers the others, too.
         """
-        replies = self.calls(first)
+        replies = self.calls(first) if first else []
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 return [*replies, *(reply for _ in then)]
