@@ -206,10 +206,19 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """The tests of the store on a cluster of three masters; arguments go to pytest."""
+    """The tests of the store on a cluster of three masters, of workers there, and the ledger under faults.
+
+    The ledger takes 30 minutes, or those of ``-- --minutes M``; other arguments go to pytest, in its place.
+    """
     _install(session)
-    paths = session.posargs or ("tests/store",)
+    minutes, words = _minutes(session.posargs, 30.0)
+    paths = words or ("tests/store",)
     session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_CLUSTER": "1"})
+    if not words:
+        session.run(
+            "pytest", *PARALLEL, "-m", "full", "tests/store/test_cluster.py", "tests/worker/test_cluster.py"
+        )
+        session.run("python", "-m", "tests.chaos", "--cluster", "--seconds", f"{60 * minutes:g}")
 
 
 @nox.session

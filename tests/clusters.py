@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -17,13 +19,24 @@ from .waiting import eventually
 SLOTS = 16384
 #: Of the bus of a cluster, above the port of the server.
 BUS = 10_000
+#: Timeout in s of a node of a test.
+ANSWER = 10.0
+#: Of each server; a dead master refuses its own slots only.
+CONFIG = {
+    "cluster-enabled": "yes",
+    "cluster-node-timeout": "2000",
+    "cluster-require-full-coverage": "no",
+}
 
 
 class Cluster:
-    """Masters that share all slots evenly."""
+    """Masters that share all slots evenly, and their replicas."""
 
     def __init__(self, servers: Sequence[EmbeddedServer]) -> None:
         self.servers = list(servers)
+        #: Numbers of the servers that answer now, as far as is known here.
+        self.living = set(range(len(self.servers)))
+        self._clients: dict[int, Any] = {}
 
     @property
     def url(self) -> str:
@@ -35,47 +48,81 @@ class Cluster:
 
     def node(self, number: int) -> redis.Redis:
         """A client of one node only."""
-        return redis.Redis(unix_socket_path=self.servers[number].socket_path)
+        return redis.Redis(unix_socket_path=self.servers[number].socket_path, socket_timeout=ANSWER)
 
     def clients(self) -> list[redis.Redis]:
         """A client of each node."""
         return [self.node(number) for number in range(len(self.servers))]
 
+    def ask(self, number: int, *words: Any) -> Any:
+        """The answer of one node to a command."""
+        if number not in self._clients:
+            self._clients[number] = self.node(number)
+        return self._clients[number].execute_command(*words)
+
+    def create(self, masters: int) -> None:
+        """Share the slots among the first servers; the others are the replicas of these, in order."""
+        for number in range(masters):
+            first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
+            self.ask(number, "CLUSTER ADDSLOTS", *range(first, last + 1))
+            self.ask(number, "CLUSTER SET-CONFIG-EPOCH", number + 1)
+        self.meet(range(1, len(self.servers)))
+        for number in range(masters, len(self.servers)):
+            self.follow(number, number % masters)
+        eventually(lambda: all(self._is_complete(number, masters) for number in self.living))
+
+    def meet(self, numbers: Iterable[int]) -> None:
+        """Have further servers join; all nodes know each other then."""
+        for number in numbers:
+            self.ask(min(self.living), "CLUSTER MEET", "127.0.0.1", self.servers[number].port)
+        eventually(lambda: all(self._knows_all(number) for number in self.living))
+
+    def follow(self, number: int, master: int) -> None:
+        """Make an empty node the replica of a master."""
+        name = self.id(master)
+        self.ask(number, "CLUSTER REPLICATE", name)
+
     def owner(self, slot: int) -> int:
         """The number of the master that has a slot, as the masters say themselves."""
-        for number in range(len(self.servers)):
-            with self.node(number) as node:
-                words = node.execute_command("CLUSTER NODES").items()
-            for _, about in words:
-                if "myself" in about["flags"] and any(_holds(part, slot) for part in about["slots"]):
+        for number in sorted(self.living):
+            for first, last in self.ranges(number):
+                if first <= slot <= last:
                     return number
         raise AssertionError(f"nobody has slot {slot}")
 
+    def ranges(self, number: int) -> list[tuple[int, int]]:
+        """First and last slots of the parts that a node has, as it says itself; none for a replica."""
+        for about in self.ask(number, "CLUSTER NODES").values():
+            if "myself" in about["flags"] and "master" in about["flags"]:
+                parts = [part for part in about["slots"] if part[0].isdigit()]
+                return [(int(part[0]), int(part[-1])) for part in parts]
+        return []
+
     def id(self, number: int) -> str:
-        with self.node(number) as node:
-            return str(node.execute_command("CLUSTER MYID").decode())
+        return str(self.ask(number, "CLUSTER MYID").decode())
 
     def begin_move(self, slot: int, target: int) -> int:
         """Have a slot move to another master, half-way. Returns the number of its master."""
         source = self.owner(slot)
-        with self.node(target) as node:
-            node.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.id(source))
-        with self.node(source) as node:
-            node.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", self.id(target))
+        self.ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", self.id(source))
+        self.ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", self.id(target))
         return source
 
     def move_keys(self, slot: int, source: int, target: int, most: int = 10_000) -> None:
-        with self.node(source) as node:
-            keys = node.execute_command("CLUSTER GETKEYSINSLOT", slot, most)
-            if keys:
-                port = self.servers[target].port
-                node.execute_command("MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *keys)
+        if keys := self.ask(source, "CLUSTER GETKEYSINSLOT", slot, most):
+            port = self.servers[target].port
+            self.ask(source, "MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *keys)
 
     def end_move(self, slot: int, target: int) -> None:
         name = self.id(target)
-        for number in (target, *(n for n in range(len(self.servers)) if n != target)):
-            with self.node(number) as node:
-                node.execute_command("CLUSTER SETSLOT", slot, "NODE", name)
+        masters = [number for number in sorted(self.living) if self.ask(number, "ROLE")[0] == b"master"]
+        for number in (target, *(n for n in masters if n != target)):
+            self.ask(number, "CLUSTER SETSLOT", slot, "NODE", name)
+
+    def abort_move(self, slot: int, source: int, target: int) -> None:
+        """Take a move back of which no key has moved yet; later ones can only be completed."""
+        for number in (target, source):
+            self.ask(number, "CLUSTER SETSLOT", slot, "STABLE")
 
     def move(self, slot: int, target: int) -> None:
         """Move a slot with its keys."""
@@ -85,58 +132,69 @@ class Cluster:
             self.move_keys(slot, source, target)
             self.end_move(slot, target)
 
+    def kill(self, number: int) -> None:
+        """SIGKILL."""
+        self.living.discard(number)
+        self.servers[number].kill()
+
+    def restart(self, number: int) -> None:
+        """Start a killed node again, with what it had."""
+        self.servers[number].restart()
+        self.living.add(number)
+
+    def freeze(self, number: int) -> None:
+        """SIGSTOP."""
+        self.living.discard(number)
+        self._signal(number, signal.SIGSTOP)
+
+    def thaw(self, number: int) -> None:
+        """SIGCONT."""
+        self._signal(number, signal.SIGCONT)
+        self.living.add(number)
+
+    def _signal(self, number: int, how: signal.Signals) -> None:
+        pid = self.servers[number].pid
+        assert pid is not None
+        os.kill(pid, how)
+
     def flush(self) -> None:
-        for number in range(len(self.servers)):
-            with self.node(number) as node:
-                node.flushall()
+        for number in self.living:
+            self.ask(number, "FLUSHALL")
 
+    def _knows_all(self, number: int) -> bool:
+        return len(self.ask(number, "CLUSTER NODES")) == len(self.living)
 
-def _holds(part: Sequence[str], slot: int) -> bool:
-    return int(part[0]) <= slot <= int(part[-1]) if part[0].isdigit() else False
+    def _is_complete(self, number: int, masters: int) -> bool:
+        info = self.ask(number, "CLUSTER INFO")
+        words = info["cluster_state"], info["cluster_size"], info["cluster_slots_assigned"]
+        return bool(words == ("ok", str(masters), str(SLOTS)))
 
 
 @contextlib.contextmanager
 def running_cluster(
-    masters: int = 3, executable: str | os.PathLike[str] | None = None, tls: Mapping[str, str] | None = None
+    masters: int = 3,
+    executable: str | os.PathLike[str] | None = None,
+    replicas: int = 0,
+    config: Mapping[str, str] | None = None,
+    tls: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """Start a cluster; a dead master refuses its own slots only. ``tls``: options for its files."""
-    config = {
-        "cluster-enabled": "yes",
-        "cluster-node-timeout": "2000",
-        "cluster-require-full-coverage": "no",
-        **({**tls, "tls-cluster": "yes"} if tls else {}),
-    }
+    """Start a cluster, whose masters share ``replicas``; ``config`` and files of ``tls`` are of each server."""
+    of_each = {**CONFIG, **(config or {}), **({**tls, "tls-cluster": "yes"} if tls else {})}
     with contextlib.ExitStack() as stack:
         servers = []
-        for _ in range(masters):
+        for _ in range(masters + replicas):
             port = free_port()
             of_port = {"port": "0", "tls-port": str(port)} if tls else {}
-            server = EmbeddedServer(executable=executable or _server(), port=port, config=config | of_port)
+            server = EmbeddedServer(
+                executable=executable or find_cluster_server(), port=port, config=of_each | of_port
+            )
             servers.append(stack.enter_context(server))
         cluster = Cluster(servers)
-        for number in range(masters):
-            first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
-            with cluster.node(number) as node:
-                node.execute_command("CLUSTER ADDSLOTS", *range(first, last + 1))
-                node.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
-        with cluster.node(0) as node:
-            for server in servers[1:]:
-                node.execute_command("CLUSTER MEET", "127.0.0.1", server.port)
-        eventually(lambda: all(_is_complete(cluster, number) for number in range(masters)))
+        cluster.create(masters)
         yield cluster
 
 
-def _is_complete(cluster: Cluster, number: int) -> bool:
-    with cluster.node(number) as node:
-        info = node.execute_command("CLUSTER INFO")
-    masters = len(cluster.servers)
-    return info["cluster_state"] == "ok" and (info["cluster_size"], info["cluster_slots_assigned"]) == (
-        str(masters),
-        str(SLOTS),
-    )
-
-
-def _server() -> str | Path:
+def find_cluster_server() -> str | Path:
     return os.environ.get("LOWKIQ_TEST_SERVER") or find_server()
 
 

@@ -176,11 +176,13 @@ class RedisStore:
         """
         return renew(self.client, leases, stopping, turn)
 
-    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+    def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """Give the shard up. Return False when jobs are still in processing, or on another server than the
-        lease names, unless ``unsettled`` leaves the jobs to the next owner. Raises NotOwner.
+        lease names, unless ``unsettled`` leaves the jobs to the next owner; on a cluster, None when the
+        shard's master is away. Raises NotOwner.
         """
-        return bool(self.client.call(release_call(lease, unsettled)) == 1)
+        (reply,) = self.client.answers([release_call(lease, unsettled)])
+        return None if isinstance(reply, StoreUnavailable) else bool(reply == 1)
 
     def beat(
         self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate | None = None
@@ -192,9 +194,7 @@ class RedisStore:
         """
         beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
         replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
-        answers = replies[: len(beats)]
-        self.client.check_away(answers)
-        raise_refused([reply for reply in answers if not isinstance(reply, StoreUnavailable)])
+        answers = self.client.but_away(replies[: len(beats)])
         found: list[tuple[Any, str | None]] = []
         for reply in answers:
             found += [(None, None)] if isinstance(reply, StoreUnavailable) else parse_beats(reply)
@@ -244,8 +244,9 @@ class RedisStore:
         if isinstance(replies[-1], StoreUnavailable):
             return answer, replies[-1]
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
-        reply = replies[-1]
-        return answer, read_or_error(lambda: claimed(claim, self._admission.claim_reply(claim_sent, reply)))
+        reply = read_or_error(lambda: self._admission.claim_reply(claim_sent, replies[-1]))
+        self.client.check_away([reply])
+        return answer, read_or_error(lambda: claimed(claim, reply))
 
     def claim(
         self,
@@ -268,8 +269,11 @@ class RedisStore:
         """Undo the crashes that were counted for the owner of this lease: it is alive."""
         self.client.call(load("retract_crashes").call(shard_keys(lease.shard), epoch=lease.epoch))
 
-    def tokens(self, asked: TokenRequest) -> Tokens:
-        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing."""
+    def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
+        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
+
+        Raises StoreUnavailable; on a cluster, it is the answer when the master with the tokens is away.
+        """
         call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},
             holder=asked.holder,
@@ -279,7 +283,10 @@ class RedisStore:
             wanted=asked.wanted,
             surplus=asked.surplus,
         )
-        granted, wait = self.client.call(call)
+        (reply,) = self.client.answers([call])
+        if isinstance(reply, StoreUnavailable):
+            return reply
+        granted, wait = reply
         return Tokens(granted, float(wait))
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:

@@ -13,7 +13,7 @@ from celery_lowkiq.rules.claims import (
     SettleReply,
     SettleRequest,
 )
-from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError
+from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
@@ -72,9 +72,10 @@ class Store(Protocol):
         ``turn``, the number of the owner's turn.
         """
 
-    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+    def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """Give the shard up. Return False when jobs are still in processing, or on another server than the
-        lease names, unless ``unsettled`` leaves the jobs to the next owner. Raises NotOwner.
+        lease names, unless ``unsettled`` leaves the jobs to the next owner; None when the shard's master is
+        away. Raises NotOwner.
         """
 
     def exchange(
@@ -125,8 +126,11 @@ class Store(Protocol):
         ``were_empty``, only waiting jobs are looked for.
         """
 
-    def tokens(self, asked: TokenRequest) -> Tokens:
-        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing."""
+    def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
+        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
+
+        The StoreUnavailable is of the master that has them, beside which others answer.
+        """
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         """Return the masters that answer, with memory limit, eviction policy and refused commands.

@@ -44,6 +44,10 @@ class RateLimiter:
         else:
             self._exhausted_until.pop(queue, None)
 
+    def park(self, queue: str, seconds: float) -> None:
+        """Leave a queue alone for ``seconds``: the master that has its tokens is away."""
+        self._exhausted_until[queue] = self._clock.monotonic() + seconds
+
     def exhausted_until(self, now: float) -> dict[str, float]:
         """Return the queues without a token, and the monotonic time at which to ask again."""
         if not self._exhausted_until:

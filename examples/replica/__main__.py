@@ -21,7 +21,7 @@ from .repository import read_history, read_tree
 from .run import RedisInUse, Stalled, run_side
 from .sides import OrderedSide, PlainSide
 from .stream import SHIPPED, Event, StreamError, final_tree, read_events, with_copies
-from .tasks import RUN_IN_VARIABLE
+from .tasks import RUN_IN_VARIABLE, STORE_VARIABLE, app
 from .worker import WorkerDied
 
 #: Share of the messages that is delivered twice.
@@ -29,6 +29,8 @@ COPIES, SEED = 0.1, 7
 # What the celery command and the app read before anything else.
 BROKER_VARIABLES = ("BROKER_URL", "CELERY_BROKER_URL")
 SCHEMES = ("redis://", "rediss://", "redis+socket://", "sentinel://")
+# Celery has no broker for a cluster: a private server is that.
+CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
 NOT_CLEAN, FAILED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 EXPECTED_ERRORS = (StreamError, RedisInUse, Stalled, WorkerDied, LowkiqError, OperationalError)
 
@@ -55,9 +57,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def redis_url(text: str) -> str:
-    """A URL that both Celery and the ordered task can use."""
-    if not text.startswith(SCHEMES):
-        raise argparse.ArgumentTypeError(f"the URL must begin with one of {', '.join(SCHEMES)}")
+    """A URL that both Celery and the ordered task can use, or that of a cluster for the ordered task."""
+    if not text.startswith(SCHEMES + CLUSTER_SCHEMES):
+        known = ", ".join(SCHEMES + CLUSTER_SCHEMES)
+        raise argparse.ArgumentTypeError(f"the URL must begin with one of {known}")
     return text
 
 
@@ -78,8 +81,11 @@ def run(options: argparse.Namespace) -> int:
         f"{len(events):,} changes of {paths:,} files, {len(messages) - len(events):,} of them delivered twice"
     )
     with ExitStack() as stack:
-        url = options.redis or stack.enter_context(EmbeddedServer()).url
+        cluster = options.redis if (options.redis or "").startswith(CLUSTER_SCHEMES) else ""
+        url = (not cluster and options.redis) or stack.enter_context(EmbeddedServer()).url
         os.environ.update({**dict.fromkeys(BROKER_VARIABLES, url), RUN_IN_VARIABLE: options.run_in})
+        # For the workers, and for the app of this process, which was made before.
+        os.environ[STORE_VARIABLE], app.conf.lowkiq_url = cluster, cluster or None
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replica-")))
         celery, ordered = (
             run_side(side, messages, expected, directory, options.pool)

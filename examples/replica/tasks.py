@@ -20,12 +20,15 @@ from .mirror import Mirror
 MIRROR_VARIABLE = "REPLICA_MIRROR"
 #: ``lowkiq_run_in`` of a worker: "thread", or "process".
 RUN_IN_VARIABLE = "REPLICA_RUN_IN"
+#: ``lowkiq_url`` of a cluster; empty where the broker's Redis is the store.
+STORE_VARIABLE = "REPLICA_STORE"
 #: Seconds of pretended work before each write.
 WORK = (0.001, 0.030)
 
 app = Celery("replica", broker="redis://localhost:6379/0")
 app.conf.task_default_queue = "examples.replica"  # not the queue of another program that uses this Redis
 app.conf.task_ignore_result = True
+app.conf.lowkiq_url = os.environ.get(STORE_VARIABLE) or None
 app.conf.lowkiq_run_in = os.environ.get(RUN_IN_VARIABLE, "thread")
 
 

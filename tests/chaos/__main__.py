@@ -13,25 +13,31 @@ from typing import Any
 
 from celery_lowkiq.rules.errors import LowkiqError
 
-from .checker import Report
 from .compare import Side, compare
-from .options import DEFAULT_FAULTS, EXCLUSIONS, FAULTS, Options
+from .options import DEFAULT_FAULTS, EXCLUSIONS, FAULTS, OF_A_CLUSTER, ON_A_CLUSTER, Options
+from .report import Report
 from .run import run
+
+#: Lease time, and average time between two faults: in s, on one Redis and on a cluster.
+LEASES = (1.0, 5.0)
+PAUSES = (0.4, 2.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     given = _parser().parse_args(arguments)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
+    faults = sorted(ON_A_CLUSTER if given.cluster else DEFAULT_FAULTS)
     try:
         options = Options(
             seed=seed,
             nodes=given.nodes,
             seconds=given.seconds,
-            lease=given.lease,
-            pause=given.pause,
+            lease=LEASES[given.cluster] if given.lease is None else given.lease,
+            pause=PAUSES[given.cluster] if given.pause is None else given.pause,
             exclusion=given.exclusion,
-            faults=frozenset(filter(None, given.faults.split(","))),
+            faults=frozenset(faults if given.faults is None else filter(None, given.faults.split(","))),
+            cluster=given.cluster,
             redis_url=given.redis,
             awaits=given.awaits,
             shards=given.shards,
@@ -91,14 +97,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--nodes", type=int, default=4, help="worker processes (4)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults are made (60)")
-    parser.add_argument("--lease", type=float, default=1.0, help="lease time in s (1)")
-    parser.add_argument("--pause", type=float, default=0.4, help="average time between two faults in s (0.4)")
+    parser.add_argument("--cluster", action="store_true", help="a cluster: three masters, three replicas")
+    parser.add_argument("--lease", type=float, help="lease time in s (1; 5 on a cluster)")
+    parser.add_argument(
+        "--pause", type=float, help="average time between two faults in s (0.4; 2 on a cluster)"
+    )
     parser.add_argument("--seed", type=int, help="repeats the faults of a run; drawn when left out")
     parser.add_argument("--exclusion", choices=EXCLUSIONS, default=EXCLUSIONS[0])
     parser.add_argument(
         "--faults",
-        default=",".join(name for name in FAULTS if name in DEFAULT_FAULTS),
-        help=f"any of {','.join(FAULTS)}; default %(default)s",
+        help=f"any of {','.join(FAULTS)}; default {','.join(n for n in FAULTS if n in DEFAULT_FAULTS)}. On a "
+        f"cluster any of {','.join(sorted(OF_A_CLUSTER))},kill,freeze,cut,rebalance,reshard; default all but "
+        "rebalance",
     )
     parser.add_argument("--shards", type=int, default=12, help="shards of the queue (12)")
     parser.add_argument("--redis", metavar="URL", help="your Redis, in place of one of its own")

@@ -78,12 +78,15 @@ def make_app(stage: Stage) -> Celery:
     app = Celery(stage.queue, broker=stage.broker, set_as_current=False)
     # A lost reply is to be noticed well within a lease; but replicas may take half a second to confirm.
     timeout = max(stage.lease / 2, 0.0 if stage.durability == "fast" else WAIT_MS / 1000 + 0.25)
+    options = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
     app.conf.update(
         lowkiq_url=stage.url,
         lowkiq_push_durability=stage.durability,
         lowkiq_lease_seconds=stage.lease,
         lowkiq_exclusion=stage.exclusion,
-        lowkiq_redis_options={"socket_timeout": timeout, "socket_connect_timeout": timeout},
+        # A cluster has the timeouts that its masters' shards need, and a producer for each shard.
+        lowkiq_redis_options={} if "+cluster://" in stage.url else options,
+        lowkiq_client_pool_size=16,
         task_default_queue=f"{stage.queue}-broker",
         task_ignore_result=True,
         broker_connection_retry_on_startup=True,

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import singledispatchmethod
+from typing import Any
 
 from .journal import Journal
 from .nodes import Cluster
@@ -78,11 +79,27 @@ class Faults:
 
     def _mend_all(self) -> None:
         while self._mends:
-            heapq.heappop(self._mends)[2]()
-        self._proxy.heal()
+            mends, self._mends = self._mends, []
+            for _, _, mend in sorted(mends, key=lambda one: one[:2]):
+                mend()
+            if self._mends:
+                # What they wait for has not come yet.
+                threading.Event().wait(TEND)
+        self._heal()
         if self._victim is not None and self._victim.clock is not None:
             self._victim.clock.set(0.0)
         self._cluster.tend()
+
+    def _heal(self) -> None:
+        self._line(0).heal()
+
+    def _line(self, master: int) -> Proxy:
+        """The proxy of a master."""
+        return self._proxy
+
+    def _behind(self, master: int) -> dict[str, Any]:
+        """What a trouble says about the shards of that master: nothing, when it has all."""
+        return {}
 
     def kill(self, number: int) -> None:
         """SIGKILL to a node, and another in its place."""
@@ -91,7 +108,7 @@ class Faults:
             began_at = time.monotonic()
             self._cluster.kill(number)
             node.ended.wait()
-            self._note("kill", began_at)
+            self._note("kill", began_at, victim=node.pid)
 
     def _wait_until(self, at: float) -> None:
         while (now := time.monotonic()) < at:
@@ -102,15 +119,16 @@ class Faults:
             soonest = self._mends[0][0] if self._mends else at
             threading.Event().wait(min(at - now, max(0.0, soonest - now), TEND))
 
-    def _note(self, kind: str, began_at: float) -> None:
-        self._journal.note("trouble", kind=kind, began_at=began_at, ended_at=time.monotonic())
+    def _note(self, kind: str, began_at: float, **about: Any) -> None:
+        """``about``: further fields of a Trouble."""
+        self._journal.note("trouble", kind=kind, began_at=began_at, ended_at=time.monotonic(), **about)
 
-    def _mend_after(self, kind: str, seconds: float, mend: Callable[[], None]) -> None:
+    def _mend_after(self, kind: str, seconds: float, mend: Callable[[], None], **about: Any) -> None:
         began_at = time.monotonic()
 
         def mended() -> None:
             mend()
-            self._note(kind, began_at)
+            self._note(kind, began_at, **about)
 
         self._mend_in(seconds, mended)
 
@@ -130,23 +148,25 @@ class Faults:
         node = self._cluster.get(fault.node)
         if node is not None and not node.ended.is_set():
             node.freeze()
-            self._mend_after("freeze", fault.seconds, node.thaw)
+            self._mend_after("freeze", fault.seconds, node.thaw, victim=node.pid)
 
     @_make.register
-    def _(self, _: Cut) -> None:
+    def _(self, fault: Cut) -> None:
         began_at = time.monotonic()
-        self._proxy.cut()
-        self._note("cut", began_at)
+        self._line(fault.master).cut()
+        self._note("cut", began_at, **self._behind(fault.master))
 
     @_make.register
     def _(self, fault: Hole) -> None:
-        self._proxy.hold()
-        self._mend_after("hole", fault.seconds, self._proxy.heal)
+        line = self._line(fault.master)
+        line.hold()
+        self._mend_after("hole", fault.seconds, line.heal, **self._behind(fault.master))
 
     @_make.register
     def _(self, fault: Down) -> None:
-        self._proxy.down()
-        self._mend_after("down", fault.seconds, self._proxy.heal)
+        line = self._line(fault.master)
+        line.down()
+        self._mend_after("down", fault.seconds, line.heal, **self._behind(fault.master))
 
     @_make.register
     def _(self, fault: KillRedis) -> None:
@@ -197,9 +217,12 @@ class Faults:
         shards = self._shards[0]
         if self._queue.reshard(shards):
             self._shards.rotate(-1)
-            # How long its migration takes is not waited for: shards come and go until the end.
-            self._mend_after("reshard", math.inf, lambda: None)
+            self._follow_reshard()
             self._mend_in(fault.seconds, self._cluster.move(shards))
+
+    def _follow_reshard(self) -> None:
+        """How long the migration takes is not waited for: shards come and go until the end."""
+        self._mend_after("reshard", math.inf, lambda: None)
 
     @_make.register
     def _(self, fault: Failover) -> None:

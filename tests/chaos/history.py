@@ -33,6 +33,8 @@ class Execution:
     finished: bool = True
     #: Its first payload died.
     died: int | None = None
+    #: Of its process.
+    thread: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,10 +94,18 @@ class Trouble:
     kind: str
     began_at: float
     ended_at: float
+    #: The shards that it touches; None: all of them.
+    shards: tuple[int, ...] | None = None
+    #: The process that it happened to; 0: to Redis.
+    victim: int = 0
 
     def touches(self, began_at: float, ended_at: float) -> bool:
         """Whether it fell into that time."""
         return self.began_at <= ended_at and began_at <= self.ended_at
+
+    def concerns(self, shard: int) -> bool:
+        """Whether it touches a shard."""
+        return self.shards is None or shard in self.shards
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,8 @@ class History:
     settles: tuple[Settle, ...] = ()
     deaths: tuple[Death, ...] = ()
     troubles: tuple[Trouble, ...] = ()
+    #: Whether the store is a cluster.
+    cluster: bool = False
     #: Calls that ended with an error: Redis may have stored them.
     unconfirmed: tuple[Push, ...] = ()
 
@@ -138,7 +150,9 @@ class History:
 Line = Mapping[str, Any]
 
 
-def history_of(lines: Iterable[Line], *, lease: float, strict: bool, drain: Drain) -> History:
+def history_of(
+    lines: Iterable[Line], *, lease: float, strict: bool, drain: Drain, cluster: bool = False
+) -> History:
     """The run that a ledger tells of."""
     found: dict[str, list[Line]] = {}
     for line in lines:
@@ -148,6 +162,7 @@ def history_of(lines: Iterable[Line], *, lease: float, strict: bool, drain: Drai
         lease=lease,
         strict=strict,
         drain=drain,
+        cluster=cluster,
         pushes=tuple(push for line in found.get("push", ()) for push in _pushes(line)),
         unconfirmed=tuple(push for line in found.get("unconfirmed", ()) for push in _pushes(line)),
         executions=_executions(found.get("start", ()), found.get("end", ()), deaths),
@@ -160,7 +175,18 @@ def history_of(lines: Iterable[Line], *, lease: float, strict: bool, drain: Drai
         releases=tuple(Release(**_fields(line, Release)) for line in found.get("release", ())),
         settles=tuple(Settle(**_fields(line, Settle)) for line in found.get("settle", ())),
         deaths=tuple(deaths),
-        troubles=tuple(Trouble(**_fields(line, Trouble)) for line in found.get("trouble", ())),
+        troubles=tuple(_trouble(line) for line in found.get("trouble", ())),
+    )
+
+
+def _trouble(line: Line) -> Trouble:
+    shards = line.get("shards")
+    return Trouble(
+        line["kind"],
+        line["began_at"],
+        line["ended_at"],
+        None if shards is None else tuple(shards),
+        line.get("victim", 0),
     )
 
 
@@ -191,6 +217,7 @@ def _executions(
             payloads={job_id: tuple(payloads) for job_id, payloads in line["payloads"].items()},
             finished=end is not None and not end.get("failed"),
             died=None if end is None else end.get("died"),
+            thread=line.get("thread", 0),
         )
         made.append(execution)
     return tuple(made)

@@ -8,11 +8,15 @@ from typing import Literal
 
 from celery_lowkiq.rules.errors import ConfigurationError
 
-#: Every kind of fault; the first five are on by default.
+#: Every kind of fault on one Redis; the first five are on by default.
 FAULTS = ("kill", "freeze", "redis", "cut", "rollback", "clock", "rebalance", "reshard", "failover")
 DEFAULT_FAULTS = frozenset(FAULTS[:5])
+#: Faults of a cluster.
+OF_A_CLUSTER = frozenset({"master", "stale", "behind", "slot", "abort", "slots", "masters"})
 #: Faults that need a Redis of our own.
 OWN_REDIS = frozenset({"redis", "rollback", "clock", "failover"})
+#: What is on by default on a cluster.
+ON_A_CLUSTER = OF_A_CLUSTER | {"kill", "freeze", "cut", "reshard"}
 #: A migration doubles them.
 MAX_CHAOS_SHARDS = 500
 EXCLUSIONS = ("cooperative", "strict")
@@ -43,14 +47,20 @@ class Options:
     awaits: bool = False
     #: "hold": some payloads die, hold their ids, and are requeued a little later.
     on_death: Literal["go_on", "hold"] = "go_on"
+    #: Whether the store is a cluster of our own.
+    cluster: bool = False
 
     def __post_init__(self) -> None:
         """Raises ConfigurationError."""
-        unknown = self.faults - set(FAULTS)
+        known = (set(FAULTS) - OWN_REDIS) | OF_A_CLUSTER if self.cluster else set(FAULTS)
+        unknown = self.faults - known
         if unknown:
+            kind = "of a cluster" if self.cluster else "of one Redis"
             raise ConfigurationError(
-                f"faults {', '.join(sorted(unknown))} are unknown: any of {', '.join(FAULTS)}"
+                f"faults {', '.join(sorted(unknown))} are no faults {kind}: any of {', '.join(sorted(known))}"
             )
+        if self.cluster and self.redis_url is not None:
+            raise ConfigurationError("--cluster starts a cluster of its own: leave --redis out")
         if self.exclusion not in EXCLUSIONS:
             raise ConfigurationError(
                 f"exclusion={self.exclusion!r} is not allowed: {' or '.join(EXCLUSIONS)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 
 from celery_lowkiq.worker.owned_shard import DEADLINE
 
@@ -66,7 +67,10 @@ class Leases:
                     break
 
     def _forgotten(self, grant: Acquire, by: float) -> bool:
-        return any(r.touches(grant.called_at, grant.at) and r.began_at < by for r in self._history.losses)
+        return any(
+            loss.concerns(grant.shard) and loss.touches(grant.called_at, grant.at) and loss.began_at < by
+            for loss in self._history.losses
+        )
 
     def standing_epochs(self) -> Iterator[str]:
         """Grants whose epoch is not larger than that of one answered before they were asked for.
@@ -92,6 +96,13 @@ class Leases:
                 if released is None or released > at:
                     held[shard] = before[-1].epoch
         return held
+
+    def changes(self, shard: int, since: float, until: float) -> Iterator[tuple[Acquire, Acquire]]:
+        """The grants of that time, each after the one before it."""
+        grants = self._grants[shard]
+        for former, later in pairwise(grants):
+            if since <= later.at <= until:
+                yield former, later
 
     def next_after(self, shard: int, epoch: int) -> Acquire | None:
         """The grant after that of an epoch."""

@@ -6,13 +6,14 @@ import itertools
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 
 from .journal import Journal
 
-#: Ids of one call, and seconds between two calls.
+#: Most ids of one call, and seconds between two calls.
 CALL = 10
 PAUSE = 0.05
 
@@ -20,12 +21,24 @@ PAUSE = 0.05
 class Producer:
     """Pushes payloads whose scores grow, in a thread of its own."""
 
-    def __init__(self, task: Any, journal: Journal, *, ids: int, seed: int, gives_up: float = 0.0) -> None:
+    def __init__(
+        self,
+        task: Any,
+        journal: Journal,
+        *,
+        ids: Sequence[str],
+        seed: int,
+        gives_up: float = 0.0,
+        call: int = CALL,
+        pause: float = PAUSE,
+    ) -> None:
         """``gives_up``: part of the calls that are not made again after an error."""
         self._task = task
         self._gives_up = gives_up
         self._journal = journal
-        self._ids = [str(number) for number in range(ids)]
+        self._ids = ids
+        self._call = min(call, len(ids))
+        self._pause = pause
         self._chance = random.Random(seed)
         self._numbers = itertools.count(1)
         self._stop = threading.Event()
@@ -45,8 +58,8 @@ class Producer:
 
     def _main(self) -> None:
         try:
-            while not self._stop.wait(PAUSE):
-                chosen = self._chance.sample(self._ids, min(CALL, len(self._ids)))
+            while not self._stop.wait(self._pause):
+                chosen = self._chance.sample(self._ids, self._call)
                 self.push({job_id: next(self._numbers) for job_id in chosen})
         except Exception as error:  # noqa: BLE001 - for stop()
             self._error = error

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import redis
+
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import QueueMigrating, StoreUnavailable
 from celery_lowkiq.rules.history import SPANS
@@ -15,7 +17,8 @@ from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.client import ShardCountDiffers
+from celery_lowkiq.store.scripts.client import ShardCountDiffers, store_error
+from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.keys import (
     failure_ranks_key,
     failures_key,
@@ -56,12 +59,12 @@ class Queue:
         except StoreUnavailable:
             return False
 
-    def is_moving(self) -> bool:
-        """Whether a migration is going on, as far as Redis answers."""
+    def is_moving(self, unknown: bool = False) -> bool:
+        """Whether a migration is going on; ``unknown`` when Redis does not answer."""
         try:
             return self._migrations.read() is not None
         except StoreUnavailable:
-            return False
+            return unknown
 
     def empty(self) -> bool:
         """Whether nothing waits and nothing is in processing."""
@@ -110,14 +113,19 @@ class Queue:
 
     def keys(self) -> set[str]:
         """Every key of the queue. The name in the pattern is of our own making."""
+        client: Any = self._store.client
+        if isinstance(client, ClusterClient):
+            nodes = [client.cluster.apart(address) for address in client.cluster.masters()]
+        else:
+            nodes = [client.apart()]
         found: set[str] = set()
-        cursor = b"0"
-        while True:
-            scan = ("SCAN", cursor, "MATCH", f"*{self._name}*", "COUNT", 1000)
-            ((cursor, keys),) = self._store.client.commands([scan])
-            found |= {key.decode() for key in keys}
-            if int(cursor) == 0:
-                return found
+        try:
+            for node in nodes:
+                with node:
+                    found |= {key.decode() for key in node.scan_iter(f"*{self._name}*", count=1000)}
+        except redis.RedisError as error:
+            raise store_error(error) from error
+        return found
 
     def leftover(self) -> tuple[str, ...]:
         """Keys that an empty queue does not need."""

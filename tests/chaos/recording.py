@@ -80,7 +80,7 @@ class RecordedStore:
             self._note("renew", called_at=called_at, queue=queue, epochs=of_queue)
         return renewed
 
-    def release(self, lease: Lease, unsettled: bool = False) -> bool:
+    def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """As the store's."""
         called_at = time.monotonic()
         released = self._store.release(lease, unsettled)

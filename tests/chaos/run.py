@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from celery_lowkiq.rules.errors import StoreError
 
 from .app import Stage, add_task, make_app, mended
-from .checker import Report, check
+from .checker import check
+from .cluster_faults import ALLOWED, ClusterFaults
 from .faults import Faults
 from .history import Drain, History, history_of
 from .journal import Journal, Reader
+from .masters import Masters
 from .nodes import Cluster, Crew
 from .options import OWN_REDIS, Options
 from .pair import Pair
@@ -24,6 +29,7 @@ from .plan import plan
 from .producer import Producer
 from .proxy import Proxy
 from .queue import Queue, wait_for
+from .report import Report
 from .victim import Clock, Victim, address_of, can_set_clocks, through_proxy
 
 #: Seconds that nodes get to start, and to share the shards again after a kill.
@@ -38,7 +44,30 @@ REQUEUE = 0.5
 #: Kills at the end, when nothing else is wrong, which show how long a takeover takes.
 CALM_KILLS = 3
 
+#: On a cluster, each shard has a producer of its own, so that a call waits for one master only.
+CALL_OF_A_SHARD = 2
+PAUSE_OF_A_SHARD = 0.1
+
 Say = Callable[[str], None]
+
+
+@dataclass
+class Site:
+    """Where a run takes place: the Redis or the cluster, and what may be done to it."""
+
+    stage: Stage
+    journal: Journal
+    proxy: Proxy | None = None
+    victim: Victim | None = None
+    masters: Masters | None = None
+
+    def faults(self, options: Options, cluster: Cluster, queue: Queue) -> Faults:
+        """What makes the faults here."""
+        if self.masters is not None:
+            name = self.stage.queue
+            return ClusterFaults(cluster, queue, self.masters, self.journal, name, options.shards)
+        assert self.proxy is not None
+        return Faults(cluster, queue, self.proxy, self.victim, self.journal, options.shards)
 
 
 def run(options: Options, say: Say) -> Report:
@@ -57,25 +86,23 @@ def run(options: Options, say: Say) -> Report:
 
 def _history(options: Options, directory: Path, say: Say) -> History:
     options = _possible(options, say)
-    with _stage(options, directory) as (stage, proxy, victim, journal):
+    for allowed in ALLOWED if options.cluster else ():
+        say(f"allowed: {allowed}")
+    with _site(options, directory) as site:
+        stage, journal = site.stage, site.journal
         app = make_app(stage)
         task = add_task(app, stage)
         queue = Queue(task)
         cluster = Cluster(_crew(options, stage, directory), journal)
-        gives_up = GIVES_UP if "failover" in options.faults else 0.0
-        producer = Producer(task, journal, ids=options.ids, seed=options.seed, gives_up=gives_up)
         operator = contextlib.ExitStack()
         try:
             operator.enter_context(_operator(options, stage, queue))
             cluster.resize(options.nodes)
             if wait_for(queue.shared_by(options.nodes, options.lease), START) is None:
                 say(f"the nodes did not share the shards within {START:.0f} s")
-            faults = Faults(cluster, queue, proxy, victim, journal, options.shards)
-            producer.start()
-            try:
+            faults = site.faults(options, cluster, queue)
+            with _producers(options, task, journal):
                 faults.run(plan(options.seed, options), options.seconds)
-            finally:
-                producer.stop()
             drain = _drain(options, cluster, queue, faults, say)
         finally:
             operator.close()
@@ -83,8 +110,42 @@ def _history(options: Options, directory: Path, say: Say) -> History:
             _clean_up(queue, stage.queue, say)
             app.close()
     return history_of(
-        Reader(directory).new_lines(), lease=options.lease, strict=options.exclusion == "strict", drain=drain
+        Reader(directory).new_lines(),
+        lease=options.lease,
+        strict=options.exclusion == "strict",
+        drain=drain,
+        cluster=options.cluster,
     )
+
+
+@contextlib.contextmanager
+def _producers(options: Options, task: Any, journal: Journal) -> Iterator[None]:
+    gives_up = GIVES_UP if options.cluster or "failover" in options.faults else 0.0
+    ids = [str(number) for number in range(options.ids)]
+    if options.cluster:
+        chance = random.Random(options.seed)
+        by_shard: dict[int, list[str]] = {}
+        for job_id in ids:
+            by_shard.setdefault(task.queue_spec.shard_of(job_id).index, []).append(job_id)
+        producers = [
+            Producer(
+                task,
+                journal,
+                ids=of_shard,
+                seed=chance.randrange(1_000_000),
+                gives_up=gives_up,
+                call=CALL_OF_A_SHARD,
+                pause=PAUSE_OF_A_SHARD,
+            )
+            for of_shard in by_shard.values()
+        ]
+    else:
+        producers = [Producer(task, journal, ids=ids, seed=options.seed, gives_up=gives_up)]
+    with contextlib.ExitStack() as stack:
+        for producer in producers:
+            producer.start()
+            stack.callback(producer.stop)
+        yield
 
 
 @contextlib.contextmanager
@@ -127,8 +188,16 @@ def _possible(options: Options, say: Say) -> Options:
 
 
 @contextlib.contextmanager
-def _stage(options: Options, directory: Path) -> Iterator[tuple[Stage, Proxy, Victim | None, Journal]]:
+def _site(options: Options, directory: Path) -> Iterator[Site]:
     with contextlib.ExitStack() as stack:
+        journal = Journal(directory)
+        stack.callback(journal.close)
+        if options.cluster:
+            masters = Masters()
+            stack.callback(masters.stop)
+            masters.start()
+            yield Site(_stage_of(options, directory, masters.url), journal, masters=masters)
+            return
         victim = None
         if options.redis_url is None:
             clock = Clock(directory) if "clock" in options.faults else None
@@ -141,23 +210,21 @@ def _stage(options: Options, directory: Path) -> Iterator[tuple[Stage, Proxy, Vi
         proxy.start()
         stack.callback(proxy.stop)
         url = through_proxy(options.redis_url, proxy.port)
-        journal = Journal(directory)
-        stack.callback(journal.close)
-        yield _stage_of(options, directory, url), proxy, victim, journal
+        yield Site(_stage_of(options, directory, url), journal, proxy, victim)
 
 
 def _stage_of(options: Options, directory: Path, url: str) -> Stage:
     return Stage(
         url=url,
-        # A user's Redis gets nothing but our queue.
-        broker=url if options.redis_url is None else "memory://",
+        # A user's Redis gets nothing but our queue, and Celery has no broker for a cluster.
+        broker=url if options.redis_url is None and not options.cluster else "memory://",
         queue=f"chaos-{uuid.uuid4().hex[:12]}",
         directory=str(directory),
         lease=options.lease,
         shards=options.shards,
         exclusion=options.exclusion,
         awaits=options.awaits,
-        durability="replicated" if "failover" in options.faults else "fast",
+        durability="replicated" if options.cluster or "failover" in options.faults else "fast",
         on_death=options.on_death,
     )
 

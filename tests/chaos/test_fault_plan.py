@@ -11,14 +11,19 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from tests.chaos.options import DEFAULT_FAULTS, FAULTS, Options
 from tests.chaos.plan import (
     YEAR,
+    AddMaster,
     Cut,
     Down,
     Failover,
     Freeze,
+    FreezeMaster,
+    HoldSlot,
     Hole,
     Jump,
     Kill,
+    KillMaster,
     KillRedis,
+    MoveSlots,
     Reshard,
     Resize,
     Roll,
@@ -40,6 +45,17 @@ KINDS = {
 }
 
 
+OF_MASTERS = {
+    "master": KillMaster,
+    "stale": FreezeMaster,
+    "behind": KillMaster,
+    "slot": HoldSlot,
+    "abort": HoldSlot,
+    "slots": MoveSlots,
+    "masters": AddMaster,
+}
+
+
 def test_the_same_seed_makes_the_same_plan():
     assert list(plan(7, ALL)) == list(plan(7, ALL))
     assert list(plan(7, ALL)) != list(plan(8, ALL))
@@ -58,6 +74,26 @@ def test_every_kind_that_is_asked_for_comes_and_no_other():
     for name, kinds in KINDS.items():
         faults = frozenset({name, "kill"})
         assert {type(fault) for fault in plan(7, Options(7, seconds=600, faults=faults))} == kinds | {Kill}
+
+
+@pytest.mark.parametrize("name, kind", OF_MASTERS.items())
+def test_the_faults_of_a_cluster_come_beside_those_of_workers(name, kind):
+    options = Options(7, seconds=600, faults=frozenset({name, "kill"}), cluster=True)
+    assert {type(fault) for fault in plan(7, options)} == {kind, Kill}
+
+
+def test_lines_are_cut_to_any_master():
+    options = Options(7, seconds=600, faults=frozenset({"cut"}), cluster=True)
+    assert {fault.master % 3 for fault in plan(7, options)} == {0, 1, 2}
+
+
+def test_a_fault_that_is_none_of_the_store_is_refused():
+    with pytest.raises(ConfigurationError, match="master are no faults of one Redis"):
+        Options(7, faults=frozenset({"master"}))
+    with pytest.raises(ConfigurationError, match="redis are no faults of a cluster"):
+        Options(7, faults=frozenset({"redis"}), cluster=True)
+    with pytest.raises(ConfigurationError, match="--redis"):
+        Options(7, faults=frozenset(), cluster=True, redis_url="redis://here")
 
 
 def test_times_are_those_of_the_test_plan():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from tests.chaos.__main__ import _parser
 from tests.chaos.checker import check
 from tests.chaos.history import Drain, Execution, History, Push, Trouble
-from tests.chaos.options import FAULTS
+from tests.chaos.options import FAULTS, OF_A_CLUSTER
 
 PAGE = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
 ROWS = re.findall(r"^\| (.*?) \|", PAGE, re.MULTILINE)
@@ -20,7 +21,7 @@ def test_every_option_has_a_row():
 
 
 def test_every_fault_has_a_row():
-    assert set(FAULTS) <= {row.strip("`") for row in ROWS}
+    assert {*FAULTS, *OF_A_CLUSTER} <= {row.strip("`") for row in ROWS}
 
 
 def test_every_gate_has_a_row():
@@ -28,4 +29,5 @@ def test_every_gate_has_a_row():
     calm = History(
         1.0, False, Drain(0.0), (Push("a", 1, 0.0, 0.0),), (ran,), troubles=(Trouble("rebalance", 0, 0),)
     )
-    assert {gate.name for gate in check(calm).gates} <= set(ROWS)
+    gates = [*check(calm).gates, *check(replace(calm, cluster=True)).gates]
+    assert {gate.name for gate in gates} <= set(ROWS)

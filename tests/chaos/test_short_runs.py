@@ -9,11 +9,11 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from tests.chaos.__main__ import main
-from tests.chaos.options import Options
+from tests.chaos.options import ON_A_CLUSTER, Options
 from tests.chaos.run import run
 
 #: Gates about time say as much about a busy machine as about us.
-OF_TIME = {"drain s", "takeover s", "hand-over s"}
+OF_TIME = {"drain s", "takeover s", "hand-over s", "silence of a healthy shard s"}
 
 
 @pytest.mark.full
@@ -33,6 +33,17 @@ def test_what_a_replica_has_confirmed_survives_failovers_while_jobs_move():
     report = run(Options(seed=1, nodes=2, seconds=8.0, shards=24, faults=faults), print)
     assert report.failed() - OF_TIME == set(), [gate for gate in report.gates if not gate.passed]
     assert report.figures["faults by kind"].keys() & {"failover", "failover of a move"}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_on_a_cluster_whose_masters_die_and_move():
+    """Three minutes of ``nox -s cluster``."""
+    options = Options(seed=1, nodes=2, seconds=180.0, lease=5.0, pause=2.0, faults=ON_A_CLUSTER, cluster=True)
+    report = run(options, print)
+    failed = report.failed() - OF_TIME
+    assert failed == set(), [gate for gate in report.gates if not gate.passed]
+    assert report.figures["faults"] > 10
 
 
 @pytest.mark.full

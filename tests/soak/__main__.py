@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from celery_lowkiq.rules.errors import LowkiqError
-from tests.chaos.checker import Gate, Report
 from tests.chaos.options import EXCLUSIONS
+from tests.chaos.report import Gate, Report
 
 from .options import Options
 from .plot import draw

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from tests.chaos.checker import Gate
+from tests.chaos.report import Gate
 
 from .samples import OF_PROCESS, OF_REDIS, Sample
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from celery_lowkiq.rules.views import Stats
-from tests.chaos.checker import EXAMPLES, Gate, Report, check
+from tests.chaos.checker import check
 from tests.chaos.history import Drain, history_of
 from tests.chaos.journal import Reader
+from tests.chaos.report import EXAMPLES, Gate, Report
 
 #: Gates of a chaos run that a soak run takes over. Payloads that are lost are counted with those dropped.
 TAKEN_OVER = (

@@ -22,10 +22,10 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.history import HOUR, Counters
 from celery_lowkiq.store.leases.heartbeats import sample_call
-from tests.chaos.checker import Gate, Report
 from tests.chaos.journal import Journal
 from tests.chaos.nodes import Cluster, Crew
 from tests.chaos.queue import wait_for
+from tests.chaos.report import Gate, Report
 
 from .app import Stage, add_tasks, make_app
 from .flatness import flatness_gates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -12,9 +13,11 @@ from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.connect import connect_cluster
 from celery_lowkiq.store.scripts.cursors import load_scan
@@ -167,6 +170,7 @@ def test_a_dead_master_takes_its_own_shards_only():
         run_all(store, leases)
         away = replace(leases[0], shard=lost[0])
         assert store.renew([leases[0], away, leases[1]]) == [leases[0], None, leases[1]]
+        assert store.release(away) is None
         assert [due is None for due in store.next_due([living[0], lost[0]])] == [False, True]
         assert [due is None for due in store.next_due([living[0], lost[0]], (), [True, True])] == [
             False,
@@ -186,4 +190,85 @@ def test_a_dead_master_takes_its_own_shards_only():
         # It kept nothing on disk: its shards are empty, and are served again.
         store.push(QUEUE, jobs(100, 1000), pauses=[0.2] * 50)
         assert take(store, QUEUE, lost[0].index).shard == ShardRef("orders", lost[0].index)
+        store.close()
+
+
+@pytest.mark.full
+def test_a_master_that_is_frozen_costs_one_timeout_and_its_own_shards_only():
+    """As one whose host has died: connections stay, or open, and nothing answers."""
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=0.75, socket_connect_timeout=0.75)
+        store.push(QUEUE, jobs(300))
+        leases = acquired(store)
+        frozen = cluster.owner(slot(SHARDS[0]))
+        lost = [shard for shard in SHARDS if cluster.owner(slot(shard)) == frozen]
+        living = [lease for lease in leases if lease.shard not in lost]
+        with store.subscribe([QUEUE]) as subscription:
+            cluster.freeze(frozen)
+            began = time.monotonic()
+            assert [due is None for due in store.next_due(SHARDS)] == [shard in lost for shard in SHARDS]
+            assert time.monotonic() - began < 2.0
+            for _ in range(5):
+                began = time.monotonic()
+                assert store.renew(leases) == [None if x.shard in lost else x for x in leases]
+                assert None in store.next_due(SHARDS)
+                assert len(store.masters(SHARDS)) == 2
+                run_all(store, living[:1])
+                assert time.monotonic() - began < 1.0
+            if frozen == 0:
+                # It listens to the first master.
+                with pytest.raises(StoreUnavailable):
+                    eventually(lambda: subscription.wait_pushed(0.1))
+        store.subscribe([QUEUE]).close()
+        cluster.thaw(frozen)
+        eventually(lambda: store.renew(leases) == [True] * 12)
+        store.close()
+
+
+@pytest.mark.full
+def test_shards_of_living_masters_are_admitted_while_another_one_is_dead():
+    """Those that are not registered yet: of a queue whose own key is there."""
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=0.75)
+        registry = cluster.owner(slot_of(queue_key("orders")))
+        dead = (registry + 1) % 3
+        living = [shard for shard in SHARDS if cluster.owner(slot(shard)) != dead]
+        at_living = {shard: next(j for j in jobs(500) if QUEUE.shard_of(j.id) == shard) for shard in living}
+        store.push(QUEUE, [at_living[living[0]]])
+        cluster.kill(dead)
+        store.push(QUEUE, list(at_living.values()))
+        lost = next(shard for shard in SHARDS if shard not in living)
+        watches = [LeaseWatch(QUEUE, shard, NEVER_SEEN) for shard in SHARDS]
+        seen = store.observe(SHARDS)
+        watches = [replace(w, seen=state) if state else w for w, state in zip(watches, seen, strict=True)]
+        answers = dict(zip(SHARDS, store.acquire_all(watches, "me"), strict=True))
+        assert isinstance(answers[lost], StoreUnavailable)
+        assert {answers[shard].shard for shard in living} == set(living)
+        store.close()
+
+
+@pytest.mark.full
+def test_a_migration_goes_on_between_living_masters():
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=0.75)
+        store.push(QUEUE, jobs(600))
+        assert store.begin_migration("orders", 24)
+        mover, migrations = store.mover(QUEUE), Migrations(store.client, "orders")
+        eventually(lambda: mover.turn() and migrations.read().phase is Phase.MOVE)
+        dead = (cluster.owner(slot_of(queue_key("orders"))) + 1) % 3
+        of = {n: cluster.owner(slot(ShardRef("orders", n))) for n in range(24)}
+        cluster.kill(dead)
+        wanted = replace(QUEUE, shards=24)
+        homes = {job.id: wanted.shard_of(job.id).index for job in jobs(600)}
+        going = {job_id: n for job_id, n in homes.items() if n >= 12 and dead not in (of[n], of[n % 12])}
+        assert going
+
+        def arrived():
+            # A turn may be of shards of the dead master only.
+            with contextlib.suppress(StoreUnavailable):
+                mover.turn()
+            lengths = [("HLEN", shard_keys(ShardRef("orders", n))["jobs"]) for n in set(going.values())]
+            return sum(store.client.commands(lengths)) == len(going)
+
+        eventually(arrived)
         store.close()

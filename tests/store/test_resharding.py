@@ -10,7 +10,7 @@ import pytest
 from celery_lowkiq.rules import resharding as rules
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import Disposition, NewJob, ShardRef
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -23,6 +23,7 @@ from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts.client import ShardCountDiffers
 from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS, queue_key
+from tests.waiting import eventually
 
 from .helpers import contents, stats
 from .resharding import (
@@ -445,3 +446,20 @@ def test_the_pause_of_a_shard_that_stays_holds_for_jobs_that_come_to_it(store, c
     assert claimed(store, queue, lease).jobs == ()
     assert pausing.resume_shard(queue, 0)
     assert job_id in {job.id for job in claimed(store, queue, lease).jobs}
+
+
+def test_the_end_of_a_migration_is_written_when_replicas_have_its_seals(store):
+    """On a cluster, the queue's own key lies on another master: it could say so of a seal that is lost."""
+    queue = QueueSpec("sealed", shards=2)
+    store.push(queue, [NewJob("1", b"x", None)])
+    assert store.begin_migration("sealed", 4)
+    mover, migrations = store.mover(queue), Migrations(store.client, "sealed")
+    confirmed, confirm = [], mover._confirm
+
+    def confirming(shards):
+        confirmed.append((migrations.read().phase, list(shards)))
+        return confirm(confirmed[-1][1])
+
+    mover._confirm = confirming
+    eventually(lambda: not mover.turn() and migrations.read() is None)
+    assert confirmed[-1] == (rules.Phase.SEAL, [0, 1, 2, 3])

@@ -167,6 +167,16 @@ def test_the_time_of_patience_is_a_second():
     assert cluster_client.PATIENCE == 1.0
 
 
+def test_a_worker_leaves_a_slot_that_moves_sooner(cluster, client):
+    cluster.nodes[0].answer = lambda words: b"-TRYAGAIN no\r\n"
+    client.wait_less()
+    began = time.monotonic()
+    refused, answered = results(client, A, B)
+    assert time.monotonic() - began < 0.5
+    assert isinstance(refused, StoreUnavailable)
+    assert answered == 1
+
+
 def test_masters_that_name_each_other_are_not_flooded(cluster, client, monkeypatch):
     monkeypatch.setattr(cluster_client, "PATIENCE", 0.3)
     first, second, _ = cluster.nodes

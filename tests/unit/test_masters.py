@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
-from celery_lowkiq.rules.models import Disposition, LeaseState
+from celery_lowkiq.rules.models import Disposition, LeaseState, QueueSpec
+from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.worker.lane import claim_cycle, lane
 from tests.waiting import eventually
 
 from .fakes import FakeStore
-from .nodes import SHARDS
+from .nodes import SHARDS, Q
 
 AWAY = StoreUnavailable("Redis is not available: its master is away")
 HERE, THERE = SHARDS[1], SHARDS[0]
@@ -22,6 +23,7 @@ class Masters(FakeStore):
     def __init__(self):
         super().__init__()
         self.away = set()
+        self.tokens_away = False
 
     def observe(self, shards):
         return [
@@ -42,6 +44,12 @@ class Masters(FakeStore):
     def next_due(self, shards, in_hand=(), were_empty=()):
         dues = super().next_due(shards, in_hand, were_empty)
         return [None if s in self.away else due for s, due in zip(shards, dues, strict=True)]
+
+    def release(self, lease, unsettled=False):
+        return None if lease.shard in self.away else super().release(lease, unsettled)
+
+    def tokens(self, asked):
+        return AWAY if self.tokens_away else super().tokens(asked)
 
     def exchange(self, settle, claim):
         settled, claimed = (
@@ -91,6 +99,68 @@ def test_a_claim_that_cannot_be_settled_is_set_aside_and_settled_once(one):
     assert [job_id for job_id, _ in one.runner.runs].count("1") == 1
     assert ids(one.store).count("1") == 1
     eventually(lambda: not only.working)
+
+
+def test_what_is_aside_is_settled_though_nothing_else_is_due(one):
+    """A poll shows no job: the only ones are in processing, and of open claims."""
+    one.start_with_run("1", THERE)
+    one.store.away = {THERE}
+    one.gate.set()
+    (only,) = one.runtime._lanes
+    eventually(lambda: THERE in only._cycle.aside)
+    polls = one.store.refreshes
+    eventually(lambda: one.store.refreshes > polls + 2)
+    one.store.away = set()
+    polls = one.store.refreshes
+    eventually(lambda: one.store.refreshes > polls + 2)
+    one.ran("1")
+    assert [job_id for job_id, _ in one.runner.runs] == ["1"]
+    eventually(lambda: not only.working)
+
+
+def test_what_is_aside_of_an_idle_lane_for_which_others_poll_is_settled(node, monkeypatch):
+    monkeypatch.setattr(claim_cycle, "PARKED", 0.02)
+    monkeypatch.setattr(lane, "PARKED", 0.02)
+    one = node(store=Masters(), lanes=1, poll_interval=3600.0, lease_seconds=5.0)
+    one.start_with_run("1", THERE)
+    one.store.away = {THERE}
+    one.gate.set()
+    (only,) = one.runtime._lanes
+    eventually(lambda: THERE in only._cycle.aside)
+    one.store.away = set()
+    one.ran("1")
+
+
+def test_a_poll_that_waited_for_a_master_is_followed_by_no_rest(one):
+    one.start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    (only,) = one.runtime._lanes
+    seconds = []
+    end_poll = only.end_poll
+    only.end_poll = lambda answers, took: (seconds.append(took), end_poll(answers, took))
+    eventually(lambda: seconds)
+    assert min(seconds) > 0
+    one.store.away = {THERE}
+    eventually(lambda: seconds[-3:] == [0.0] * 3)
+
+
+def test_a_queue_whose_tokens_are_away_waits_alone(node):
+    """It is asked about now and then, not by each of its shards; and no outage is noted."""
+    other = QueueSpec("others", shards=2)
+    options = {"queues": [Q, other], "rates": {Q.name: 1000.0}, "lanes": 1, "poll_interval": 0.05}
+    one = node(store=Masters(), lease_seconds=5.0, **options)
+    one.store.bucket = 1000
+    one.store.tokens_away = True
+    one.start()
+    for number, shard in enumerate(SHARDS):
+        one.store.push(shard, f"limited-{number}")
+    for number in range(5):
+        one.store.push(other.shard_refs()[number % 2], f"other-{number}")
+        one.ran(f"other-{number}")
+    assert not [job_id for job_id in ids(one.store) if job_id.startswith("limited")]
+    assert one.runtime._ctx.outage._since is None
+    one.store.tokens_away = False
+    one.ran(*(f"limited-{number}" for number in range(len(SHARDS))))
 
 
 def test_two_claims_of_two_shards_are_aside_at_once(one):
@@ -154,6 +224,63 @@ def test_a_lease_whose_master_is_away_runs_out_alone(node):
     assert all(one.store.leases[shard].counter > counters[shard] for shard in SHARDS[1:])
     one.store.away = set()
     eventually(lambda: not owned[THERE].lost.is_set())
+
+
+def test_shards_are_released_to_another_node_while_a_master_is_away(node):
+    """Those of other masters, also behind one that cannot be released."""
+    options = {"splitter": lease_splitter, "lease_seconds": 0.5, "poll_interval": 0.05}
+    one = node(store=Masters(), **options).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    one.store.away = {*SHARDS[2:3]}
+    node(store=one.store, owner="other", **options).start()
+    eventually(lambda: one.owns("other"))
+    assert SHARDS[2] in one.owns()
+    one.store.away = set()
+    eventually(lambda: len(one.owns()) == len(one.owns("other")) == 2)
+
+
+def test_a_node_that_stops_releases_the_shards_of_living_masters_at_once(node):
+    one = node(store=Masters(), lease_seconds=0.5, poll_interval=0.05).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    one.store.away = {THERE}
+    one.runtime.drain()
+    eventually(lambda: one.owns() == [THERE])
+    one.store.away = set()
+    assert one.runtime.join(10)
+    assert one.owns() == []
+
+
+def test_a_node_that_stops_while_the_queues_own_master_is_away_releases_its_shards(node):
+    one = node(store=Masters(), lease_seconds=5.0, splitter=lease_splitter).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    away = [True]
+
+    def fail(after):
+        if away[0]:
+            raise AWAY
+
+    one.store.fail["forget_members"] = fail
+    one.runtime.drain()
+    eventually(lambda: one.owns() == [], 3)
+    away[0] = False
+    assert one.runtime.join(10)
+
+
+def test_a_dead_node_that_cannot_be_forgotten_yet_ends_no_turn(node):
+    """The master with the queue's heartbeats went away in between: shards are shared on."""
+    store, asked = Masters(), []
+    store.members[Q.name] = {"dead": (2, 1)}
+
+    def fail(after):
+        asked.append(after)
+        raise AWAY
+
+    store.fail["forget_members"] = fail
+    one = node(store=store, lease_seconds=0.1, poll_interval=0.05, splitter=lease_splitter).start()
+    eventually(lambda: len(asked) > 2)
+    assert one.runtime._ctx.outage._since is None
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    store.fail.clear()
 
 
 def test_what_was_seen_of_other_masters_is_not_doubted(node):

@@ -56,6 +56,15 @@ def moved():
         migrations.stop()
 
 
+def test_a_queue_whose_master_is_away_stops_no_other(moved):
+    away, other = FakeMover(*[StoreUnavailable("its master is away")] * 5), FakeMover()
+    turns = []
+    turn, other.turn = other.turn, lambda: (turns.append(away.turns), turn())[1]
+    moved(away=away, other=other)
+    eventually(lambda: away.turns > 6)
+    assert turns[:5] == [1, 2, 3, 4, 5]
+
+
 def messages(caplog):
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 

@@ -38,9 +38,15 @@ def test_two_workers_share_a_queue_over_three_masters(app, start_worker, ledger)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("of_queue", [False, True], ids=["other", "of the queue"])
-def test_shards_of_living_masters_go_on_while_one_is_dead(app, settings, start_worker, ledger, of_queue):
-    """Also while that of the queue's own keys and of its heartbeats is dead."""
+@pytest.mark.parametrize(
+    "of_queue, frozen",
+    [(False, False), (True, False), (False, True), (True, True)],
+    ids=["other", "of the queue", "other, frozen", "of the queue, frozen"],
+)
+def test_shards_of_living_masters_go_on_while_one_is_dead(
+    app, settings, start_worker, ledger, of_queue, frozen
+):
+    """Also while that of the queue's own keys and of its heartbeats is dead, or says nothing."""
     with running_cluster() as cluster:
         settings["lowkiq_url"] = app.conf.lowkiq_url = cluster.url
         record = app.tasks["record"]
@@ -53,7 +59,7 @@ def test_shards_of_living_masters_go_on_while_one_is_dead(app, settings, start_w
         ledger.wait_for("end", 60)
         living = [n for n in map(str, range(1000, 2000)) if _master(spec, n) != dead]
         lost = next(n for n in map(str, range(2000, 3000)) if _master(spec, n) == dead)
-        cluster.servers[dead].kill()
+        (cluster.freeze if frozen else cluster.kill)(dead)
         waits = []
         for n in range(40):
             began = time.monotonic()
@@ -61,7 +67,7 @@ def test_shards_of_living_masters_go_on_while_one_is_dead(app, settings, start_w
             ends = ledger.wait_for("end", 61 + n)
             waits.append(max(0.0, ends[-1]["at"] - began))
         assert "Its shards wait, the others go on" in worker.logs()
-        cluster.servers[dead].restart()
+        (cluster.thaw if frozen else cluster.restart)(dead)
         eventually(lambda: _called(record, lost))
         ledger.wait_for("end", 101)
         assert "is back after" in worker.logs()

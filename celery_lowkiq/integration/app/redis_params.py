@@ -40,6 +40,9 @@ DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 #: Timeouts in s. Shorter than a lease, so that a hanging call does not cost a node its shards.
 SOCKET_TIMEOUTS = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
+#: On a cluster, a thread waits as long for a silent master, while shards of the others wait for the thread.
+#: Longer than a WAIT: `store/jobs/durability.py`.
+CLUSTER_TIMEOUTS = {"socket_timeout": 0.75, "socket_connect_timeout": 0.75}
 #: Options taken from ``broker_transport_options`` when Lowkiq uses the broker's Redis.
 FROM_BROKER = (
     "socket_timeout",
@@ -184,7 +187,9 @@ def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[
     if not all(host for host, _ in seeds):
         raise _invalid_url(source)
     first = f"{CLUSTER_SCHEMES[scheme]}://{login}{at}{hosts.partition(',')[0]}{tail}"
-    arguments = _merged(_backend(app, source, first), app, settings) | settings.redis_options
+    arguments = (
+        _merged(_backend(app, source, first), app, settings) | CLUSTER_TIMEOUTS | settings.redis_options
+    )
     if db := arguments.pop("db", 0):
         raise ConfigurationError(
             f"{source} is a cluster's URL with db={db!r}: expected none, or 0. A cluster has only database 0"

@@ -88,7 +88,8 @@ class Settings(WebSettings):
     redis_options: dict[str, Any] = setting(
         {},
         Validator("a dict of redis-py connection arguments", read_mapping),
-        "Further arguments of each Redis connection. `socket_timeout` is 5 s unless given here.",
+        "Further arguments of each Redis connection. `socket_timeout` is 5 s unless given here, on a cluster "
+        "0.75 s.",
         secret=True,
     )
     client_pool_size: int = setting(

@@ -179,6 +179,7 @@ class Engine:
         set_up_log()
         self._consumer, self._tasks, self._shutdown = consumer, tasks, shutdown
         self._store = context.open_store(lanes + OTHER_CONNECTIONS)
+        self._store.client.wait_less()
         self._runner = ProcessRunner(tasks, consumer, context, self._store.client)
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client, InconsistentKeys, ShardCountDiffers, WrongType
@@ -32,7 +32,10 @@ class ShardCall(NamedTuple):
 
 
 class Admission:
-    """Replies of scripts. Methods raise StoreUnavailable, and return other errors."""
+    """Replies of scripts. Methods return errors, also the StoreUnavailable of a repair or registration.
+
+    They raise StoreUnavailable when the outcome of all scripts is unknown.
+    """
 
     def __init__(self, client: Client, repairs: Repairs, continue_migration: ContinueMigration) -> None:
         self._client = client
@@ -73,8 +76,6 @@ class Admission:
             if (refused := cleared[0]) is not None:
                 return _as_store_error(refused)
             (reply,) = self._client.calls([claim.call])
-        if isinstance(reply, StoreUnavailable):
-            raise reply
         return reply
 
     def _clear(self, calls: Sequence[ShardCall], replies: Sequence[Any]) -> dict[int, LowkiqError | None]:
@@ -95,18 +96,16 @@ class Admission:
         return isinstance(reply, WrongType) and self._repairs.clear_meta(shard)
 
     def _admit(self, queue: QueueSpec, shards: dict[int, ShardRef]) -> dict[int, LowkiqError | None]:
-        refused: dict[ShardRef, ShardDamaged] = {}
+        refused: dict[ShardRef, StoreError] = {}
         opened = partial(self._registry.open_shards, queue, list(shards.values()), self._continue_migration)
         of_queue = _refusal(lambda: refused.update(opened()))
         return {place: of_queue or refused.get(shard) for place, shard in shards.items()}
 
 
 def _refusal(act: Callable[[], object]) -> LowkiqError | None:
-    """Return the error that ``act`` raises. Raises StoreUnavailable."""
+    """Return the error that ``act`` raises."""
     try:
         act()
-    except StoreUnavailable:
-        raise
     except LowkiqError as error:
         return error
     return None

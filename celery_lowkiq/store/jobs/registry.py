@@ -8,6 +8,7 @@ code declares is that of a new queue: the stored one applies to all others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from celery_lowkiq.rules.errors import (
     FormatMismatch,
@@ -16,6 +17,7 @@ from celery_lowkiq.rules.errors import (
     ShardDamaged,
     ShardRepairing,
     StoreError,
+    StoreUnavailable,
 )
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -45,9 +47,10 @@ class Registry:
 
     def open_shards(
         self, queue: QueueSpec, shards: Sequence[ShardRef], continue_migration: ContinueMigration
-    ) -> dict[ShardRef, ShardDamaged]:
+    ) -> dict[ShardRef, StoreError]:
         """Make shards accept scripts with the layout of ``queue``; lost meta is repaired if the rest of the
-        queue allows it. Returns the damage of the other shards.
+        queue allows it. Returns the damage of the other shards; on a cluster, also the StoreUnavailable of
+        those whose masters are away.
 
         Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
         QueueResharded when another layout is stored, FormatMismatch, StoreError.
@@ -58,9 +61,11 @@ class Registry:
         if stored.is_migrating:
             continue_migration(queue)
             return {}
-        refused: dict[ShardRef, ShardDamaged] = {}
+        refused: dict[ShardRef, StoreError] = {}
         for shard, reply in zip(shards, self._write(shards, stored), strict=True):
-            if not reply and (damaged := self._unrestored(queue, shard, stored)):
+            if isinstance(reply, StoreUnavailable):
+                refused[shard] = reply
+            elif not reply and (damaged := self._unrestored(queue, shard, stored)):
                 refused[shard] = damaged
         if refused and self.registered(queue) != stored:
             # A migration has begun or ended meanwhile.
@@ -129,11 +134,17 @@ class Registry:
     def registered(self, queue: QueueSpec) -> Registered:
         """Register the queue if it is not: a new one as declared. One whose own key was lost, or has lost its
         last migration or pause, is registered as its shards are. Raises FormatMismatch, StoreError.
+
+        On a cluster, shards whose masters are away are left out, unless the queue's own key is missing.
         """
         fields = ("shards", "gen", "migration", "queue_pause", "queue_paused")
-        copies = self._client.readable(
+        found = self._client.readable_here(
             [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
         )
+        away = [copy for copy in found if isinstance(copy, StoreUnavailable)]
+        if away and self._client.commands([("EXISTS", queue_key(queue.name))]) == [0]:
+            raise away[0]
+        copies = [copy for copy in found if copy not in away]
         layout, gen = _last_layout(queue, [copy[:3] for copy in copies if copy])
         if layout.count > queue.layout.count:
             # The other shards may be in a later migration.
@@ -141,15 +152,17 @@ class Registry:
         pauses = [(int(pause or 0), since or b"") for *_, pause, since in filter(None, copies)]
         return self.register(queue.with_layout(layout), gen=gen, last_pause=max(pauses, default=NO_PAUSE))
 
-    def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[int]:
-        """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one."""
+    def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[Any]:
+        """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one; on a
+        cluster, also the StoreUnavailable of a master that is away.
+        """
         calls = [
             load("set_shard_count").call(
                 shard_keys(shard), shards=known.layout.route, pause=known.pause, since=known.since
             )
             for shard in shards
         ]
-        return [int(reply) for reply in self._client.all(calls)]
+        return self._client.answers(calls) if calls else []
 
     def _copy(self, shard: ShardRef) -> Layout | None:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import (
     Export,
@@ -140,6 +141,8 @@ class Mover:
     def _deliver(self, migration: Migration) -> Steps[bool]:
         """Deliver the transfers of a migration that was aborted. Return whether none is left."""
         moves = yield from self._read(migration, migration.shards)
+        if len(moves) < len(migration.shards):
+            return False
         left = [Export(index, shard) for index, found in moves.items() for shard in found.pending]
         yield from self._transfer(migration, moves, left, ())
         moves = yield from self._read(migration, migration.shards)
@@ -179,10 +182,10 @@ class Mover:
         if staying:
             yield from self._send([self._call("hold", index, gen=migration.gen) for index in staying])
             return True
-        if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(shards)):
+        if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(moves)):
             # Another mover has found that out, and has closed the shard again.
             self._begin(migration.gen)
-        sources = [index for index in shards if index < migration.former]
+        sources = [index for index in moves if index < migration.former]
         ready = [index for index in sources if has_sorted(migration, index, moves[index])]
         # Searched before the shard was read: what has left it since is not on its way now.
         searched = [index for index in ready if self._search.is_done(index)]
@@ -216,12 +219,16 @@ class Mover:
         return self._goes_on(migration, bool(stays or relays or moved))
 
     def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
+        """Read what shards have to do. Leaves out those whose masters are away, unless that is all."""
         pages = pages_of(migration, shards)
         calls = [
             self._call("read_moves", index, limit=page + self._stuck[index]) for index, page in pages.items()
         ]
-        replies = yield from self._send(calls)
-        return {index: _moves(reply) for index, reply in zip(shards, replies, strict=True)}
+        replies = yield from self._send_here(calls)
+        found = dict(zip(shards, replies, strict=True))
+        if not any(found.values()):
+            raise StoreUnavailable("Redis is not available: the masters of these shards are away")
+        return {index: _moves(reply) for index, reply in found.items() if reply is not None}
 
     def _transfer(
         self,
@@ -230,12 +237,14 @@ class Mover:
         exports: Sequence[Export],
         relays: Sequence[ScriptCall],
     ) -> Steps[bool]:
-        """Take ids from their sources to their shards. Return whether any has moved, or was complete."""
+        """Take ids from their sources to their shards. Return whether any has moved, or was complete.
+
+        What comes from a master that is away, or goes to one, has its turn later.
+        """
         numbers = yield from self._received(exports)
-        calls = [
-            self._export(migration, export, number) for export, number in zip(exports, numbers, strict=True)
-        ]
-        replies = yield from self._send([*calls, *relays])
+        exports = [export for export in exports if export in numbers]
+        calls = [self._export(migration, export, numbers[export]) for export in exports]
+        replies = yield from self._send_here([*calls, *relays])
         for index in moves:
             self._stuck[index] = 0
         taken: list[tuple[Export, int]] = []
@@ -253,11 +262,11 @@ class Mover:
                 taken.append((export, number))
                 self.sorted_jobs += len(export.ids) - len(none) - len(busy)
                 imports.append(self._import(migration, export, number, data))
-        received = yield from self._send([*imports, *answered])
-        arrived = [each for each, reply in zip(taken, received, strict=False) if reply != STALE]
+        received = yield from self._send_here([*imports, *answered])
+        arrived = [each for each, reply in zip(taken, received, strict=False) if reply not in (STALE, None)]
         if arrived:
             yield from self._confirm(export.shard for export, _ in arrived)
-            yield from self._send(
+            yield from self._send_here(
                 [
                     self._call(
                         "forget_transfer",
@@ -271,14 +280,15 @@ class Mover:
             )
         return bool(arrived or answered)
 
-    def _received(self, exports: Sequence[Export]) -> Steps[list[int]]:
-        """Read the numbers of the last transfers of these sources and shards."""
+    def _received(self, exports: Sequence[Export]) -> Steps[dict[Export, int]]:
+        """Read the numbers of the last transfers by source and shard, but of masters that are away."""
         keys = [shard_keys(self._shard(export.shard))["outbox"] for export in exports]
         commands = [
             ("HGET", key, f"received:{export.source}") for key, export in zip(keys, exports, strict=True)
         ]
-        replies = (yield from self.client.command_steps(commands)) if commands else []
-        return [int(reply or 0) for reply in replies]
+        replies = (yield from self.client.answer_steps(commands)) if commands else []
+        found = zip(exports, replies, strict=True)
+        return {export: int(reply or 0) for export, reply in found if not isinstance(reply, StoreUnavailable)}
 
     def _export(self, migration: Migration, export: Export, number: int) -> ScriptCall:
         return self._call(
@@ -331,6 +341,9 @@ class Mover:
         ]
         replies = yield from self._send(seals)
         if all(sealed and not left for sealed, left in replies):
+            # The end stands in the queue's own key, which on a cluster is another master's: a failover that
+            # loses a seal would leave a shard in a migration that nobody goes on with.
+            yield from self._confirm(migration.shards)
             return (yield from self._migrations.begin_phase_steps(migration, Phase.IDLE))
         moves = yield from self._read(migration, migration.shards)
         relays = [
@@ -352,6 +365,13 @@ class Mover:
             return []
         replies = yield from self.client.call_steps(calls)
         return raise_refused(replies)
+
+    def _send_here(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
+        """As :meth:`_send`; on a cluster, None from a master that is away."""
+        if not calls:
+            return []
+        replies = self.client.but_away((yield from self.client.call_steps(calls)))
+        return [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
 
     def _confirm(self, shards: Iterable[int]) -> Steps[None]:
         yield from self._durability.confirm_steps(self.client, map(self._shard, shards))

@@ -206,6 +206,13 @@ class Client:
         self.redis.ping()
         return apart(self.redis)
 
+    def wait_less(self) -> None:
+        """On a cluster, leave a slot that moves sooner: the caller has other shards to serve."""
+
+    def is_lost(self, client: redis.Redis) -> bool:
+        """Whether nothing may come to a client of :meth:`apart` any more, though it is connected."""
+        return False
+
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return shards or queues in parts of at most ``size``, one for each call of a script with repeated
         keys.
@@ -282,22 +289,34 @@ class Client:
 
     def command_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
         """Steps of :meth:`commands`."""
+        return raise_refused((yield from self.answer_steps(commands)))
+
+    def answer_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
+        """Steps that run commands in one round trip. Raise StoreError.
+
+        On a cluster, the StoreUnavailable of a master that is away stays a reply.
+        """
         replies = yield Send(commands)
-        return raise_refused(
-            [
-                script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
-                for command, reply in zip(commands, replies, strict=True)
-            ]
-        )
+        answers = [
+            script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+        return self.but_away(answers)
+
+    def but_away(self, replies: list[Any]) -> list[Any]:
+        """Return the replies; raise the first LowkiqError among them but, on a cluster, StoreUnavailable."""
+        self.check_away(replies)
+        raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
+        return replies
 
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
-        replies = self._send(commands) if commands else []
-        readable = [None if _is_wrong_type(reply) else reply for reply in replies]
-        for reply in readable:
-            if isinstance(reply, exceptions.RedisError):
-                raise store_error(reply) from reply
-        return readable
+        return raise_refused(self.readable_here(commands))
+
+    def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """As :meth:`readable`. On a cluster, the StoreUnavailable of a master that is away stays a reply."""
+        found: list[Any] = [None if _is_wrong_type(reply) else reply for reply in self._send(commands)]
+        return self.but_away([store_error(e) if isinstance(e, exceptions.RedisError) else e for e in found])
 
     def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:

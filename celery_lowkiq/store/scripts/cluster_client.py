@@ -20,7 +20,7 @@ from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavaila
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
-from .client import Asked, Client, answers, raise_refused, store_error
+from .client import Asked, Client, answers, store_error
 from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
@@ -33,6 +33,8 @@ T = TypeVar("T")
 KEYLESS = frozenset({"CONFIG GET", "INFO", "PING", "TIME", "WAIT", "WAITAOF"})
 #: How long a batch follows redirections and waits for slots that move, in s.
 PATIENCE = 1.0
+#: The same for a caller that serves shards of other masters meanwhile, and repeats what was not answered.
+SHORT_PATIENCE = 0.1
 #: Between two attempts at a slot that moves, in s.
 PAUSE = 0.02
 #: What a slot answers that moves or has no master for a moment.
@@ -55,6 +57,7 @@ class ClusterClient(Client):
         self.cluster = cluster
         self._flags = True
         self._keyless_slot = slot_of(reports_key())
+        self._waits_less = False
 
     def close(self) -> None:
         """Close all connections."""
@@ -101,6 +104,16 @@ class ClusterClient(Client):
         self.cluster.refresh()
         raise error or exceptions.ConnectionError("no master has a slot")
 
+    def wait_less(self) -> None:
+        """Give a slot that moves up after a tenth of a second."""
+        self._waits_less = True
+
+    def is_lost(self, client: redis.Redis) -> bool:
+        """Whether the client's node does not answer, or is no master any more."""
+        found = client.connection_pool.connection_kwargs
+        address = found["host"], found["port"]
+        return address in self.cluster.away or address not in self.cluster.slots()
+
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return each shard or queue by itself, since it has a slot of its own."""
         return [values[n : n + 1] for n in range(len(values))]
@@ -112,9 +125,7 @@ class ClusterClient(Client):
 
     def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts; a reply may be the StoreUnavailable of a master that is away. Raises other errors."""
-        replies = self.calls(calls)
-        raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
-        return replies
+        return self.but_away(self.calls(calls))
 
     def check_away(self, replies: Iterable[Any]) -> None:
         """Raise nothing: the other masters are not away."""
@@ -124,7 +135,7 @@ class ClusterClient(Client):
 
         When one of ``first`` may not have been executed, its StoreUnavailable answers the others, too.
         """
-        replies = self.calls(first)
+        replies = self.calls(first) if first else []
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 return [*replies, *(reply for _ in then)]
@@ -146,7 +157,8 @@ class ClusterClient(Client):
         replies = self._first_replies(commands, slots, masters)
         for reply in replies:
             if isinstance(reply, (exceptions.RedisError, OSError)):
-                return _Batch(self.cluster, commands, slots, replies).followed()
+                patience = SHORT_PATIENCE if self._waits_less else PATIENCE
+                return _Batch(self.cluster, commands, slots, replies).followed(patience)
         if self.cluster.away:
             self.cluster.answered(masters[slot] for slot in slots)
         return replies
@@ -234,12 +246,12 @@ class _Batch:
                 if place is not None:
                     self.replies[place] = reply
 
-    def followed(self) -> list[Any]:
-        """Send refused commands again where they belong, as long as there is hope; return all replies.
+    def followed(self, patience: float) -> list[Any]:
+        """Send refused commands again where they belong, for ``patience`` s at most; return all replies.
 
         What was answered is not repeated, and commands of a slot stay in their order.
         """
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         attempts, redirections = 1, 3
         left = self._refused(range(len(self._commands)))
         while left and time.monotonic() < deadline:

@@ -22,6 +22,7 @@ class Listener:
 
     def __init__(self, client: Client, *channels: str) -> None:
         """Subscribe. Raises StoreUnavailable, AccessDenied."""
+        self._source = client
         try:
             # Its own connection: the waiting thread also sends commands, and would block on a pool of one.
             self._client = client.apart()
@@ -47,6 +48,8 @@ class Listener:
             raise StoreUnavailable("the subscription is closed")
         try:
             message: dict[str, Any] | None = self._pubsub.get_message(timeout=timeout)
+            if message is None and self._source.is_lost(self._client):
+                raise StoreUnavailable("Redis is not available: the master of the subscription is away")
             return message
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error

@@ -39,6 +39,8 @@ class ClaimCycle:
         #: Claims that could not be settled, by shard: their masters are away. Replaced as a whole, since
         #: other threads read it.
         self._aside: dict[ShardRef, ClaimWindow] = {}
+        #: Monotonic time at which they are tried again.
+        self._try_aside_at = 0.0
         self._mean_durations: dict[str, float] = {}
 
     @property
@@ -70,15 +72,18 @@ class ClaimCycle:
             self._on_store_error(owned, error)
         self._return_tokens(queue.name, surplus)
 
-    def settle_aside(self, everything: bool) -> None:
-        """Try again to settle what is aside; only of shards that the lane does not serve, or ``everything``.
+    def settle_aside(self, at_once: bool = False) -> None:
+        """Try again to settle what is aside, not more often than each PARKED s unless ``at_once``.
 
         Gives up when the lane does.
         """
-        for shard, window in self._aside.items():
-            if everything or not self._state.serves(window.owned):
-                self._window = self._take_aside(shard)
-                self.settle()
+        now = self._ctx.clock.monotonic()
+        if not self._aside or (now < self._try_aside_at and not at_once):
+            return
+        self._try_aside_at = now + PARKED
+        for shard in self._aside:
+            self._window = self._take_aside(shard)
+            self.settle()
         if self._aside and self._state.gives_up():
             for shard, window in self._aside.items():
                 self._take_aside(shard)
@@ -152,12 +157,15 @@ class ClaimCycle:
             logger.warning("crashes that were counted for %s could not be undone: %s", owned.shard, error)
 
     def _tokens(self, queue: str, *, wanted: int = 0, surplus: int = 0) -> Tokens | None:
-        """Take or return tokens; None for a queue without a rate limit."""
+        """Take or return tokens; None for a queue without a rate limit. Raises StoreUnavailable."""
         limiter = self._ctx.rate_limiter
         request = limiter.request(queue, self._state.name, wanted=wanted, surplus=surplus)
         if request is None:
             return None
         tokens = self._state.request([], lambda: self._ctx.store.tokens(request))
+        if isinstance(tokens, StoreUnavailable):
+            limiter.park(queue, PARKED)
+            raise tokens
         limiter.record(queue, tokens)
         return tokens
 
@@ -216,6 +224,8 @@ class ClaimCycle:
             assert to_settle is not None
             if isinstance(settled, StoreUnavailable):
                 window.restore(to_settle)
+                if not self._aside:
+                    self._try_aside_at = self._ctx.clock.monotonic() + PARKED
                 self._aside = {**self._aside, window.owned.shard: window}
                 self._state.defer(window.owned.shard, PARKED)
             else:

@@ -61,7 +61,7 @@ class Lane(LaneState):
                     self._cycle.settle()
                 elif self.stopping:
                     self._ctx.outage.stop.wait(PARKED)
-                    self._cycle.settle_aside(everything=True)
+                    self._cycle.settle_aside(at_once=True)
         except BaseException as error:  # noqa: BLE001 - whatever it is, a lane never ends silently
             self._crash(error)
         finally:
@@ -74,9 +74,10 @@ class Lane(LaneState):
         everything = self.take_poll()
         if everything is not None:
             self._poll(everything)
-        if everything and self._cycle.aside and not self._cycle.unsettled:
-            self._cycle.settle_aside(everything=False)
-        return self.begin_next(self._picker.pick, wait=not self._cycle.unsettled)
+        if self._cycle.unsettled:
+            return self.begin_next(self._picker.pick, 0.0)
+        self._cycle.settle_aside()
+        return self.begin_next(self._picker.pick, PARKED if self._cycle.aside else math.inf)
 
     def _poll(self, everything: bool) -> None:
         """Ask Redis in one round trip for the due times of this lane and of all idle ones.
@@ -96,6 +97,9 @@ class Lane(LaneState):
             for lane, _ in asked:
                 lane.try_all()
             return
+        if None in dues:
+            # How long a master was waited for that is away says nothing about the load of the others.
+            seconds = 0.0
         answers = zip(queries, dues, strict=True)
         for lane, several in asked:
             lane.end_poll(list(islice(answers, len(several))), seconds)

@@ -202,18 +202,20 @@ class LaneState:
 
     # -- the lane's own thread
 
-    def begin_next(self, pick: Pick, wait: bool) -> OwnedShard | None:
-        """Pick the shard to work now. Without one, ``wait`` for the next reason to look, and return None."""
+    def begin_next(self, pick: Pick, most: float) -> OwnedShard | None:
+        """Pick the shard to work now. Without one, wait for the next reason to look, at ``most`` so many
+        seconds, and return None.
+        """
         with self._changed:
             due, now = self._claimable(), self._due.now()
             shard = pick(due, now)
             if shard is not None:
                 self._picked = shard
                 return self._owned[shard]
-            if wait and not (self._refresh or self._unpolled or self.stopping):
+            if most and not (self._refresh or self._unpolled or self.stopping):
                 # A due shard that was not picked is offered again at the next poll or wake-up.
                 coming = min((when for when in due.values() if when > now), default=None)
-                poll = max(0.0, self._poll_at - self._ctx.clock.monotonic())
+                poll = min(max(0.0, self._poll_at - self._ctx.clock.monotonic()), most)
                 self._idle = True
                 self._changed.wait(poll if coming is None else min(max(0.0, coming - self._due.now()), poll))
                 self._idle = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.balance import Member, QuotaRoom, quotas, surplus_shards
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from ..context import WorkerContext
@@ -63,7 +65,9 @@ class Membership:
             }
             gone = [one for one in self._others[queue].values() if one.gone(now, self._ctx.lease_seconds)]
             if gone:
-                self._ctx.store.forget_members(queue, [(member.name, member.lanes) for member in gone])
+                # The next turn tries again. On a cluster, the shards of other masters must not wait for it.
+                with contextlib.suppress(StoreUnavailable):
+                    self._ctx.store.forget_members(queue, [(member.name, member.lanes) for member in gone])
         return {queue: r for queue, r in zip(queues, beats.routes, strict=True) if r is not None}
 
     def leave(self) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from celery_lowkiq.rules.errors import NotOwner, StoreError
+from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.lease_watch import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -268,7 +268,12 @@ class Ownership:
 
     def _release_turn(self) -> None:
         """Do one turn; after a StoreError the next one repeats what is left."""
-        self._membership.leave()
+        away: StoreUnavailable | None = None
+        try:
+            self._membership.leave()
+        except StoreUnavailable as error:
+            # On a cluster, of the master with the queue's own keys: shards may be on others.
+            away = error
         for owned in self._table.owned():
             if self._table.lane_of(owned.shard).crashed and self._table.in_use(owned.shard):
                 # Not marked as stopping: the batch that ran counts as crashed.
@@ -279,21 +284,27 @@ class Ownership:
         for owned in self._table.owned():
             # No batch of it starts any more, also when a lane that stops is about to pick it.
             self._table.leave(owned.shard)
-            if self._at_once or not self._table.in_use(owned.shard):
-                self._release(owned)
+            if (self._at_once or not self._table.in_use(owned.shard)) and not self._release(owned):
+                away = StoreUnavailable("Redis is not available: masters of shards to release are away")
+        if away is not None:
+            raise away
         if self._table.owned():
             self._membership.update()
 
-    def _release(self, owned: OwnedShard) -> None:
+    def _release(self, owned: OwnedShard) -> bool:
+        """Release a shard for good. Return False when its master is away."""
         if self._at_once:
             owned.lost.set()
         try:
             released = self._ctx.store.release(owned.lease, unsettled=self._at_once)
         except NotOwner:
             released = True
+        if released is None:
+            return False
         if not released:
             logger.warning(
                 "shard %s keeps unsettled jobs, or Redis has failed over: its next owner waits for the lease",
                 owned.shard,
             )
         self._table.remove(owned)
+        return True

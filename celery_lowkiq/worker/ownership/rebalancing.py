@@ -58,12 +58,12 @@ class Rebalancing:
 
     def _release(self, owned: OwnedShard) -> None:
         try:
-            released = self._store.release(owned.lease)
+            released: bool | None = self._store.release(owned.lease)
         except NotOwner:
             logger.info("shard %s needs no release: it has changed hands before", owned.shard)
             released = True
         if released:
             self._table.forget(owned)
-        else:
+        elif released is not None:
             # A claim of it is unsettled: the lane's next claim returns those jobs.
             self._table.stay(owned)
