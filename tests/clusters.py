@@ -178,7 +178,7 @@ def running_cluster(
     config: Mapping[str, str] | None = None,
     tls: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
-    """Start a cluster, whose masters share ``replicas``; ``config`` and files of ``tls`` are of each server."""
+    """Start a cluster, whose masters share ``replicas``; ``config``, ``tls`` are of each server."""
     of_each = {**CONFIG, **(config or {}), **({**tls, "tls-cluster": "yes"} if tls else {})}
     with contextlib.ExitStack() as stack:
         servers = []
