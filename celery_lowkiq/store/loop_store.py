@@ -16,7 +16,7 @@ from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.store.jobs.sender_queue import SenderQueue
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.client import store_error
+from celery_lowkiq.store.scripts.redis_errors import store_error
 from celery_lowkiq.store.scripts.steps import Pause, Send, Step, execute_async
 
 T = TypeVar("T")

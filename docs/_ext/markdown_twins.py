@@ -8,6 +8,7 @@ trees, and leave out admonitions: the warnings.)
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +45,10 @@ class Twins:
         lines = [f"# {self._titles['index']}", "", f"> {self.summary('index')}"]
         for caption, pages in self.tables("index"):
             lines += ["", f"## {caption}", ""]
-            lines += [f"- [{self._titles[page]}]({page}.md): {self.summary(page)}" for page in pages]
+            lines += [
+                f"- [{self._titles[page]}]({page}.md): {self.summary(page)}"
+                for page in self._with_parts(pages)
+            ]
         return "\n".join([*lines, ""])
 
     def order(self) -> list[str]:
@@ -56,7 +60,18 @@ class Twins:
         """Yield the caption and the pages of each table of contents of a page."""
         for found in DIRECTIVE.finditer((self._folder / f"{page}.md").read_text()):
             if found["name"] == "toctree":
-                yield dict(OPTION.findall(found["body"])).get("caption", ""), self._entries(found["body"])
+                yield (
+                    dict(OPTION.findall(found["body"])).get("caption", ""),
+                    self._entries(found["body"], page),
+                )
+
+    def _with_parts(self, pages: list[str]) -> Iterator[str]:
+        """The pages, and after each those that it lists; of decisions, only their list."""
+        for page in pages:
+            yield page
+            if page != "adr/index":
+                for _, parts in self.tables(page):
+                    yield from parts
 
     def summary(self, page: str) -> str:
         """Return the first sentence of a page."""
@@ -67,8 +82,9 @@ class Twins:
                 return re.split(r"(?<=[.?!])(?: |$)", words)[0]
         return self._titles[page]
 
-    def _entries(self, body: str) -> list[str]:
-        names = (line.strip() for line in OPTION.sub("", body).splitlines())
+    def _entries(self, body: str, page: str) -> list[str]:
+        folder = posixpath.dirname(page)
+        names = (posixpath.join(folder, line.strip()) for line in OPTION.sub("", body).splitlines())
         return [name for name in names if name in self._titles]
 
     def _plain(self, text: str, page: str) -> str:
@@ -87,7 +103,11 @@ class Twins:
         if name == "literalinclude":
             return f"```{options.get('language', '')}\n{(beside / argument).read_text().strip()}\n```"
         if name == "toctree":
-            pages = [f"- [{self._titles[entry]}]({entry}.md)" for entry in self._entries(body)]
+            folder = posixpath.dirname(page) or "."
+            pages = [
+                f"- [{self._titles[entry]}]({posixpath.relpath(entry, folder)}.md)"
+                for entry in self._entries(body, page)
+            ]
             return "\n".join([f"**{options['caption']}**\n", *pages] if "caption" in options else pages)
         if name in ("image", "figure"):
             dark = "only-dark" in options.get("class", "")

@@ -17,7 +17,6 @@ from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.client import ShardCountDiffers, store_error
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.keys import (
     failure_ranks_key,
@@ -27,6 +26,7 @@ from celery_lowkiq.store.scripts.keys import (
     queue_key,
     shard_keys,
 )
+from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers, store_error
 
 #: Seconds between two looks.
 LOOK = 0.02

@@ -229,11 +229,15 @@ def test_the_name_of_a_queue_is_one_label_of_metrics(empty_redis):
     name = 'a"\\n,x="y\\'
     app = Celery("metrics", broker=empty_redis.url, set_as_current=False)
 
+    # Tasks that other tests share.
+    app.finalize()
+    for shared in [one for one in app.tasks if not one.startswith("celery.")]:
+        del app.tasks[shared]
+
     @ordered_task(app=app, shared=False, name="task", queue_name=name)
     def task(payloads_by_id):
         """Never runs."""
 
-    app.finalize()
     registry = CollectorRegistry()
     registry.register(QueueCollector(app))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))

@@ -14,6 +14,7 @@ from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, NewJob, QueueSpec, Settlement
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.dump_load import dump_entries
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -70,7 +71,7 @@ class Caller:
                 self._tokens,
                 self._subscribe,
                 self._calls,
-                store.memory,
+                lambda: store.masters([SHARD]),
                 store.nodes,
                 lambda: store.observe([SHARD]),
             ),
@@ -85,7 +86,7 @@ class Caller:
             *(lambda: queries.stats(ONE), lambda: queries.paused(ONE), lambda: queries.paused_ids(ONE)),
             *(
                 lambda: actions.requeue_all(ONE),
-                lambda: actions.bury(ONE, ["failed"]),
+                lambda: actions.bury(ONE, ["failed"], b"reason"),
                 lambda: actions.run_now_all(ONE),
             ),
             *(lambda: actions.delete(ONE, ["nobody"]), lambda: actions.edit(ONE, "nobody", b"a", b"b")),
@@ -101,7 +102,10 @@ class Caller:
                 lambda: reports.nodes(),
             ),
             *(lambda: reports.shards(ONE), lambda: reports.histories([ONE]), lambda: failures.groups(ONE)),
-            *(lambda: HealthReader(store).read([ONE]), lambda: read_server(store.client)),
+            *(
+                lambda: HealthReader(store).read([ONE], Topology(Kind.SERVER, (), 10.0)),
+                lambda: read_server(store.client),
+            ),
             *(
                 lambda: trackers.view(TRACKER),
                 lambda: trackers.recent(9, None),

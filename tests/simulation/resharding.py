@@ -43,8 +43,9 @@ from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.client import Client, ShardCountDiffers
+from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
+from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
 from celery_lowkiq.store.scripts.script import Script, ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 

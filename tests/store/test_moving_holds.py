@@ -10,7 +10,7 @@ from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.resharding import mover as movers
-from celery_lowkiq.store.scripts.client import ShardCountDiffers
+from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
 
 from . import resharding as words
 

@@ -28,8 +28,8 @@ from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.client import store_error
 from celery_lowkiq.store.scripts.connect import RETRIES, connect
+from celery_lowkiq.store.scripts.redis_errors import store_error
 from tests.outages import away
 from tests.waiting import eventually
 

@@ -10,6 +10,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -254,7 +255,7 @@ def test_a_damaged_key_of_a_queue_hides_no_other_queue(store):
     assert registry.as_stored([THREE, declared], lenient=True) == [THREE, ONE]
     with pytest.raises(StoreError, match="WRONGTYPE"):
         registry.register(THREE)
-    damaged, other = HealthReader(store).read([THREE, ONE]).queues
+    damaged, other = HealthReader(store).read([THREE, ONE], Topology(Kind.SERVER, (), 10.0)).queues
     assert f"the key {queue_key('three')} has the wrong type" in damaged.damages[0].text
     assert (other.damages, other.length) == ((), 1)
 

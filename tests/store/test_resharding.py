@@ -21,8 +21,8 @@ from celery_lowkiq.store.resharding import strays
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.resharding.reshard import reshard
-from celery_lowkiq.store.scripts.client import ShardCountDiffers
 from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS, queue_key
+from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
 from tests.waiting import eventually
 
 from .helpers import contents, stats

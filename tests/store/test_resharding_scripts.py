@@ -10,8 +10,8 @@ from celery_lowkiq.rules.errors import FormatMismatch
 from celery_lowkiq.rules.models import NewJob, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.client import ShardCountDiffers
 from celery_lowkiq.store.scripts.keys import queue_key
+from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
 
 from .resharding import (
     NAME,

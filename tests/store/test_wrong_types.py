@@ -162,17 +162,17 @@ def arguments(state):
             | {"signatures": "", "records": 1},
             ("new", "x", "", "+5", 0, digest(b"x"), "call"),
         ),
-        "read_leases": ({}, ()),
+        **dict.fromkeys(("check_commands", "read_leases", "read_progress", "read_server"), ({}, ())),
+        "scan": ({"command": "ZSCAN", "cursor": 0, "limit": 10, "server": ""}, ()),
         "read_moves": ({"limit": 10}, ()),
-        "read_progress": ({}, ()),
         "abort_migration": ({"format": 1}, ()),
         "pause_migration": ({"wanted": 1}, ()),
         "stay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "hold": ({"gen": 1}, ()),
         "register": ({"format": 1, "shards": 2, "expected": 1, "gen": 0, "pause": 9, "since": 1}, ()),
         "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
-        "release": ({**owner, **ANNOUNCED, "unsettled": 0}, ()),
-        "renew": ({**owner, "stopping": 0, "server": state.server, "turn": 1}, ()),
+        "release": ({**owner, **ANNOUNCED, "server": state.server, "unsettled": 0}, ()),
+        "renew": ({**owner, "stopping": 0, "turn": 1}, ()),
         "renew_many": ({"owner": "me", "turn": 1}, (state.epoch,)),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
@@ -206,8 +206,7 @@ def arguments(state):
             ("plain",),
         ),
         "record_failures": ({"most": 1}, ("a", 1, "text", "b", 2, "text")),
-        "stats": ({}, ()),
-        "read_counters": ({}, ()),
+        **dict.fromkeys(("read_counters", "stats"), ({}, ())),
         "take_tokens": (
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
@@ -230,7 +229,8 @@ NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
     *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_leases"),
-    *("read_moves", "read_progress", "stats", "read_counters", "track_page", "why"),
+    *("read_moves", "read_progress", "stats", "read_counters", "track_page", "why", "read_server", "scan"),
+    "check_commands",
 }
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "records": "jobs"}
@@ -246,7 +246,7 @@ def an_idle_shard(store):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
     end(store, lease, claim(store, lease))
-    return State(lease.epoch)
+    return State(lease.epoch, server=lease.server)
 
 
 def a_shard_without_a_number(store):
@@ -381,15 +381,15 @@ NOT_REACHED = {
 }
 #: Keys that are looked at only when something is amiss, and in a migration.
 UNTOUCHED = {
-    ("claim", "calls"),
-    ("pause_shard resumes", "due_paused"),
-    ("heartbeat", "queue"),
+    *(("read_counters", key) for key in ("due", "due_prioritized", "claimed")),
+    *(("claim", "calls"), ("pause_shard resumes", "due_paused"), ("heartbeat", "queue")),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
     *((n, key) for n in NAMES for key in ("arrived", "inflight") if n not in (*STATES, "fence")),
     *((name, key) for name, keys in NOT_REACHED.items() for key in keys.split()),
 }
 #: Those that are there for keys of another type, or leave a shard that has one to another script.
 TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "read_leases", "renew_many"}
+TOLERANT |= {"check_commands", "read_server"}
 
 
 def prepared(store, name):

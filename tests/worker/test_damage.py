@@ -142,6 +142,7 @@ def test_a_damaged_shard_delays_the_polls_of_no_other_one(redis_server, client, 
     runs, other = Runs(), shard_keys(ShardRef(QUEUE.name, 2))
     with Engine(redis_server, runner=runs, lanes=1, poll_interval=0.1) as engine:
         engine.pushes.push(QUEUE, [NewJob(OF_DAMAGED, b"x", perform_in=9e9)])
+        eventually(lambda: client.hget(shard_keys(DAMAGED)["lease"], "owner"))
         client.delete(shard_keys(DAMAGED)["due"])
         client.set(shard_keys(DAMAGED)["due"], "planted")
         eventually(lambda: "shard q/1 is skipped for 5 s" in caplog.text)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.client import Client, InconsistentKeys, ShardCountDiffers, WrongType
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.redis_errors import InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.scripts.script import ScriptCall
 from celery_lowkiq.store.scripts.steps import Block, Steps
 

@@ -5,17 +5,18 @@
 -- USES: time
 -- Returns: {failed in all shards, lag (s) as text, processed in each shard...}.
 -- Cost: O(shards + jobs in processing), which the caller bounds.
+-- A damaged index counts as one without jobs: claims and statistics report it.
 local now = seconds(now_us())
 
 -- The smallest perform_in among ids that are not in processing; at most `claimed` of the first ones are.
 local function soonest(index, claimed)
-  local heads = redis.call('ZRANGE', index, 0, 0, 'WITHSCORES')
-  if heads[1] and redis.call('ZSCORE', claimed, heads[1]) then
-    heads = redis.call('ZRANGE', index, 1, redis.call('ZCARD', claimed), 'WITHSCORES')
-  end
-  for i = 1, #heads, 2 do
-    if not redis.call('ZSCORE', claimed, heads[i]) then
-      return tonumber(heads[i + 1])
+  local running = redis.pcall('ZCARD', claimed)
+  if type(running) == 'number' then
+    local heads = redis.pcall('ZRANGE', index, 0, running, 'WITHSCORES')
+    for i = 1, #heads, 2 do
+      if not redis.call('ZSCORE', claimed, heads[i]) then
+        return tonumber(heads[i + 1])
+      end
     end
   end
   return now

@@ -8,8 +8,9 @@ from dataclasses import replace
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Lease, Renewed
 from celery_lowkiq.store.jobs.claims import owned
-from celery_lowkiq.store.scripts.client import Client, WrongType, raise_refused
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.redis_errors import WrongType
 from celery_lowkiq.store.scripts.script import load
 
 #: Leases that one script renews: about 0.4 ms of work for Redis.

@@ -217,7 +217,7 @@ class Repairs:
                     return
 
     def _server(self, keys: Any) -> bytes:
-        name: bytes = self._client.call(load("read_leases").call_many([keys["lease"]]))[0]
+        name: bytes = self._client.call(load("read_server").call(keys))
         return name
 
 

@@ -70,7 +70,10 @@ _SHARD = tuple(SHARD_KEYS)
 _TRACKERS = (*TRACKER_KEYS, "trackers")
 
 _READS = Role(
-    _names("find_jobs key_counts page peek read_leases read_moves read_progress stats track_page why"),
+    _names(
+        "find_jobs key_counts page peek read_leases read_moves read_progress read_server scan stats "
+        "track_page why"
+    ),
     {
         "INFO": (),
         "TIME": (),
@@ -128,8 +131,8 @@ _ACTS = _READS.with_(
 _WORKER = _ACTS.with_(
     Role(
         _names(
-            "acquire claim heartbeat next_due read_counters record_failures release renew renew_many "
-            "retract_crashes settle take_tokens track_progress write_report write_samples"
+            "acquire check_commands claim heartbeat next_due read_counters record_failures release renew "
+            "renew_many retract_crashes settle take_tokens track_progress write_report write_samples"
         ),
         {
             "HDEL": ("nodes",),

@@ -10,15 +10,8 @@ import redis
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import (
-    AccessDenied,
-    ClusterNode,
-    LoginRefused,
     LowkiqError,
-    NotOwner,
-    QueueFull,
-    ShardDamaged,
     StoreError,
-    StoreFull,
     StoreUnavailable,
 )
 from celery_lowkiq.rules.models import ShardRef
@@ -26,146 +19,25 @@ from celery_lowkiq.rules.topology import Kind
 
 from .connect import address_of, apart, is_behind_sentinels
 from .exchange import exchange
-from .keys import shard_of_key
+from .redis_errors import is_wrong_type, script_error, store_error
 from .script import Script, ScriptCall
 from .steps import Pause, Send, Step, Steps, execute
 
 T = TypeVar("T")
 
-#: Codes of errors that end without a change by the caller.
-UNAVAILABLE = (
-    "LOADING",
-    "READONLY",
-    "MASTERDOWN",
-    "CLUSTERDOWN",
-    "TRYAGAIN",
-    "BUSY",
-    "NOREPLICAS",
-    "MISCONF",
-)
-#: The same as exceptions: redis-py removes the code from the text of errors that it knows.
-AWAY = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.ReadOnlyError,
-    exceptions.MasterDownError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-    OSError,
-)
-#: Errors that only a node of a Redis Cluster returns.
-CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
-#: Their codes, with which their texts begin.
-CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ")
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
-#: Texts that replace the code NOPERM in the error of a script: in Redis 7 and Valkey, and in Redis 6.2.
-SCRIPT_NOPERM = ("ACL failure in script", "The user executing the script can't")
-#: The settings that have the password; messages never show its value.
-URL = "lowkiq_url (broker_url, where lowkiq_url is not set)"
 #: Maximum number of attempts to load a script that the server evicts before it runs.
 LOAD_ROUNDS = 3
 
 
-class ShardCountDiffers(StoreError):
-    """A shard stores another number of shards than the script's argument."""
-
-    def __init__(self, stored: str) -> None:
-        super().__init__(f"the queue is changing its number of shards (a shard has {stored}): call again")
-        self.stored = stored
-
-
-class InconsistentKeys(ShardDamaged):
-    """Keys of a shard disagree, since one of them was lost. The store repairs this automatically."""
-
-
-class WrongType(ShardDamaged):
-    """A key of a shard has the wrong type: another program wrote it."""
-
-
-def script_error(key: str, error: BaseException) -> StoreError:
-    """Translate an error of a script or command whose first key is ``key``; damage is of the key's shard."""
-    text = str(error)
-    shard = shard_of_key(key)
-    if shard is not None and text.startswith("DAMAGED"):
-        key = text.partition(" ")[2]
-        return InconsistentKeys(
-            shard.queue, shard.index, f"{key} and the keys beside it disagree about its jobs"
-        )
-    if shard is not None and _is_wrong_type(error):
-        return WrongType(shard.queue, shard.index, f"Redis refused a command: {text.rstrip('.')}")
-    return store_error(error)
-
-
-def store_error(error: BaseException) -> StoreError:
-    """Translate a redis-py exception."""
-    text = str(error)
-    if (denied := _access_error(error, text)) is not None:
-        return denied
-    if "OOM command not allowed" in text or isinstance(error, exceptions.OutOfMemoryError):
-        return StoreFull(
-            "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
-        )
-    # redis-py 5.0 raises a plain ResponseError for these, unless its client is one of a cluster.
-    if isinstance(error, CLUSTER) or text.startswith(CLUSTER_TEXTS):
-        return ClusterNode()
-    code, _, rest = text.partition(" ")
-    refused = _refused(code, rest)
-    if refused is not None:
-        return refused
-    # Redis 6.2 puts the error of a command within the text of the script's error.
-    if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
-        return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")
-    return StoreError(f"Redis refused a command: {text}")
-
-
-def _refused(code: str, rest: str) -> StoreError | None:
-    if code == "NOTOWNER":
-        return NotOwner(f"another node owns the shard (its epoch is {rest})")
-    if code == "SHARDS":
-        return ShardCountDiffers(rest)
-    if code == "FORMAT":
-        stored, _, reads = rest.partition(" ")
-        return StoreError(
-            f"the shard is stored in format {stored}, this version reads {reads}: "
-            "use the version that wrote it"
-        )
-    if code == "FULL":
-        length, allowed, *held = rest.split(" ", 2)
-        if held:
-            return QueueFull(
-                f"{length} payloads wait behind a dead one of id {held[0]!r}, and hold_max allows {allowed}: "
-                "requeue or edit the dead payload, or let the id go on"
-            )
-        return QueueFull(
-            f"{length} jobs wait in the shard, and the task's max_length allows {allowed}: call again later, "
-            "serve the queue faster, or let it drop with when_full"
-        )
-    return None
-
-
-def _access_error(error: BaseException, text: str) -> StoreError | None:
-    if isinstance(error, exceptions.AuthenticationError):
-        if "Authentication required" in text:
-            return LoginRefused(f"Redis asks for a password (NOAUTH): add it to {URL}")
-        if "without any password" in text or "no password is set" in text:
-            advice = f"set it in Redis, or remove it from {URL}"
-            return LoginRefused(f"Redis has no password, but received one (AUTH): {advice}")
-        return LoginRefused(f"Redis refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
-    if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
-        return AccessDenied(
-            f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give its user the rights that "
-            "docs/operations.md lists"
-        )
-    return None
-
-
 class Asked(NamedTuple):
-    """A server that stores shards. ``slots``: how many it has; None without a cluster."""
+    """A server that stores shards, with its number of slots on a cluster. ``ask`` sends commands and returns
+    their replies; that of a refused command is its StoreError.
+    """
 
     address: str
     slots: int | None
-    #: Sends it commands, and returns the replies; that of a refused command is its StoreError.
     ask: Callable[[Sequence[tuple[Any, ...]]], list[Any]]
 
 
@@ -315,7 +187,7 @@ class Client:
 
     def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As :meth:`readable`. On a cluster, the StoreUnavailable of a master that is away stays a reply."""
-        found: list[Any] = [None if _is_wrong_type(reply) else reply for reply in self._send(commands)]
+        found: list[Any] = [None if is_wrong_type(reply) else reply for reply in self._send(commands)]
         return self.but_away([store_error(e) if isinstance(e, exceptions.RedisError) else e for e in found])
 
     def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -387,10 +259,6 @@ def answers(replies: Sequence[Any]) -> list[Any]:
 
 def _key(command: tuple[Any, ...]) -> str:
     return str(command[1]) if len(command) > 1 else ""
-
-
-def _is_wrong_type(reply: Any) -> bool:
-    return isinstance(reply, exceptions.ResponseError) and "WRONGTYPE" in str(reply)
 
 
 def raise_refused(replies: list[Any]) -> list[Any]:

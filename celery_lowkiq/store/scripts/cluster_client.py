@@ -20,11 +20,12 @@ from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavaila
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
-from .client import Asked, Client, answers, store_error
+from .client import Asked, Client, answers
 from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
 from .keys import reports_key, shard_keys
+from .redis_errors import store_error
 from .script import ScriptCall
 
 T = TypeVar("T")

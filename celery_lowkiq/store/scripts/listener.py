@@ -9,7 +9,8 @@ from redis import exceptions
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 
-from .client import Client, store_error
+from .client import Client
+from .redis_errors import store_error
 from .replies import reads_replies
 
 #: Timeout in s for the confirmation of a subscription.

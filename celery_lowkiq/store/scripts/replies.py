@@ -46,13 +46,19 @@ def read_or_error(read: Callable[[], T]) -> T | UnexpectedReply:
         return error
 
 
+def _is_ours(error: BaseException) -> bool:
+    """Whether it is about the call: one of the package, or of arguments that do not fit the function."""
+    frame = error.__traceback__
+    return isinstance(error, LowkiqError) or frame is None or frame.tb_next is None
+
+
 def _reading(function: Any) -> Any:
     @wraps(function)
     def read(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except UNREADABLE as error:
-            if isinstance(error, LowkiqError):
+            if _is_ours(error):
                 raise
             raise UnexpectedReply(error) from error
 
@@ -61,7 +67,7 @@ def _reading(function: Any) -> Any:
         try:
             return (yield from function(*args, **kwargs))
         except UNREADABLE as error:
-            if isinstance(error, LowkiqError):
+            if _is_ours(error):
                 raise
             raise UnexpectedReply(error) from error
 

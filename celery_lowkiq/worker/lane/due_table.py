@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.models import ShardRef
@@ -72,9 +74,11 @@ class DueTable:
         for times in (self._due, self._announced):
             times[shard] = min(perform_in, times.get(shard, perform_in))
 
-    def try_soon(self, shard: ShardRef) -> None:
-        """Make a shard due now, unless it has a due time, as a deferred one has."""
-        self._due.setdefault(shard, self.now())
+    def try_soon(self, shard: ShardRef, seconds: float) -> None:
+        """Make a shard due now, unless it is due within ``seconds``, as a deferred one is."""
+        now = self.now()
+        if self._due.get(shard, math.inf) > now + seconds:
+            self._due[shard] = now
 
     def defer(self, shard: ShardRef, seconds: float) -> None:
         """Set the due time of a shard to ``seconds`` from now."""

@@ -186,7 +186,7 @@ class LaneState:
                 if query.shard not in self._owned:
                     continue
                 if isinstance(due, ShardDamaged):
-                    self._due.try_soon(query.shard)
+                    self._due.try_soon(query.shard, FAILED_SHARD_DELAY)
                 elif due is not None:
                     self._due.record(query.shard, due, query.number, query.open_claims)
             self._changed.notify()

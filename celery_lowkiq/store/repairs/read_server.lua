@@ -1,0 +1,8 @@
+-- Reads the name of the server that has a shard's keys.
+--
+-- KEYS: lease?
+-- ARGV:
+-- USES: server
+-- Returns: the name.
+-- Cost: O(1), and INFO.
+return server_name()
