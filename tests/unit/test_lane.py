@@ -44,6 +44,16 @@ class TestDueTable:
         table.record(SHARD, Due(replied, 100.0))
         assert table.due() == {SHARD: known}
 
+    def test_a_shard_with_a_far_due_time_is_tried_soon_and_a_deferred_one_is_left(self, table):
+        """A damaged shard whose next job was far was not tried, so nobody reported the damage."""
+        table.record(SHARD, Due(9e9, 100.0))
+        table.try_soon(SHARD, 5.0)
+        assert table.due()[SHARD] <= table.now()
+        table.defer(SHARD, 5.0)
+        deferred = table.due()
+        table.try_soon(SHARD, 5.0)
+        assert table.due() == deferred
+
     def test_what_was_heard_before_the_question_is_in_its_reply(self, table):
         table.announce(SHARD, 50.0)
         table.begin_query(SHARD)
