@@ -209,6 +209,7 @@ def test_a_process_that_dies_idle_is_nobodys_crash(app, start, ledger):
         eventually(lambda: settled(act))
         os.kill(ledger.lines("end")[number]["pid"], signal.SIGKILL)
     act.delay("1", "good").get(timeout=30)
+    eventually(lambda: settled(act))
     assert suspects(act) == 0
 
 

@@ -62,7 +62,7 @@ class InconsistentKeys(ShardDamaged):
 
 
 class WrongType(ShardDamaged):
-    """A key of a shard has the wrong type: another program wrote it."""
+    """A key of a shard, or a number in it, has the wrong type: another program wrote it."""
 
 
 def script_error(key: str, error: BaseException) -> StoreError:
@@ -143,5 +143,6 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
 
 
 def is_wrong_type(reply: object) -> bool:
-    """Whether a reply is the error of a command on a key of another type."""
-    return isinstance(reply, exceptions.ResponseError) and "WRONGTYPE" in str(reply)
+    """Whether a reply is the error of a command on a key or number of another type."""
+    wrong = ("WRONGTYPE", "value is not an integer", "is not a valid float")
+    return isinstance(reply, exceptions.ResponseError) and any(text in str(reply) for text in wrong)
