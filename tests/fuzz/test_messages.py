@@ -24,7 +24,7 @@ from .mutators import ODD_BYTES, canaries, changed_bytes, changed_value
 from .node import VICTIMS, Node
 
 #: Messages before the innocent jobs are pushed, and seconds that these may take.
-AT_ONCE, LATE = 25, 2.5
+AT_ONCE, LATE = 25, 4.5
 #: Content types, encodings and compressions of bodies.
 CONTENT = (
     *(("application/json", "utf-8"), ("application/json", "x"), ("application/x-python-serialize", "binary")),
