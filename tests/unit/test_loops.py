@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import gc
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from celery._state import _task_stack
 
 from celery_lowkiq.integration.app.settings import read_settings
 from celery_lowkiq.integration.loops import bodies as bodies_module
+from celery_lowkiq.integration.loops import watchdog
 from celery_lowkiq.integration.loops.bodies import Bodies, Cancelled
 from celery_lowkiq.integration.loops.context_stack import ContextStack
 from celery_lowkiq.integration.loops.event_loop import NoLoop
@@ -238,6 +240,15 @@ def test_lanes_end_and_the_node_stops_when_the_loop_has_ended(node):
     later = Run(node, sleeps())
     later.join().close()
     assert repr(later.error) == "SystemExit(70)"
+
+
+def test_frames_are_read_while_no_garbage_is_collected(monkeypatch):
+    """A collection within it stopped all threads of the process for ever."""
+    seen = []
+    monkeypatch.setattr(sys, "_current_frames", lambda: seen.append(gc.isenabled()) or {})
+    assert watchdog._frame_of(threading.current_thread()) is None
+    assert seen == [False]
+    assert gc.isenabled()
 
 
 def test_what_blocks_the_loop_is_named_with_its_stack(node, caplog):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
 import traceback
+from types import FrameType
 
 from celery_lowkiq.rules.loggers import package_logger as logger
 
@@ -39,7 +41,7 @@ class Watchdog:
                 self._log(late)
 
     def _log(self, late: float) -> None:
-        frame = sys._current_frames().get(self._loop.thread.ident or 0)
+        frame = _frame_of(self._loop.thread)
         names = ", ".join(bodies.name for bodies in self._loop.running if bodies.stepping)
         logger.warning(
             "the event loop has been blocked for %.1f s by %s, and with it all other runs. Await in an "
@@ -48,3 +50,18 @@ class Watchdog:
             names or "what is no body of a run",
             "".join(traceback.format_stack(frame)),
         )
+
+
+def _frame_of(thread: threading.Thread) -> FrameType | None:
+    """Return what a thread executes now.
+
+    Python 3.11 holds a lock while it makes the dict of frames. A garbage collection that begins there waits
+    for that lock, and with it all threads, for ever.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread.ident or 0)
+    finally:
+        if enabled:
+            gc.enable()
