@@ -29,8 +29,8 @@ def covered_positions(parameters: tuple[str, ...], redactor: Redactor) -> frozen
 def masked_payload(form: CallForm, payload: Any, redactor: Redactor) -> Any:
     """A payload with masks. It may have any shape, since it may be anybody's."""
     masked = redactor.value(payload)
-    if form.parameters and isinstance(payload, Mapping) and isinstance(payload.get("args"), (list, tuple)):
-        masked["args"] = masked_arguments(form, payload["args"], redactor)
+    if args := _positional(form, payload):
+        masked["args"] = masked_arguments(form, args, redactor)
     return masked
 
 
@@ -39,10 +39,12 @@ def payload_secrets(form: CallForm, payloads: Iterable[Any], redactor: Redactor)
     found: set[str] = set()
     for payload in payloads if redactor else ():
         found |= redactor.secrets(payload)
-        if (
-            form.parameters
-            and isinstance(payload, Mapping)
-            and isinstance(payload.get("args"), (list, tuple))
-        ):
-            found |= redactor.secrets(dict(zip(form.parameters, payload["args"], strict=False)))
+        if args := _positional(form, payload):
+            found |= redactor.secrets(dict(zip(form.parameters, args, strict=False)))
     return found
+
+
+def _positional(form: CallForm, payload: Any) -> Sequence[Any]:
+    """The arguments of a payload that have names by their positions."""
+    args = payload.get("args") if form.parameters and isinstance(payload, Mapping) else ()
+    return args if isinstance(args, (list, tuple)) else ()

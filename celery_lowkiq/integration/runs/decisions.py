@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -207,10 +208,7 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
     Raises NotHanded and PayloadError when the error is an Again with wrong payloads.
     """
     found, together = outcomes(error, batch.jobs, rules.codec.dump)
-    texts: dict[int, ErrorText] = {}
-    secrets = payload_secrets(
-        rules.task.call_form, chain(*batch.payloads_by_id.values()), rules.settings.redactor
-    )
+    texts = _ErrorTexts(batch, rules)
 
     def decide(job: DecodedJob) -> JobDecision:
         outcome = found.get(job.claimed.id)
@@ -224,7 +222,7 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
             over = (PayloadRemoval(position, None, RemovalReason.OVER) for position in job.positions)
             ran = _done(job)._replace(disposition=Disposition.BURY, bad=(*job.bad, *over))
             return _decision(job, ran, outcome)
-        return _failed(job, outcome, together, rules, texts, secrets)
+        return _failed(job, outcome, together, rules, texts)
 
     return _decide_each(batch, decide)
 
@@ -310,13 +308,27 @@ def _done(job: DecodedJob) -> Settlement:
     return Settlement(job.claimed.id, job.claimed.claim, Disposition.DONE, bad=job.bad)
 
 
+class _ErrorTexts:
+    """Texts of the errors of a batch. Many of its jobs may have failed by one error."""
+
+    def __init__(self, batch: DecodedBatch, rules: RunRules) -> None:
+        self._batch = batch
+        self._rules = rules
+        self._made: dict[int, ErrorText] = {}
+
+    def of(self, error: BaseException) -> ErrorText:
+        if id(error) not in self._made:
+            self._made[id(error)] = error_text(self._rules.settings, error, self._secrets)
+        return self._made[id(error)]
+
+    @cached_property
+    def _secrets(self) -> set[str]:
+        form, redactor = self._rules.task.call_form, self._rules.settings.redactor
+        return payload_secrets(form, chain(*self._batch.payloads_by_id.values()), redactor)
+
+
 def _failed(
-    job: DecodedJob,
-    failure: Exception,
-    together: int,
-    rules: RunRules,
-    texts: dict[int, ErrorText],
-    secrets: Collection[str],
+    job: DecodedJob, failure: Exception, together: int, rules: RunRules, texts: _ErrorTexts
 ) -> JobDecision:
     error = cause_of(failure)
     raised = original_error(error)
@@ -324,10 +336,7 @@ def _failed(
     if isinstance(failure, Retry):
         delay = delay_of(failure)
         policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
-    # Many jobs of a batch may have failed by one error.
-    if id(raised) not in texts:
-        texts[id(raised)] = error_text(rules.settings, raised, secrets)
-    text = texts[id(raised)]
+    text = texts.of(raised)
     settlement = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
     return _decision(
         job, settlement._replace(try_text=try_text(text.text), failure=text.failure), error, text

@@ -90,14 +90,12 @@ class LaneRequest(Request):
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's name
         """Send an event, without what the error of a failed run says of secrets."""
-        task: Any = self.task
-        redactor = context_of(task.app).settings.redactor
-        for name in ("exception", "traceback"):
-            if isinstance(fields.get(name), str):
-                given = {"args": self.args, "kwargs": self.kwargs}
-                fields[name] = redactor.text(
-                    fields[name], payload_secrets(task.call_form, (given,), redactor)
-                )
+        if names := [name for name in ("exception", "traceback") if isinstance(fields.get(name), str)]:
+            task: Any = self.task
+            redactor = context_of(task.app).settings.redactor
+            given = {"args": self.args, "kwargs": self.kwargs}
+            secrets = payload_secrets(task.call_form, (given,), redactor)
+            fields |= {name: redactor.text(fields[name], secrets) for name in names}
         super().send_event(type, **fields)
 
     def vanishes(self) -> None:

@@ -41,9 +41,11 @@ def reads_replies(target: T) -> T:
 def read_or_error(read: Callable[[], T]) -> T | UnexpectedReply:
     """Return what ``read`` returns, or an UnexpectedReply."""
     try:
-        return reads_replies(read)()
-    except UnexpectedReply as error:
-        return error
+        return read()
+    except UNREADABLE as error:
+        if _is_ours(error):
+            raise
+        return UnexpectedReply(error)
 
 
 def _is_ours(error: BaseException) -> bool:
