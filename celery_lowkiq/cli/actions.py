@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import getpass
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -142,36 +141,15 @@ def _act(
         said = action.said(queue.name, asked, count)
         click.echo(f"interrupted: {said}, and at most one step more; the others stay as they were", err=True)
 
-    with _audited(action, queue.name, asked) as done:
-        count = done(with_progress(action.verb, total, act, interrupted))
+    change = Change.of(*asker(), action, queue.name, asked)
+    audit = Audit(click.get_current_context().obj.app)
+    count = audit.around(change, lambda: with_progress(action.verb, total, act, interrupted))
     click.echo(action.said(queue.name, asked, count))
     if count or action.scope.total or action.optional:
         return
     if len(ids) == 1 and ids != (STDIN,):
         click.echo(escaped(queue.why(ids[0]).text), err=True)
     raise click.exceptions.Exit(FAILED)
-
-
-@contextmanager
-def _audited(action: Action, queue: str, asked: Target) -> Iterator[Callable[[int], int]]:
-    """Write the beginning and the end of a change to the audit log."""
-    audit = Audit(click.get_current_context().obj.app)
-    wanted = {one.name: asked.values[one.name] for one in action.optional if one.name in asked.values}
-    shard = asked.values.get("shard")
-    change = Change(*asker(), action.name, queue, asked.ids, shard, filter=wanted)
-    found: list[int] = []
-
-    def done(count: int) -> int:
-        found.append(count)
-        return count
-
-    audit.write(change, "begins")
-    try:
-        yield done
-    except BaseException as error:
-        audit.write(change, "failed", error=f"{type(error).__name__}: {error}")
-        raise
-    audit.write(change, "done", found[0])
 
 
 def asker() -> tuple[str, str]:

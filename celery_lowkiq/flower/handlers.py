@@ -119,17 +119,9 @@ def done(queue: str, name: str, count: str) -> str:
 
 
 def _run(app: Celery, change: Change, action: Action) -> int:
-    queue, audit = Inspector(app).queue(change.queue), Audit(app)
-    change = replace(change, queue=queue.name)
+    queue = Inspector(app).queue(change.queue)
     target = action.target(queue, change.ids, {})
-    audit.write(change, "begins")
-    try:
-        count = action.run(queue, target, None)
-    except LowkiqError as error:
-        audit.write(change, "failed", error=str(error))
-        raise
-    audit.write(change, "done", count)
-    return count
+    return Audit(app).around(replace(change, queue=queue.name), lambda: action.run(queue, target, None))
 
 
 async def _answer(ask: Callable[[], T]) -> T:

@@ -5,14 +5,13 @@ This package is a plugin of pytest, which loads it when celery-lowkiq is install
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from .store import Clock, Lowkiq
 
 __all__ = ["Clock", "Lowkiq"]
 
-try:
+if find_spec("pytest"):  # unittest needs none
     from .fixtures import lowkiq, lowkiq_app, lowkiq_server
-except ModuleNotFoundError as error:  # unittest needs no pytest
-    if error.name != "pytest":
-        raise
-else:
+
     __all__ += ["lowkiq", "lowkiq_app", "lowkiq_server"]

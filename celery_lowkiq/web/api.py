@@ -151,7 +151,7 @@ def matches(request: Request) -> Matches:
 def history(request: Request) -> Samples:
     """Counters and lag of the last hour or day, of one queue or of all."""
     params, inspector = Params.query(request), site_of(request).inspector
-    span = params.choice("span", tuple(SPANS), HOUR.name)
+    span = params.text("span", HOUR.name)
     if params.text("queue", ""):
         return Samples(queue_of(request).history(span))
     return Samples(inspector.history(span=span).total)

@@ -48,11 +48,9 @@ def begin(
         raise Refused("to edit a payload, you need the right to see it without masks")
     if len(reason) > MAX_REASON:
         raise InvalidCall(f"reason is invalid: expected at most {MAX_REASON} characters")
-    shard = target.values.get("shard")
-    wanted = {one.name: target.values[one.name] for one in action.optional if one.name in target.values}
     site = site_of(request)
     what = payload_change(queue, action, target, site.redactor) if MARK in action.takes else ""
-    change = Change(*asker(request), action.name, queue.name, target.ids, shard, reason.strip(), wanted, what)
+    change = Change.of(*asker(request), action, queue.name, target, reason.strip(), what)
     operation = Operation(change, action, target, action.total(queue, target), site.audit)
     return site.operations.start(operation, lambda progress: action.run(queue, target, progress))
 

@@ -13,7 +13,7 @@ from celery_lowkiq.integration.operations.action_parts import FILTERS
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.json_records import mark_of
-from celery_lowkiq.rules.history import HOUR, SPANS, Span, rates
+from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.text import ranges
@@ -42,7 +42,7 @@ AUDITED = 100
 
 
 def _span(request: Request) -> Span:
-    return SPANS[Params.query(request).choice("span", tuple(SPANS), HOUR.name)]
+    return span_of(Params.query(request).text("span", HOUR.name))
 
 
 def overview(request: Request) -> Response:

@@ -63,12 +63,8 @@ def _cancel(request: Request, tracker_id: str) -> Response:
 
 
 def _cancelled(request: Request, group: Tracker) -> int:
-    audit = site_of(request).audit
     change = Change(*asker(request), "cancel", f"tracker {group.name}", (group.id,))
-    audit.write(change, "begins")
-    count = group.cancel()
-    audit.write(change, "done", count)
-    return count
+    return site_of(request).audit.around(change, group.cancel)
 
 
 # -- for programs

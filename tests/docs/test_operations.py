@@ -27,7 +27,7 @@ PAGE = (ROOT / "docs" / "operations.md").read_text()
 STORE = ROOT / "celery_lowkiq" / "store"
 #: Only with lowkiq_push_durability = "fsynced", or on a cluster, as the page says; by the clock of tests; to
 #: a result backend; of @connection; an error.
-OTHERS = {"WAITAOF", "ASKING", "INCRBY", "FLUSHALL", "MULTI", "EXEC", "PING", "TRYAGAIN"}
+OTHERS = {"WAITAOF", "ASKING", "INCRBY", "FLUSHALL", "MULTI", "EXEC", "PING", "TRYAGAIN", "WRONGTYPE"}
 QUEUE = QueueSpec("orders", shards=2, batch_size=100)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from celery_lowkiq.rules.loggers import audit_logger as logger
 from celery_lowkiq.rules.text import shortened
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.admin.audit import MAX_BYTES, AuditStore
+
+from .action_parts import SHARD, Action, Target
 
 #: Maximum number of ids in an entry.
 SHOWN_IDS = 5
@@ -44,6 +46,22 @@ class Change:
     filter: Mapping[str, Any] = field(default_factory=dict)
     #: What changes in a payload, with masks.
     what: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        user: str,
+        address: str,
+        action: Action,
+        queue: str,
+        target: Target,
+        reason: str = "",
+        what: str = "",
+    ) -> Change:
+        """The change that an action makes to a target."""
+        wanted = {one.name: target.values[one.name] for one in action.optional if one.name in target.values}
+        shard = target.values.get(SHARD.name)
+        return cls(user, address, action.name, queue, target.ids, shard, reason, wanted, what)
 
 
 @dataclass(frozen=True)
@@ -96,6 +114,20 @@ class Audit:
             AuditStore(context_of(self._app).store.client).write(_stored(entry))
         except StoreError as away:
             logger.error("the entry above is in no audit log of Redis: %s", away)
+
+    def around(self, change: Change, act: Callable[[], int]) -> int:
+        """Do what a change asks for, with an entry before and after it. ``act`` returns a count of jobs.
+
+        Raises what ``act`` raises.
+        """
+        self.write(change, "begins")
+        try:
+            count = act()
+        except BaseException as error:
+            self.write(change, "failed", error=f"{type(error).__name__}: {error}")
+            raise
+        self.write(change, "done", count)
+        return count
 
     def read(self, limit: int = 100, after: str | None = None) -> Page[AuditEntry]:
         """Return a page of entries, the latest first. Raises StoreError and InvalidCall."""

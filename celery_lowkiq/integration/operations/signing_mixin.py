@@ -49,11 +49,11 @@ class SigningMixin:
         if not self.is_signed:
             raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
         store = context_of(self._app).store
-        queue = store_spec = self._resting()
-        tally, actions = Tally(progress), Actions(store)
+        queue, queries, actions = self._resting(), Queries(store), Actions(store)
+        tally = Tally(progress)
         for job_id in map(read_id, ids):
             tally.begin()
-            dead = Queries(store).job(store_spec, job_id, SEARCHED).dead
+            dead = queries.job(queue, job_id, SEARCHED).dead
             signed = [
                 actions.edit_dead(queue, job_id, one.data, one.data, self._signature(job_id, one, one.data))
                 for one in (dead.payloads if dead else ())

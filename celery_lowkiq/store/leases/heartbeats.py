@@ -104,9 +104,10 @@ def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
     values: list[Value] = []
     for _, counters in samples:
         at, minute = number_text(counters.at), int(counters.at // SHARDS_STEP)
+        total, lag = f"{at} {sum(counters.processed)} {counters.failed}", f"{counters.lag:.1f}"
         for span in (HOUR, DAY):
-            number, total = span.slot(counters.at), f"{at} {sum(counters.processed)} {counters.failed}"
-            values += (number % span.samples, number, span.seconds + span.step, total, f"{counters.lag:.1f}")
+            number = span.slot(counters.at)
+            values += (number % span.samples, number, span.seconds + span.step, total, lag)
         by_shard = ",".join(map(str, counters.processed))
         place, ttl = SHARDS_FIELDS[minute % SHARDS_KEPT], HOUR.seconds + HOUR.step
         values += (place, minute, ttl, f"{at} {by_shard}", "")
