@@ -44,6 +44,7 @@ OTHERS = {
     "MULTI",
     "EXEC",
     "TRYAGAIN",
+    "WRONGTYPE",
     "CONFIG",
     "SCRIPT",
     "MEMORY",
