@@ -155,6 +155,6 @@ if SETTINGS:
 
         watch_lanes(app, os.environ["BENCH_PROFILE"])
     if os.environ.get("BENCH_FRAMES"):
-        from .frames import count_lanes
+        from .frame_counter import count_lanes
 
         count_lanes(os.environ["BENCH_FRAMES"])

@@ -16,7 +16,7 @@ from celery.platforms import EX_FAILURE
 
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
 
-from .launch import NodeOptions
+from .options import NodeOptions
 
 logger: logging.Logger = logging.getLogger("celery_lowkiq")
 #: A terminal sends them to all processes, and the worker says by the connection what is to be done. Not

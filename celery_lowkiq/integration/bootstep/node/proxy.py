@@ -28,7 +28,8 @@ from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
 
 from .celery_heartbeat import count_in_heartbeats
-from .launch import NodeLimits, NodeOptions, changed_settings, launch, revoked_calls, task_limits
+from .launch import launch
+from .options import NodeLimits, NodeOptions, changed_settings, revoked_calls, task_limits
 
 #: Seconds that the worker waits for an answer of its node process.
 ANSWER = 5.0

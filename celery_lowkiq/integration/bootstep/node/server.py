@@ -27,7 +27,8 @@ from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.worker.runtime import Runtime
 
-from .launch import NodeLimits, NodeOptions, close_in_forks
+from .connections import close_in_forks
+from .options import NodeLimits, NodeOptions
 from .outbox import Outbox, RelayedEvents
 
 #: Seconds that idle lanes, then the others, have to release their shards when the worker has died.
