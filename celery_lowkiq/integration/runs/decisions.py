@@ -70,11 +70,12 @@ class RunRules:
 
     def decode(self, batch: Batch, dropped: Positions = NO_POSITIONS) -> DecodedBatch:
         """Decode the payloads of a batch that the task can take, except those at ``dropped`` positions."""
-        return decode_batch(batch, self.codec, self.settings, dropped, self.check_of(batch))
+        return decode_batch(batch, self.codec, self.settings, dropped, self.checks)
 
-    def check_of(self, batch: Batch) -> Checks:
-        """What the payloads of a batch must pass."""
-        return Checks(self.signing.payload_check(batch.queue.name), self.task.call_form.check)
+    @cached_property
+    def checks(self) -> Checks:
+        """What the payloads must pass."""
+        return Checks(self.signing.payload_check(self.task.queue_spec.name), self.task.call_form.check)
 
     def read_record(self, stored: StoredRecord) -> CallRecord:
         """The call of a stored record. Raises UndecodablePayload."""

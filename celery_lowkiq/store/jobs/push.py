@@ -97,10 +97,13 @@ def push_call(
     usual = queue.policies.priority
     prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
     for position, job in enumerate(jobs):
-        job_id, when = id_bytes(job.id), _when(job)
+        # Most calls have no times: a call of the functions costs more than to look.
+        job_id = id_bytes(job.id)
+        score = "" if job.score is None and job.sent is None else _score(job)
+        when = "" if job.perform_in is None and job.delay is None else _when(job)
         if prioritized:
             when = f"{usual if job.priority is None else job.priority} {when}"
-        rest += (job_id, job.payload, _score(job), when)
+        rest += (job_id, job.payload, score, when)
         if signer is not None:
             signatures += signer.sign_payload(queue.name, job_id, job.payload, job.score)
         if job.record is not None:

@@ -54,15 +54,10 @@ def parse_items(record: bytes) -> tuple[Payload, ...]:
             items.append(Payload(record[at:], 0.0))
             break
         stop = found.end() + int(found.group(2)) if found.group(2) else len(record)
-        items.append(_payload(record[found.end() : stop], score, found.group(3), found.group(4)))
+        data, flag, signature = record[found.end() : stop], found.group(3), found.group(4)
+        items.append(Payload(data, score, _RECORDED[flag], None, signature))
         at = stop
     return tuple(items)
-
-
-def _payload(data: bytes, score: float, flag: bytes, signature: bytes) -> Payload:
-    if flag or signature:
-        return Payload(data, score, _RECORDED[flag], None, signature)
-    return Payload(data, score)
 
 
 def parse_mark(mark: bytes) -> tuple[Recorded, bytes]:
@@ -95,7 +90,7 @@ def _usual(job_id: bytes, record: bytes) -> Job | None:
     data = record[found.end() :]
     if length and len(data) != int(length):
         return None
-    payload = _payload(data, float(score), flag, signature)
+    payload = Payload(data, float(score), _RECORDED[flag], None, signature)
     last = int(last_call) if last_call else 0
     return Job(parse_id(job_id), (payload,), float(perform_in), -1, None, int(claim), 1, last)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import KeysView, Sequence
+from collections.abc import KeysView
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
@@ -257,8 +257,8 @@ class ClaimCycle:
         if not self._state.serves(owned):
             self._ctx.mailbox.wake()
 
-    def _count_unverified(self, queue: str, settlements: Sequence[Settlement]) -> None:
-        count = sum(removal.unverified for settlement in settlements for removal in settlement.bad)
+    def _count_unverified(self, queue: str, settlement: Settlement) -> None:
+        count = sum(removal.unverified for removal in settlement.bad)
         if count:
             self._ctx.meter.unverified(queue, count)
 
@@ -280,7 +280,9 @@ class ClaimCycle:
             finally:
                 ctx.exclusion.end(owned)
             window.add(batch, settlements)
-            self._count_unverified(name, settlements)
+            for settlement in settlements:
+                if settlement.bad:
+                    self._count_unverified(name, settlement)
             self.batch = None
             began_at, now = now, ctx.clock.monotonic()
             mean = self._mean_durations[name] = mean_duration(mean, now - began_at)
