@@ -60,6 +60,16 @@ class Bench:
         used: Any = self.direct.info("cpu")
         return float(used["used_cpu_user"] + used["used_cpu_sys"])
 
+    def longest_script(self, act: Callable[[], Any]) -> float:
+        """Seconds of the longest script while it acts, as Redis counts them."""
+        self.direct.config_set("slowlog-log-slower-than", 0)
+        self.direct.config_set("slowlog-max-len", 100_000)
+        self.direct.slowlog_reset()
+        act()
+        entries = self.direct.slowlog_get(100_000)
+        self.direct.config_set("slowlog-log-slower-than", -1)
+        return max(entry["duration"] for entry in entries if entry["command"].startswith(b"EVALSHA")) / 1e6
+
     def processed(self, queue: QueueSpec) -> int:
         """How many jobs the workers have settled as done."""
         return self._sum(queue, lambda pipe, keys: pipe.hget(keys["meta"], "processed"))

@@ -40,14 +40,14 @@ def _round(bench: Bench, payloads: int) -> Iterator[tuple[str, float]]:
     bench.empty()
     queue, spec = bench.app.tasks["single"].ordered_queue, bench.spec("single")
     lines: list[bytes] = []
-    yield "push", _longest(bench, lambda: _fill(bench, payloads))
+    yield "push", bench.longest_script(lambda: _fill(bench, payloads))
     (lease,) = acquire_all(bench, spec)
     for disposition in (Disposition.RETRY, Disposition.DIE, Disposition.BURY):
         yield from _ended(bench, lease, disposition)
     bad = tuple(PayloadRemoval(position, b"bad") for position in range(1000))
     yield from _ended(bench, lease, Disposition.DONE, bad)
     _claim(bench, lease)
-    yield "takeover", _longest(bench, lambda: acquire_all(bench, spec))
+    yield "takeover", bench.longest_script(lambda: acquire_all(bench, spec))
     operations: dict[str, Callable[[], Any]] = {
         "dump": lambda: lines.extend(queue.dump()),
         "bury": lambda: queue.bury([ID]),
@@ -58,7 +58,7 @@ def _round(bench: Bench, payloads: int) -> Iterator[tuple[str, float]]:
         "morgue delete": lambda: queue.delete_dead([ID]),
     }
     for name, act in operations.items():
-        yield name, _longest(bench, act)
+        yield name, bench.longest_script(act)
 
 
 def _fill(bench: Bench, payloads: int) -> None:
@@ -76,18 +76,7 @@ def _ended(
     bench: Bench, lease: Lease, disposition: Disposition, bad: tuple[PayloadRemoval, ...] = ()
 ) -> Iterator[tuple[str, float]]:
     found: list[Job] = []
-    yield "claim", _longest(bench, lambda: found.append(_claim(bench, lease)))
+    yield "claim", bench.longest_script(lambda: found.append(_claim(bench, lease)))
     verdict = Settlement(ID, found[0].claim, disposition, 0, 0.0, b"boom", bad=bad)
     name = "settle bad" if bad else f"settle {disposition.value}"
-    yield name, _longest(bench, lambda: bench.store.settle(bench.spec("single"), lease, [verdict]))
-
-
-def _longest(bench: Bench, act: Callable[[], Any]) -> float:
-    """Seconds of the longest script while it acts, as Redis counts them."""
-    bench.direct.config_set("slowlog-log-slower-than", 0)
-    bench.direct.config_set("slowlog-max-len", 100_000)
-    bench.direct.slowlog_reset()
-    act()
-    entries = bench.direct.slowlog_get(100_000)
-    bench.direct.config_set("slowlog-log-slower-than", -1)
-    return max(entry["duration"] for entry in entries if entry["command"].startswith(b"EVALSHA")) / 1e6
+    yield name, bench.longest_script(lambda: bench.store.settle(bench.spec("single"), lease, [verdict]))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
+from celery_lowkiq.rules.failure_filter import FailureFilter
 from celery_lowkiq.rules.models import Disposition, Settlement
 
 from ..bench import Bench
-from ..row import Row
+from ..row import Row, Target
 from .size import acquire_all
 
 _requests = count(1)
@@ -22,7 +24,13 @@ def operators(bench: Bench) -> Iterator[Row]:
     queue, jobs = bench.app.tasks["blank"].ordered_queue, bench.count(100_000, 10_000)
     _end_all(bench, jobs, Disposition.BURY)
     lines: list[bytes] = []
+    boom = FailureFilter("boom*")
+    longest: dict[str, float] = {}
     steps: dict[str, tuple[str, Callable[[], Any]]] = {
+        "requeue-error": (
+            "requeue --error 'boom*'",
+            lambda: queue.change_matching(queue.requeue, boom, dead=True),
+        ),
         "dump": ("dump", lambda: lines.extend(queue.dump())),
         "requeue": ("requeue --all", queue.requeue_all),
         "run-now": ("run-now --all", queue.run_now_all),
@@ -30,16 +38,26 @@ def operators(bench: Bench) -> Iterator[Row]:
         "delete": ("delete --morgue --all", queue.delete_dead_all),
         "load": ("load", lambda: queue.load(lines)),
     }
-    before = {
+    before: dict[str, Callable[[], None]] = {
+        "dump": lambda: _end_all(bench, 0, Disposition.BURY),
         "run-now": lambda: _postpone(bench, jobs),
         "bury": lambda: _end_all(bench, 0, Disposition.RETRY),
     }
     for name, (text, act) in steps.items():
         before.get(name, lambda: None)()
-        began = time.perf_counter()
-        act()
-        cost = (time.perf_counter() - began) * 1e6 / jobs
+        seconds: list[float] = []
+        longest[text] = bench.longest_script(partial(_timed, act, seconds)) * 1000
+        cost = seconds[0] * 1e6 / jobs
         yield Row(f"operators-{name}", f"operators, {jobs} jobs: {text}", "us/job", cost)
+    shown = ", ".join(f"{text} {took:.1f}" for text, took in longest.items())
+    about, longest_of_all = f"operators, {jobs} jobs: longest script ({shown})", max(longest.values())
+    yield Row("operators-script", about, "ms", longest_of_all, targets=(Target(20.0),), yardstick="machine")
+
+
+def _timed(act: Callable[[], Any], seconds: list[float]) -> None:
+    began = time.perf_counter()
+    act()
+    seconds.append(time.perf_counter() - began)
 
 
 def _postpone(bench: Bench, jobs: int) -> None:
