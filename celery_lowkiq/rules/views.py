@@ -174,6 +174,22 @@ class Page(Generic[T]):
         return Page(tuple(map(function, self.items)), self.next)
 
 
+@dataclass(frozen=True)
+class JobPage(Page[T]):
+    """Part of a listing of jobs. It may be empty while there is a next one.
+
+    ``searched``: entries of the listing that were read for it, one by one, of ``total``; None when an index
+    found the jobs.
+    """
+
+    searched: int | None = None
+    total: int | None = None
+
+    def map(self, function: Callable[[T], U]) -> JobPage[U]:
+        """Return the page with the function applied to each item."""
+        return JobPage(tuple(map(function, self.items)), self.next, self.searched, self.total)
+
+
 def all_items(read: Callable[..., Page[U]], **options: Any) -> Iterator[U]:
     """Yield the items of all pages of a listing; ``read`` gets ``after`` and the options."""
     after: str | None = None

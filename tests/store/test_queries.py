@@ -274,8 +274,8 @@ def test_lag_counts_only_what_may_be_claimed(queries, store):
     "options, message",
     [
         ({"by": "name"}, "by='name' is not a listing"),
-        ({"by": "perform_in", "prefix": "x"}, "prefix='x' goes with by='id'"),
         ({"by": "id", "reverse": True}, "has no order"),
+        ({"by": "id", "failure": "a"}, "has no order"),
         ({"limit": 0}, "from 1 to 1000"),
         ({"limit": 1001}, "from 1 to 1000"),
         ({"limit": True}, "from 1 to 1000"),

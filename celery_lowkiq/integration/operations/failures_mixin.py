@@ -145,6 +145,18 @@ class FailuresMixin:
                 _wait_until(began_at + given / rate, tally)
         return tally.count
 
+    def groups(self) -> dict[str, str]:
+        """Return the errors of the groups by fingerprint, the last seen first, without a look at any job."""
+        found = sorted(self._reader.groups(self.spec), key=lambda one: -one.last_seen)
+        return {one.fingerprint: self._description(one.about)[0] for one in found}
+
+    def fingerprint_of(self, error: bytes) -> str:
+        """Return the fingerprint of a stored error."""
+        return (
+            read_mark(error)[0]
+            or text_fingerprint(load_error(context_of(self._app).settings, error) or "").id
+        )
+
     def frames_of(self, fingerprint: str) -> str:
         """Return the frames that the jobs of a group have in common; "" when the group is gone."""
         about = self._reader.about(self.spec, fingerprint) if fingerprint else None
@@ -177,9 +189,8 @@ class FailuresMixin:
         settings = context_of(self._app).settings
         pages = self._reader.jobs(self._stored(), dead=dead, since=wanted.since)
         for job in islice(chain.from_iterable(pages), limit):
-            fingerprint, _ = read_mark(job.error)
             text = load_error(settings, job.error) or ""
-            yield _Found(job, text, fingerprint or text_fingerprint(text).id)
+            yield _Found(job, text, read_mark(job.error)[0] or text_fingerprint(text).id)
 
     def _batches(self, wanted: FailureFilter, dead: bool, size: int, tally: Tally) -> Iterator[list[str]]:
         """Yield ids that match. Raises Stop between two pages."""

@@ -16,11 +16,12 @@ from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.history import Sample, span_of
+from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.shard_hints import Hint, shard_hints
-from celery_lowkiq.rules.views import Page, Paused, PausedId, Stats, Try, all_items
+from celery_lowkiq.rules.views import JobPage, Page, Paused, PausedId, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
@@ -126,30 +127,38 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         found = self._queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
         return self._decoder.places(found)
 
-    def jobs(self, by: str = "id", **options: Any) -> Page[ShownJob]:
+    def jobs(self, by: str = "id", **options: Any) -> JobPage[ShownJob]:
         """Return a page of waiting jobs, sorted by ``perform_in`` or ``retry_count`` (failed jobs only).
 
         ``by="id"`` (the default) is not sorted. Options:
 
-        - ``prefix``: ids that begin with it, for ``by="id"``.
+        - ``prefix``: ids that begin with it.
         - ``minimum``, ``maximum``: bounds of the sort value. Times are Unix times in s, or datetimes.
         - ``reverse``: the largest value first.
         - ``limit`` (100) and ``after``: the size of the page, and the ``next`` of the page before.
         - ``payload_limit`` (10): maximum number of payloads of each job.
         - ``payload_bytes``: maximum size of each payload (default: no limit); a cut payload is not decoded.
 
+        Filters, for sorted pages: ``state`` (due, scheduled, paused or held), ``age`` (``">2h"``: due for
+        more than 2 hours, ``"<30min"``: for less), and ``failure``, the fingerprint of its error. Where no
+        index finds the jobs, a page has read 10,000 of the listing at most: see ``searched`` and ``total``.
+
         Raises InvalidCall.
         """
-        return self._queries.jobs(self.stored_spec(), read_listing(self._app, by, options)).map(
-            self._decoder.job
-        )
+        listing = read_listing(self._app, by, options, WAITING_STATES)
+        page = self._queries.jobs(self.stored_spec(), listing, self.fingerprint_of)
+        return page.map(self._decoder.job)
 
-    def morgue(self, by: str = "id", **options: Any) -> Page[ShownDeadJob]:
-        """Return a page of dead jobs, sorted by ``id`` or ``updated_at``; options as for :meth:`jobs`."""
-        page = self._queries.morgue(self.stored_spec(), read_listing(self._app, by, options))
+    def morgue(self, by: str = "id", **options: Any) -> JobPage[ShownDeadJob]:
+        """Return a page of dead jobs, sorted by ``id`` or ``updated_at``; options as for :meth:`jobs`.
+
+        ``age`` is the time since its last death, and the only ``state`` is held: it holds its id.
+        """
+        listing = read_listing(self._app, by, options, DEAD_STATES)
+        page = self._queries.morgue(self.stored_spec(), listing, self.fingerprint_of)
         return page.map(self._decoder.dead_job)
 
-    def processing(self, **options: Any) -> Page[ShownJob]:
+    def processing(self, **options: Any) -> JobPage[ShownJob]:
         """Return a page of the jobs in processing, the oldest claim of each shard first.
 
         Options ``limit``, ``after``, ``payload_limit`` and ``payload_bytes`` as for :meth:`jobs`.
@@ -370,7 +379,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
     @property
     def _decoder(self) -> JobDecoder:
-        return JobDecoder(self._context, self._raw, self.frames_of, self._mask)
+        return JobDecoder(self._context, self._raw, self.frames_of, self.fingerprint_of, self._mask)
 
 
 def _check_one(shard: Any, job_id: Any) -> None:

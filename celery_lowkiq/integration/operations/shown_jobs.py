@@ -49,7 +49,7 @@ class ShownJob:
 
     ``perform_in`` is the Unix time (s) at which it is due. ``retry_count`` is -1 before its first failure.
     ``paused``: its id is paused. ``held``: a dead payload holds its id. ``priority`` is from 0, the most
-    urgent, to 9.
+    urgent, to 9. ``failure``: the fingerprint of its error, "" without one.
     """
 
     id: str
@@ -61,6 +61,7 @@ class ShownJob:
     paused: bool = False
     priority: int = MOST_URGENT
     held: bool = False
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class ShownDeadJob:
     """A job in the morgue. ``updated_at`` is the Unix time (s) of its last death.
 
     ``held_since``: since when (Unix s) it holds its id; None: newer payloads go on.
+    ``failure``: as for a waiting job.
     """
 
     id: str
@@ -76,6 +78,7 @@ class ShownDeadJob:
     updated_at: float
     error: str | None
     held_since: float | None = None
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,26 +95,43 @@ class JobDecoder:
 
     ``mask`` masks what is shown of a payload.
     ``frames_of`` returns the frames that the failures of a fingerprint have in common; called once for each.
+    ``fingerprint_of`` returns that of a stored error.
     """
 
     def __init__(
-        self, context: AppContext, raw: bool, frames_of: Callable[[str], str], mask: Mask | None = None
+        self,
+        context: AppContext,
+        raw: bool,
+        frames_of: Callable[[str], str],
+        fingerprint_of: Callable[[bytes], str],
+        mask: Mask | None = None,
     ) -> None:
         self._context = context
         self._raw = raw
         self._mask = mask
         self._frames_of = cache(frames_of)
+        self._fingerprint_of = fingerprint_of
 
     def job(self, job: Job) -> ShownJob:
         """Decode a waiting job, or one in processing."""
-        state = (job.perform_in, job.retry_count, self._error(job.error), job.paused, job.priority, job.held)
-        return ShownJob(job.id, tuple(map(self._payload, job.payloads)), job.payload_count, *state)
+        return ShownJob(
+            id=job.id,
+            payloads=tuple(map(self._payload, job.payloads)),
+            payload_count=job.payload_count,
+            perform_in=job.perform_in,
+            retry_count=job.retry_count,
+            error=self._error(job.error),
+            paused=job.paused,
+            priority=job.priority,
+            held=job.held,
+            failure=self._failure(job.error),
+        )
 
     def dead_job(self, job: DeadJob) -> ShownDeadJob:
         """Decode a dead job."""
         payloads = tuple(map(self._payload, job.payloads))
-        error = self._error(job.error)
-        return ShownDeadJob(job.id, payloads, job.payload_count, job.updated_at, error, job.held_since)
+        state = job.updated_at, self._error(job.error), job.held_since, self._failure(job.error)
+        return ShownDeadJob(job.id, payloads, job.payload_count, *state)
 
     def places(self, found: Found) -> ShownPlaces:
         """Decode the jobs of an id."""
@@ -125,6 +145,9 @@ class JobDecoder:
         text = load_error(self._context.settings, data)
         fingerprint, _ = read_mark(data or b"")
         return with_frames(text, fingerprint, self._frames_of(fingerprint)) if text and fingerprint else text
+
+    def _failure(self, data: bytes | None) -> str:
+        return self._fingerprint_of(data) if data else ""
 
     def _payload(self, payload: Payload) -> ShownPayload:
         return self._mask(self._plain(payload)) if self._mask else self._plain(payload)

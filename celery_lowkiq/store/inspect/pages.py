@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -16,8 +15,10 @@ from celery_lowkiq.store.jobs.scan import BEGINNING, Position, scan_call, scanne
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.cursors import dump_position, dump_scan, load_position, load_scan
 from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.records import id_bytes, number_text, pairs
+from celery_lowkiq.store.scripts.records import id_bytes, number_text
 from celery_lowkiq.store.scripts.script import ScriptCall, load
+
+from .merging import IndexEntry, merged
 
 #: Indexes of waiting jobs by their times.
 WAITING_INDEXES = ("due", "due_prioritized", "due_paused", "moving")
@@ -28,19 +29,13 @@ LARGEST = CLAIM_BYTES
 
 
 @dataclass(frozen=True)
-class IndexEntry:
-    """An entry of a sorted index."""
-
-    score: float
-    id: bytes
-    shard: ShardRef
-
-
-@dataclass(frozen=True)
 class Listing:
     """Which entries of an index a page shows, and how much of each job.
 
-    ``prefix`` is of ids, ``after`` the cursor of the previous page. Raises InvalidCall for an invalid length.
+    ``prefix`` is of ids, ``after`` the cursor of the previous page. ``since`` and ``until`` bound when
+    (Unix s) a job is due, or died. ``pause``: ``free`` for waiting jobs that nothing keeps from a claim,
+    ``paused``, or ``held``. ``failure``: the fingerprint of its error. Raises InvalidCall for an invalid
+    length.
     """
 
     by: str = "id"
@@ -52,6 +47,10 @@ class Listing:
     after: str | None = None
     payload_limit: int = 10
     payload_bytes: int = LARGEST
+    since: float | None = None
+    until: float | None = None
+    pause: str = ""
+    failure: str = ""
 
     def __post_init__(self) -> None:
         check_limits(limit=self.limit, payload_limit=self.payload_limit)
@@ -61,7 +60,7 @@ class Listing:
         if self.after is not None:
             score, job_id = load_position(self.after)
             return number_text(score), job_id, True
-        if self.prefix:
+        if self.prefix and self.by == "id":
             return "0", id_bytes(self.prefix) + (b"\xff" if self.reverse else b""), self.reverse
         return "", b"", True
 
@@ -98,16 +97,9 @@ class IndexReader:
     ) -> tuple[list[IndexEntry], str | None]:
         """Return a page merged over the indexes of all shards, and the cursor of the next page."""
         places = [(shard, index) for shard in queue.shard_refs() for index in indexes]
-        replies = self._client.all([listing.call(shard, index) for shard, index in places])
-        parts = [
-            [IndexEntry(float(score), job_id, shard) for job_id, score in pairs(reply)]
-            for (shard, _), reply in zip(places, replies, strict=True)
-        ]
-        merged = heapq.merge(*parts, key=lambda entry: (entry.score, entry.id), reverse=listing.reverse)
-        # A job that was paused or resumed between two replies may be in both.
-        entries = list(islice((entry for entry, _ in groupby(merged)), listing.limit))
+        entries = list(islice(merged(self._client, places, listing, listing.limit), listing.limit))
         full = len(entries) == listing.limit
-        return entries, dump_position(entries[-1].score, entries[-1].id) if full else None
+        return entries, dump_position(*entries[-1].position) if full else None
 
     def scan(self, queue: QueueSpec, listing: Listing) -> tuple[list[IndexEntry], str | None]:
         """Return some waiting entries whose ids begin with ``prefix``, in no order, and the cursor to go on.

@@ -15,6 +15,7 @@ from celery_lowkiq.rules.views import (
     DeadJob,
     Found,
     HeldId,
+    JobPage,
     Page,
     Paused,
     PausedId,
@@ -41,7 +42,9 @@ from celery_lowkiq.store.scripts.records import (
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import load
 
-from .pages import LARGEST, WAITING_INDEXES, IndexEntry, IndexReader, Listing
+from .merging import IndexEntry
+from .pages import LARGEST, WAITING_INDEXES, IndexReader, Listing
+from .searching import FingerprintOf, JobSearch, stored_fingerprint
 
 #: Maximum bytes that a listing reads of one job's payloads (at least one payload).
 PEEK_BYTES = 256 * 1024
@@ -59,6 +62,8 @@ COUNTS = (
 )
 #: A line of ``scripts/lib/tries.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
+#: Indexes of waiting jobs that nothing keeps from a claim, and of those whose ids are paused or held.
+_FREE_INDEXES, _PAUSED_INDEXES = ("due", "due_prioritized"), ("due_paused",)
 _JOB_INDEXES = {"perform_in": WAITING_INDEXES, "retry_count": ("failed",)}
 _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
@@ -73,27 +78,35 @@ class Queries:
 
     # -- jobs
 
-    def jobs(self, queue: QueueSpec, listing: Listing = BY_ID) -> Page[Job]:
+    def jobs(
+        self, queue: QueueSpec, listing: Listing = BY_ID, fingerprint_of: FingerprintOf = stored_fingerprint
+    ) -> JobPage[Job]:
         """Return a page of waiting jobs.
 
         ``by="perform_in"`` and ``by="retry_count"`` (failed jobs only) are sorted, between ``minimum``
-        and ``maximum``; ``by="id"`` finds ids that begin with ``prefix``, in no order, and a page may be
-        empty or a little longer than ``limit`` while there is a next one. Raises InvalidCall.
+        and ``maximum``; ``by="id"`` finds ids that begin with ``prefix``, in no order, and a page may be a
+        little longer than ``limit``. ``fingerprint_of``: that of a stored error. Raises InvalidCall.
         """
         if listing.by == "id":
-            if listing.reverse or _is_bounded(listing):
+            if listing.reverse or _is_filtered(listing):
                 raise InvalidCall(
-                    "by='id' has no order: reverse, minimum and maximum go with perform_in or retry_count"
+                    "by='id' has no order: reverse, minimum, maximum, state, age and failure go with "
+                    "perform_in or retry_count"
                 )
             entries, cursor = self._index.scan(queue, listing)
-        else:
-            indexes = _indexes(listing, _JOB_INDEXES)
-            maximum = listing.maximum
-            if listing.by == "retry_count" and maximum is not None and math.isfinite(maximum):
-                listing = replace(listing, maximum=math.floor(maximum) + FRACTION)
-            entries, cursor = self._index.page(queue, indexes, listing)
+            return JobPage(self._jobs_of(entries, listing), cursor)
+        indexes, maximum = _indexes(listing, _JOB_INDEXES), listing.maximum
+        if listing.by == "retry_count" and maximum is not None and math.isfinite(maximum):
+            listing = replace(listing, maximum=math.floor(maximum) + FRACTION)
+        if listing.by == "perform_in" and listing.pause:
+            indexes = _FREE_INDEXES if listing.pause == "free" else _PAUSED_INDEXES
+            indexes += ("moving",) if queue.former_shards is not None else ()
+        found = JobSearch(self._client, queue, False, fingerprint_of).page(indexes, listing)
+        return JobPage(self._jobs_of(found.entries, listing), found.next, found.searched, found.total)
+
+    def _jobs_of(self, entries: Sequence[IndexEntry], listing: Listing) -> tuple[Job, ...]:
         found = (_job(entry, reply) for entry, reply in self._peek(entries, WAITING_KEYS, listing))
-        return Page(tuple(job for job in found if job), cursor)
+        return tuple(job for job in found if job)
 
     def has_job(self, queue: QueueSpec, job_id: str) -> bool:
         """Return whether a job of the id waits or runs."""
@@ -101,16 +114,19 @@ class Queries:
         exists = [("HEXISTS", key[name], id_bytes(job_id)) for key in keys for name in ("jobs", "processing")]
         return any(self._client.commands(exists))
 
-    def morgue(self, queue: QueueSpec, listing: Listing = BY_ID) -> Page[DeadJob]:
-        """Return a page of dead jobs, sorted by id (beginning with ``prefix``) or by ``updated_at``
-        (between ``minimum`` and ``maximum``). Raises InvalidCall.
+    def morgue(
+        self, queue: QueueSpec, listing: Listing = BY_ID, fingerprint_of: FingerprintOf = stored_fingerprint
+    ) -> JobPage[DeadJob]:
+        """Return a page of dead jobs, sorted by id, or by ``updated_at`` between ``minimum`` and ``maximum``.
+
+        ``pause="held"``: those that hold their ids. Raises InvalidCall.
         """
         if listing.by == "id" and _is_bounded(listing):
             raise InvalidCall("minimum and maximum go with by='updated_at'")
-        entries, cursor = self._index.page(queue, _indexes(listing, _MORGUE_INDEXES), listing)
-        within = [entry for entry in entries if entry.id.startswith(id_bytes(listing.prefix))]
-        found = (_dead_job(entry, reply) for entry, reply in self._peek(within, MORGUE_KEYS, listing))
-        return Page(tuple(job for job in found if job), cursor if len(within) == len(entries) else None)
+        indexes = _indexes(listing, _MORGUE_INDEXES)
+        page = JobSearch(self._client, queue, True, fingerprint_of).page(indexes, listing)
+        found = (_dead_job(entry, reply) for entry, reply in self._peek(page.entries, MORGUE_KEYS, listing))
+        return JobPage(tuple(job for job in found if job), page.next, page.searched, page.total)
 
     def processing(
         self,
@@ -120,13 +136,13 @@ class Queries:
         after: str | None = None,
         payload_limit: int = 10,
         payload_bytes: int = LARGEST,
-    ) -> Page[Job]:
+    ) -> JobPage[Job]:
         """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
         listing = Listing(limit=limit, after=after, payload_limit=payload_limit)
         found, cursor = self._index.page(queue, ("claimed",), listing)
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
-        return Page(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
+        return JobPage(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
 
     def job(
         self, queue: QueueSpec, job_id: str, payload_limit: int = 100, payload_bytes: int = WHOLE
@@ -232,16 +248,19 @@ def _held_id(entry: IndexEntry) -> HeldId:
     return HeldId(parse_id(entry.id), since, paused is not None)
 
 
+def _is_filtered(listing: Listing) -> bool:
+    others = listing.since is not None or listing.until is not None or listing.pause or listing.failure
+    return bool(others) or _is_bounded(listing)
+
+
 def _is_bounded(listing: Listing) -> bool:
     return listing.minimum is not None or listing.maximum is not None
 
 
 def _indexes(listing: Listing, indexes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    by, prefix = listing.by, listing.prefix
+    by = listing.by
     if by not in indexes:
         raise InvalidCall(f"by={by!r} is not a listing: allowed are {', '.join(sorted({'id', *indexes}))}")
-    if prefix and by != "id":
-        raise InvalidCall(f"prefix={prefix!r} goes with by='id', not with by={by!r}")
     return indexes[by]
 
 

@@ -88,6 +88,7 @@ _READS = Role(
         "UNSUBSCRIBE": (),
         "ZCARD": _SHARD,
         "ZCOUNT": _SHARD,
+        "ZMSCORE": _SHARD,
         "ZRANGE": _SHARD,
         "ZRANGEBYLEX": _SHARD,
         "ZREVRANGE": ("reports",),

@@ -1,0 +1,87 @@
+"""The entries of several sorted indexes in one order, read in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, groupby
+from typing import TYPE_CHECKING
+
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.cursors import dump_position
+from celery_lowkiq.store.scripts.records import pairs
+
+if TYPE_CHECKING:
+    from .pages import Listing
+
+#: Entries that one round trip reads of all indexes together, about; and the least of each.
+READ, LEAST = 2000, 4
+
+
+@dataclass(frozen=True)
+class IndexEntry:
+    """An entry of a sorted index."""
+
+    score: float
+    id: bytes
+    shard: ShardRef
+    index: str = field(default="", compare=False)
+
+    @property
+    def position(self) -> tuple[float, bytes]:
+        """What entries are sorted by."""
+        return self.score, self.id
+
+
+@dataclass
+class _Part:
+    """What was read of an index, and how to read on; ``ended``: there is nothing more."""
+
+    shard: ShardRef
+    index: str
+    listing: Listing
+    entries: list[IndexEntry] = field(default_factory=list)
+    ended: bool = False
+
+    def add(self, reply: list[bytes], most: int) -> None:
+        """Add a reply. The next one is twice as long, for indexes of unequal load, and ``most`` at most."""
+        found = [IndexEntry(float(score), one, self.shard, self.index) for one, score in pairs(reply)]
+        self.entries += found
+        self.ended = len(found) < self.listing.limit
+        if not self.ended:
+            after, limit = dump_position(*found[-1].position), min(most, 2 * self.listing.limit)
+            self.listing = replace(self.listing, after=after, limit=limit)
+
+    def until(self, bound: tuple[float, bytes] | None, reverse: bool) -> list[IndexEntry]:
+        """Remove and return the entries up to a position; without one all of them."""
+        count = len(self.entries)
+        if bound is not None:
+            ready = (one.position >= bound if reverse else one.position <= bound for one in self.entries)
+            count = sum(ready)
+        found, self.entries = self.entries[:count], self.entries[count:]
+        return found
+
+
+def merged(
+    client: Client, places: Sequence[tuple[ShardRef, str]], listing: Listing, wanted: int
+) -> Iterator[IndexEntry]:
+    """Yield the entries of the indexes at ``places`` in the order of a listing; its limit does not count.
+
+    ``wanted``: how many entries are taken, about. May raise StoreError.
+    """
+    size = min(wanted, max(LEAST, READ // len(places)))
+    parts = [_Part(*place, replace(listing, limit=size)) for place in places]
+    while parts:
+        short = [part for part in parts if not part.ended and len(part.entries) < size // 2 + 1]
+        replies = client.all([part.listing.call(part.shard, part.index) for part in short])
+        for part, reply in zip(short, replies, strict=True):
+            part.add(reply, max(size, min(wanted, READ // 2)))
+        # What comes before the last entry of each index that goes on is complete.
+        ends = [part.entries[-1].position for part in parts if not part.ended]
+        bound = (max(ends) if listing.reverse else min(ends)) if ends else None
+        ready = chain.from_iterable(part.until(bound, listing.reverse) for part in parts)
+        found = sorted(ready, key=lambda one: one.position, reverse=listing.reverse)
+        # A job that was paused or resumed between two replies may be in two indexes.
+        yield from (entry for entry, _ in groupby(found))
+        parts = [part for part in parts if part.entries or not part.ended]
