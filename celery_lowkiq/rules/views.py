@@ -175,7 +175,7 @@ class Page(Generic[T]):
 
 
 @dataclass(frozen=True)
-class JobPage(Page[T]):
+class SearchPage(Page[T]):
     """Part of a listing of jobs. It may be empty while there is a next one.
 
     ``searched``: entries of the listing that were read for it, one by one, of ``total``; None when an index
@@ -185,9 +185,9 @@ class JobPage(Page[T]):
     searched: int | None = None
     total: int | None = None
 
-    def map(self, function: Callable[[T], U]) -> JobPage[U]:
+    def map(self, function: Callable[[T], U]) -> SearchPage[U]:
         """Return the page with the function applied to each item."""
-        return JobPage(tuple(map(function, self.items)), self.next, self.searched, self.total)
+        return SearchPage(tuple(map(function, self.items)), self.next, self.searched, self.total)
 
 
 def all_items(read: Callable[..., Page[U]], **options: Any) -> Iterator[U]:

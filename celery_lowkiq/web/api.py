@@ -26,12 +26,12 @@ from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.topology import Topology
-from celery_lowkiq.rules.views import HeldId, Page, PausedId, Stats
+from celery_lowkiq.rules.views import HeldId, Page, PausedId, SearchPage, Stats
 
 from .changes import begin, call_off, operation_of
 from .endpoints import AFTER, DEFAULT_LIMIT, ID, LIMIT, MAX_LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
 from .errors import Refused
-from .listing import MATCHED, SORTS, ListingQuery
+from .listing import MATCHED, SORTS, STATES, ListingQuery
 from .openapi import MAX_WAIT, value_schema
 from .operations import Operation
 from .pages import JOB
@@ -95,7 +95,7 @@ def queues(request: Request) -> OverviewJson:
     return site_of(request).inspector.overview_json()
 
 
-def listing(request: Request) -> Page[Any]:
+def listing(request: Request) -> SearchPage[Any]:
     """A page of jobs of a queue; pass its `next` as `after` for the following one."""
     name = request.url.path.rpartition("/")[2]
     return ListingQuery.of(Params.query(request), name).of_queue(queue_of(request))
@@ -281,11 +281,14 @@ def _searches(listing: str) -> tuple[Query, ...]:
         Query("minimum", bound),
         Query("maximum", bound),
         Query("reverse", {"enum": ["0", "1"]}),
+        Query("state", {"enum": list(STATES[listing])}),
+        Query("age", {"type": "string", "pattern": "^[<>][0-9]{1,9}(s|m|min|h|d)$"}),
+        Query("failure", TEXT),
     )
 
 
 def _listing(name: str) -> Endpoint:
-    answer: Any = Page[ShownDeadJob] if name == "morgue" else Page[ShownJob]
+    answer: Any = SearchPage[ShownDeadJob] if name == "morgue" else SearchPage[ShownJob]
     return Endpoint("GET", f"/{name}", listing, answer, (QUEUE, *_searches(name), LIMIT, AFTER))
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.views import Page
+from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
+from celery_lowkiq.rules.views import SearchPage
 
 from .endpoints import DEFAULT_LIMIT, MAX_LIMIT
 from .params import Params
@@ -20,6 +21,10 @@ SORTS: dict[str, tuple[str, ...]] = {
     "morgue": ("updated_at", "id"),
     "processing": ("claim",),
 }
+#: States that a listing filters by.
+STATES = {"jobs": WAITING_STATES, "retries": WAITING_STATES, "morgue": DEAD_STATES, "processing": ()}
+#: Ages that a page offers.
+AGES = ("<1min", "<1h", "<1d", ">1min", ">1h", ">1d", ">7d")
 #: Listings whose jobs a filter of failures may match.
 MATCHED = ("morgue", "retries")
 
@@ -36,6 +41,11 @@ class ListingQuery:
     reverse: bool
     limit: int
     after: str | None
+    state: str
+    age: str
+    failure: str
+    #: Entries that the pages before have searched.
+    searched: int
 
     @classmethod
     def of(cls, params: Params, listing: str) -> ListingQuery:
@@ -50,6 +60,10 @@ class ListingQuery:
             reverse=params.flag("reverse"),
             limit=params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
             after=params.cursor(),
+            state=params.choice("state", ("", *STATES[listing]), ""),
+            age=params.text("age", ""),
+            failure=params.text("failure", ""),
+            searched=params.whole("searched", 0, 10**9 - 1, 0),
         )
 
     @property
@@ -67,9 +81,21 @@ class ListingQuery:
             "maximum": self.maximum,
             "reverse": "1" if self.reverse else None,
             "limit": self.limit if self.limit != DEFAULT_LIMIT else None,
+            **self.filters,
         }
 
-    def of_queue(self, queue: OrderedQueue) -> Page[Any]:
+    @property
+    def filters(self) -> dict[str, str]:
+        """The filters that no sort has."""
+        return {"state": self.state, "age": self.age, "failure": self.failure}
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a field of the form other than the sort narrows the listing."""
+        bounds = self.minimum, self.maximum
+        return any(self.filters.values()) or bool(self.prefix) or bounds != (None, None)
+
+    def of_queue(self, queue: OrderedQueue) -> SearchPage[Any]:
         """Raises InvalidCall and StoreError."""
         if self.listing == "processing":
             return queue.processing(limit=self.limit, after=self.after, **LISTED)
@@ -80,6 +106,7 @@ class ListingQuery:
             "reverse": self.reverse,
             "limit": self.limit,
             "after": self.after,
+            **self.filters,
         }
         reads = queue.morgue if self.listing == "morgue" else queue.jobs
         return reads(self.by, **options, **LISTED)

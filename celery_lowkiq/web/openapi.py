@@ -67,7 +67,7 @@ class Schemas:
         return self._record(origin or kind, args)
 
     def _record(self, kind: type, args: tuple[Any, ...]) -> Schema:
-        """``Page[ShownJob]`` is named JobPage, ``PayloadJson`` Payload."""
+        """``Page[ShownJob]`` is named SearchPage, ``PayloadJson`` Payload."""
         written = get_type_hints(record_of.dispatch(kind))["return"]
         kind = kind if written is Any else written
         name = "".join(one.__name__.removeprefix("Shown").removesuffix("Json") for one in (*args, kind))

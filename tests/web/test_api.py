@@ -65,7 +65,12 @@ def test_jobs_of_paused_ids_are_held(browser, record, change):
 
 @pytest.mark.parametrize("listing", ["retries", "morgue", "processing"])
 def test_other_listings(browser, listing):
-    assert get(browser, f"/{listing}", queue="record") == {"items": [], "next": None}
+    assert get(browser, f"/{listing}", queue="record") == {
+        "items": [],
+        "next": None,
+        "searched": None,
+        "total": None,
+    }
 
 
 def test_a_job_with_its_payloads(browser, record):

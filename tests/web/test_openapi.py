@@ -54,11 +54,13 @@ def test_each_route_is_described_and_nothing_else(app):
 def test_records_are_described_field_by_field():
     """The schemas are made from the types that are sent, with what is computed."""
     schemas = DESCRIPTION["components"]["schemas"]
-    assert {"Job", "DeadJob", "JobPage", "DeadJobPage", "Payload", "Overview", "Why"} <= set(schemas)
+    assert {"Job", "DeadJob", "JobSearchPage", "DeadJobSearchPage", "Payload", "Overview", "Why"} <= set(
+        schemas
+    )
     assert schemas["NodeReport"]["properties"]["alive"] == {"type": "boolean"}
     assert schemas["Counts"]["properties"]["total"] == {"type": "integer"}
     assert schemas["Job"]["properties"]["error"] == {"anyOf": [{"type": "string"}, {"type": "null"}]}
-    assert schemas["JobPage"]["properties"]["items"]["items"] == {"$ref": "#/components/schemas/Job"}
+    assert schemas["JobSearchPage"]["properties"]["items"]["items"] == {"$ref": "#/components/schemas/Job"}
 
 
 def test_each_schema_is_used():

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.shard_hints import Hint, shard_hints
-from celery_lowkiq.rules.views import JobPage, Page, Paused, PausedId, Stats, Try, all_items
+from celery_lowkiq.rules.views import Page, Paused, PausedId, SearchPage, Stats, Try, all_items
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
@@ -127,7 +127,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         found = self._queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
         return self._decoder.places(found)
 
-    def jobs(self, by: str = "id", **options: Any) -> JobPage[ShownJob]:
+    def jobs(self, by: str = "id", **options: Any) -> SearchPage[ShownJob]:
         """Return a page of waiting jobs, sorted by ``perform_in`` or ``retry_count`` (failed jobs only).
 
         ``by="id"`` (the default) is not sorted. Options:
@@ -149,7 +149,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         page = self._queries.jobs(self.stored_spec(), listing, self.fingerprint_of)
         return page.map(self._decoder.job)
 
-    def morgue(self, by: str = "id", **options: Any) -> JobPage[ShownDeadJob]:
+    def morgue(self, by: str = "id", **options: Any) -> SearchPage[ShownDeadJob]:
         """Return a page of dead jobs, sorted by ``id`` or ``updated_at``; options as for :meth:`jobs`.
 
         ``age`` is the time since its last death, and the only ``state`` is held: it holds its id.
@@ -158,7 +158,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         page = self._queries.morgue(self.stored_spec(), listing, self.fingerprint_of)
         return page.map(self._decoder.dead_job)
 
-    def processing(self, **options: Any) -> JobPage[ShownJob]:
+    def processing(self, **options: Any) -> SearchPage[ShownJob]:
         """Return a page of the jobs in processing, the oldest claim of each shard first.
 
         Options ``limit``, ``after``, ``payload_limit`` and ``payload_bytes`` as for :meth:`jobs`.

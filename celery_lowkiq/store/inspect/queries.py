@@ -15,10 +15,10 @@ from celery_lowkiq.rules.views import (
     DeadJob,
     Found,
     HeldId,
-    JobPage,
     Page,
     Paused,
     PausedId,
+    SearchPage,
     ShardState,
     Stats,
     Try,
@@ -80,7 +80,7 @@ class Queries:
 
     def jobs(
         self, queue: QueueSpec, listing: Listing = BY_ID, fingerprint_of: FingerprintOf = stored_fingerprint
-    ) -> JobPage[Job]:
+    ) -> SearchPage[Job]:
         """Return a page of waiting jobs.
 
         ``by="perform_in"`` and ``by="retry_count"`` (failed jobs only) are sorted, between ``minimum``
@@ -94,7 +94,7 @@ class Queries:
                     "perform_in or retry_count"
                 )
             entries, cursor = self._index.scan(queue, listing)
-            return JobPage(self._jobs_of(entries, listing), cursor)
+            return SearchPage(self._jobs_of(entries, listing), cursor)
         indexes, maximum = _indexes(listing, _JOB_INDEXES), listing.maximum
         if listing.by == "retry_count" and maximum is not None and math.isfinite(maximum):
             listing = replace(listing, maximum=math.floor(maximum) + FRACTION)
@@ -102,7 +102,7 @@ class Queries:
             indexes = _FREE_INDEXES if listing.pause == "free" else _PAUSED_INDEXES
             indexes += ("moving",) if queue.former_shards is not None else ()
         found = JobSearch(self._client, queue, False, fingerprint_of).page(indexes, listing)
-        return JobPage(self._jobs_of(found.entries, listing), found.next, found.searched, found.total)
+        return SearchPage(self._jobs_of(found.entries, listing), found.next, found.searched, found.total)
 
     def _jobs_of(self, entries: Sequence[IndexEntry], listing: Listing) -> tuple[Job, ...]:
         found = (_job(entry, reply) for entry, reply in self._peek(entries, WAITING_KEYS, listing))
@@ -116,7 +116,7 @@ class Queries:
 
     def morgue(
         self, queue: QueueSpec, listing: Listing = BY_ID, fingerprint_of: FingerprintOf = stored_fingerprint
-    ) -> JobPage[DeadJob]:
+    ) -> SearchPage[DeadJob]:
         """Return a page of dead jobs, sorted by id, or by ``updated_at`` between ``minimum`` and ``maximum``.
 
         ``pause="held"``: those that hold their ids. Raises InvalidCall.
@@ -126,7 +126,7 @@ class Queries:
         indexes = _indexes(listing, _MORGUE_INDEXES)
         page = JobSearch(self._client, queue, True, fingerprint_of).page(indexes, listing)
         found = (_dead_job(entry, reply) for entry, reply in self._peek(page.entries, MORGUE_KEYS, listing))
-        return JobPage(tuple(job for job in found if job), page.next, page.searched, page.total)
+        return SearchPage(tuple(job for job in found if job), page.next, page.searched, page.total)
 
     def processing(
         self,
@@ -136,13 +136,13 @@ class Queries:
         after: str | None = None,
         payload_limit: int = 10,
         payload_bytes: int = LARGEST,
-    ) -> JobPage[Job]:
+    ) -> SearchPage[Job]:
         """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
         listing = Listing(limit=limit, after=after, payload_limit=payload_limit)
         found, cursor = self._index.page(queue, ("claimed",), listing)
         records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
-        return JobPage(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
+        return SearchPage(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
 
     def job(
         self, queue: QueueSpec, job_id: str, payload_limit: int = 100, payload_bytes: int = WHOLE
