@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -76,14 +77,19 @@ class NodeReport:
 
     def lane_of(self, shard: ShardRef) -> LaneReport | None:
         """Return the lane that lists the shard."""
-        return next((lane for lane in self.lanes if shard in lane.shards), None)
+        return self._lanes.get(shard)
+
+    @cached_property
+    def _lanes(self) -> dict[ShardRef, LaneReport]:
+        return {shard: lane for lane in self.lanes for shard in lane.shards}
+
+    @cached_property
+    def _running(self) -> dict[ShardRef, Running]:
+        return {lane.running.shard: lane.running for lane in self.lanes if lane.running is not None}
 
     def running(self, shard: ShardRef) -> Running | None:
         """Return the running batch of a shard."""
-        for lane in self.lanes:
-            if lane.running is not None and lane.running.shard == shard:
-                return lane.running
-        return None
+        return self._running.get(shard)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,8 @@ class ShardReport:
     moving: int = 0
     #: Jobs processed a minute, lately; None: not known.
     jobs_per_minute: float | None = None
+    #: The lane of its owner that lists it; None: no lane does.
+    lane: str | None = None
 
 
 @dataclass(frozen=True)

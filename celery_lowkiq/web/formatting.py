@@ -11,7 +11,8 @@ from typing import Any
 
 from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 from celery_lowkiq.rules.errors import UndecodablePayload
-from celery_lowkiq.rules.text import moment
+from celery_lowkiq.rules.failure_filter import age_seconds
+from celery_lowkiq.rules.text import duration, moment
 
 #: Maximum length of one payload on a page, in characters.
 MAX_TEXT = 64 * 1024
@@ -52,6 +53,12 @@ def score(value: float) -> str:
 def score_time(value: float) -> str:
     """Format a score as a time, if it is a Unix time."""
     return moment(value) if TIMES[0] <= value < TIMES[1] else ""
+
+
+def age(text: str) -> str:
+    """Write an age of a filter in words: ``over 2 h`` for ``>2h``."""
+    seconds = age_seconds(text[1:])
+    return text if seconds is None else f"{'over' if text[0] == '>' else 'under'} {duration(seconds)}"
 
 
 def bytes_text(data: bytes) -> str:

@@ -90,10 +90,15 @@ class ListingQuery:
         return {"state": self.state, "age": self.age, "failure": self.failure}
 
     @property
-    def is_filtered(self) -> bool:
-        """Whether a field of the form other than the sort narrows the listing."""
+    def is_sorted(self) -> bool:
+        """Whether the order or the range was chosen."""
         bounds = self.minimum, self.maximum
-        return any(self.filters.values()) or bool(self.prefix) or bounds != (None, None)
+        return self.by != self.sorts[0] or self.reverse or bounds != (None, None)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether anything of the form was chosen."""
+        return any(self.filters.values()) or bool(self.prefix) or self.is_sorted
 
     def of_queue(self, queue: OrderedQueue) -> SearchPage[Any]:
         """Raises InvalidCall and StoreError."""

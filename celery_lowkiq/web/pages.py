@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from starlette.requests import Request
@@ -13,7 +14,9 @@ from celery_lowkiq.integration.operations.action_parts import FILTERS
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.json_records import mark_of
+from celery_lowkiq.integration.operations.shown_jobs import ShownJob
 from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
+from celery_lowkiq.rules.job_filter import job_state
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.text import ranges
@@ -23,12 +26,12 @@ from celery_lowkiq.rules.views import Stats
 from . import charts
 from .changes import operation_of
 from .formatting import Texts, bytes_text
-from .listing import MATCHED, SORTS, ListingQuery
+from .lane_map import lane_map
+from .listing import AGES, MATCHED, SORTS, STATES, ListingQuery
 from .migration import picture_of
 from .overview import queues_look
 from .params import Params
 from .render import link, page
-from .shards import shards_look
 from .site import job_queue_of, queue_of, site_of
 
 #: Maximum number of payloads on the page of a job; each is read whole, since its mark is a hash of it.
@@ -92,7 +95,12 @@ def queue(request: Request) -> Response:
     search = ListingQuery.of(params, listed) if listed in SORTS else None
     ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
     found = search.of_queue(shown) if search else ids(after=params.cursor()) if ids else None
-    shards, hour, now = shown.shards(), shown.history(), time.time()
+    shards, nodes, hour, now = (
+        shown.shards(),
+        site_of(request).inspector.nodes(),
+        shown.history(),
+        time.time(),
+    )
     # Its counts are watched: they are read last.
     migration = shown.migration()
     return page(
@@ -104,7 +112,11 @@ def queue(request: Request) -> Response:
         stats=sum((shard.stats for shard in shards), Stats()),
         hints=shown.shard_hints(shards) if listed == "shards" else (),
         by_load=by_load,
-        looks=[shards_look(shard) for shard in shards],
+        map=lane_map(shown.name, shards, nodes, migration),
+        state_of=partial(_state_of, now),
+        states=STATES.get(listed, ()),
+        ages=AGES,
+        groups=shown.groups() if search and listed != "processing" else {},
         paused=shown.paused(),
         migration=migration,
         picture=picture_of(migration) if migration else None,
@@ -116,6 +128,10 @@ def queue(request: Request) -> Response:
         offered=offered,
         bytes_text=bytes_text,
     )
+
+
+def _state_of(now: float, job: ShownJob) -> str:
+    return job_state(job.perform_in, paused=job.paused, held=job.held, now=now)
 
 
 def job(request: Request) -> Response:

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse
 from celery_lowkiq.rules.text import duration, last_error_line, moment, relative, size
 
 from . import formatting
-from .charts import history_chart, sparkline, stacked_bar
+from .charts import cell_grid, history_chart, sparkline, stacked_bar
 from .guard import TOKEN, path_of, user_of
 from .site import site_of
 
@@ -30,6 +30,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "size": size,
     "score": formatting.score,
     "score_time": formatting.score_time,
+    "age": formatting.age,
     "error_line": lambda error: last_error_line(error or ""),
 }
 
@@ -50,7 +51,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
-    environment.globals.update(history_chart=history_chart, sparkline=sparkline, stacked_bar=stacked_bar)
+    environment.globals.update(
+        cell_grid=cell_grid, history_chart=history_chart, sparkline=sparkline, stacked_bar=stacked_bar
+    )
     return environment
 
 

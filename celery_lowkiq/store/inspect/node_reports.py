@@ -140,6 +140,7 @@ def _shard_report(
 ) -> ShardReport:
     owner, epoch, since = lease
     node = nodes.get(parse_id(owner)) if owner else None
+    lane = node.lane_of(shard) if node is not None else None
     return ShardReport(
         index=shard.index,
         stats=stats,
@@ -152,6 +153,7 @@ def _shard_report(
         paused_since=min((at for text in pauses if (at := parse_moment(text)) is not None), default=None),
         moving=moving,
         jobs_per_minute=jobs_per_minute,
+        lane=lane.name if lane is not None else None,
     )
 
 
