@@ -51,7 +51,8 @@ class Params:
     def choice(self, name: str, allowed: Collection[str], default: str | None = None) -> str:
         value = self.text(name, default)
         if value not in allowed:
-            raise InvalidCall(f"{name}={_short(value)} is invalid: expected one of {', '.join(allowed)}")
+            names = ", ".join(filter(None, allowed))
+            raise InvalidCall(f"{name}={_short(value)} is invalid: expected one of {names}")
         return value
 
     def whole(self, name: str, low: int, high: int, default: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, islice
 from threading import Event
 from time import monotonic
@@ -76,8 +77,15 @@ class _Found:
     """A failing or dead job with what a filter asks for."""
 
     job: FailedJob
-    text: str
-    fingerprint: str
+    load: Callable[[bytes], str]
+
+    @cached_property
+    def text(self) -> str:
+        return self.load(self.job.error)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return read_mark(self.job.error)[0] or text_fingerprint(self.text).id
 
     @property
     def line(self) -> str:
@@ -152,10 +160,7 @@ class FailuresMixin:
 
     def fingerprint_of(self, error: bytes) -> str:
         """Return the fingerprint of a stored error."""
-        return (
-            read_mark(error)[0]
-            or text_fingerprint(load_error(context_of(self._app).settings, error) or "").id
-        )
+        return read_mark(error)[0] or text_fingerprint(self._text_of(error)).id
 
     def frames_of(self, fingerprint: str) -> str:
         """Return the frames that the jobs of a group have in common; "" when the group is gone."""
@@ -167,6 +172,9 @@ class FailuresMixin:
     @property
     def _reader(self) -> FailureReader:
         return FailureReader(context_of(self._app).store.client)
+
+    def _text_of(self, error: bytes) -> str:
+        return load_error(context_of(self._app).settings, error) or ""
 
     def _stored(self) -> QueueSpec:
         return Registry(context_of(self._app).store.client).as_stored([self.spec])[0]
@@ -186,11 +194,9 @@ class FailuresMixin:
 
     def _search(self, wanted: FailureFilter, dead: bool, limit: int | None) -> Iterator[_Found]:
         """Yield at most ``limit`` jobs that may match."""
-        settings = context_of(self._app).settings
         pages = self._reader.jobs(self._stored(), dead=dead, since=wanted.since)
         for job in islice(chain.from_iterable(pages), limit):
-            text = load_error(settings, job.error) or ""
-            yield _Found(job, text, read_mark(job.error)[0] or text_fingerprint(text).id)
+            yield _Found(job, self._text_of)
 
     def _batches(self, wanted: FailureFilter, dead: bool, size: int, tally: Tally) -> Iterator[list[str]]:
         """Yield ids that match. Raises Stop between two pages."""

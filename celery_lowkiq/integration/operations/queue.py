@@ -141,7 +141,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
         Filters, for sorted pages: ``state`` (due, scheduled, paused or held), ``age`` (``">2h"``: due for
         more than 2 hours, ``"<30min"``: for less), and ``failure``, the fingerprint of its error. Where no
-        index finds the jobs, a page has read 10,000 of the listing at most: see ``searched`` and ``total``.
+        index finds the jobs, a page has read 5,000 of the listing at most: see ``searched`` and ``total``.
 
         Raises InvalidCall.
         """

@@ -20,7 +20,7 @@ from .merging import IndexEntry, merged
 from .pages import WAITING_INDEXES, IndexReader, Listing
 
 #: Entries that are searched for a page, and that a step reads.
-SEARCHED, STEP = 10_000, 1000
+SEARCHED, STEP = 5000, 1000
 #: Sorts by the time at which a job is due, or died.
 BY_TIME = ("perform_in", "updated_at")
 #: Returns the fingerprint of a stored error.
