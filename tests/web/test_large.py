@@ -89,7 +89,6 @@ def test_pages_open_in_300_ms_at_a_million_jobs(app, browser):
     searches = {name: f"/queue?queue=record&{query}" for name, query in SEARCHES.items()}
     pages = PAGES | searches | OTHERS
     found = {name: min(seconds(path) for _ in range(5)) for name, path in pages.items()}
-    print(found)
     assert max(found.values()) <= OPENED_S, found
     for path in searches.values():
         assert ">Search on<" in browser.get(path).text, path

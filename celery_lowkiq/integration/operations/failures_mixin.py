@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -92,6 +93,23 @@ class _Found:
         return last_error_line(self.text)
 
 
+@dataclass
+class _Jobs:
+    """What is counted of the jobs of a group; times are Unix s."""
+
+    example: _Found
+    failing: int = 0
+    dead: int = 0
+    first: float = math.inf
+    last: float = 0.0
+
+    def add(self, at: float, dead: bool) -> None:
+        self.failing += not dead
+        self.dead += dead
+        if at:
+            self.first, self.last = min(self.first, at), max(self.last, at)
+
+
 class FailuresMixin:
     """Groups of failures, and actions on jobs that match a filter. Methods raise StoreError."""
 
@@ -105,12 +123,15 @@ class FailuresMixin:
         that of the jobs.
         """
         groups = {one.fingerprint: self._shown(one) for one in self._reader.groups(self._stored())}
-        searched = 0
+        tallies: dict[str, _Jobs] = {}
         for dead in (True, False):
             for found in self._search(FailureFilter(), dead, SEARCHED):
-                searched += 1
-                group = groups.get(found.fingerprint) or _group_of(found)
-                groups[found.fingerprint] = _with_job(group, found.job.at, dead)
+                if (tally := tallies.get(found.fingerprint)) is None:
+                    tally = tallies[found.fingerprint] = _Jobs(found)
+                tally.add(found.job.at, dead)
+        for name, tally in tallies.items():
+            groups[name] = _with_jobs(groups.get(name) or _group_of(tally.example), tally)
+        searched = sum(tally.failing + tally.dead for tally in tallies.values())
         shown = (one for one in groups.values() if fingerprint in ("", one.fingerprint))
         by_time = sorted(shown, key=lambda one: (-(one.last_seen or 0), one.fingerprint))
         return Failures(tuple(by_time), searched, self._count(True) + self._count(False))
@@ -223,12 +244,17 @@ def _group_of(found: _Found) -> FailureGroup:
     return FailureGroup(found.fingerprint, error, "", 0, None, None, 0, 0, found.text)
 
 
-def _with_job(group: FailureGroup, at: float, dead: bool) -> FailureGroup:
-    failing, died = group.failing + (not dead), group.dead + dead
-    count = max(group.count, failing + died)
-    times = [time for time in (group.first_seen, group.last_seen, at) if time]
-    first, last = min(times, default=None), max(times, default=None)
-    return replace(group, failing=failing, dead=died, count=count, first_seen=first, last_seen=last)
+def _with_jobs(group: FailureGroup, jobs: _Jobs) -> FailureGroup:
+    seen = (jobs.first, jobs.last) if jobs.last else ()
+    times = [time for time in (group.first_seen, group.last_seen, *seen) if time]
+    return replace(
+        group,
+        failing=jobs.failing,
+        dead=jobs.dead,
+        count=max(group.count, jobs.failing + jobs.dead),
+        first_seen=min(times, default=None),
+        last_seen=max(times, default=None),
+    )
 
 
 def _may_stop(tally: Tally) -> None:
