@@ -18,7 +18,7 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
-from .merging import IndexEntry, merged
+from .merging import IndexEntry, filled, merged
 
 #: Indexes of waiting jobs by their times.
 WAITING_INDEXES = ("due", "due_prioritized", "due_paused", "moving")
@@ -55,18 +55,19 @@ class Listing:
     def __post_init__(self) -> None:
         check_limits(limit=self.limit, payload_limit=self.payload_limit)
 
-    def _start(self) -> tuple[str, bytes, bool]:
-        """Return the start position, and whether it is exclusive. No byte of an id is 0xff."""
+    def start(self) -> tuple[str, bytes, bool]:
+        """Return the start position, and whether it is exclusive. Raises InvalidCall for an invalid cursor."""
         if self.after is not None:
             score, job_id = load_position(self.after)
             return number_text(score), job_id, True
         if self.prefix and self.by == "id":
+            # No byte of an id is 0xff.
             return "0", id_bytes(self.prefix) + (b"\xff" if self.reverse else b""), self.reverse
         return "", b"", True
 
     def call(self, shard: ShardRef, index: str) -> ScriptCall:
         """Return the script call that reads the page from one shard."""
-        score, job_id, exclusive = self._start()
+        score, job_id, exclusive = self.start()
         return load("page").call(
             {"index": shard_keys(shard)[index]},
             minimum=number_text(-math.inf if self.minimum is None else self.minimum),
@@ -96,7 +97,7 @@ class IndexReader:
         self, queue: QueueSpec, indexes: Sequence[str], listing: Listing
     ) -> tuple[list[IndexEntry], str | None]:
         """Return a page merged over the indexes of all shards, and the cursor of the next page."""
-        places = [(shard, index) for shard in queue.shard_refs() for index in indexes]
+        places = filled(self._client, queue.shard_refs(), indexes, listing)
         entries = list(islice(merged(self._client, places, listing, listing.limit), listing.limit))
         full = len(entries) == listing.limit
         return entries, dump_position(*entries[-1].position) if full else None

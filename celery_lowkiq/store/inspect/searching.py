@@ -16,7 +16,7 @@ from celery_lowkiq.store.scripts.cursors import dump_position
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_pause
 
-from .merging import IndexEntry, merged
+from .merging import IndexEntry, filled, merged
 from .pages import WAITING_INDEXES, IndexReader, Listing
 
 #: Entries that are searched for a page, and that a step reads.
@@ -79,7 +79,7 @@ class JobSearch:
         return Matching(within, cursor if len(within) == len(entries) else None)
 
     def _search(self, indexes: Sequence[str], listing: Listing) -> Matching:
-        places = [(shard, index) for shard in self._queue.shard_refs() for index in indexes]
+        places = filled(self._client, self._queue.shard_refs(), indexes, listing)
         entries = merged(self._client, places, listing, STEP)
         found: list[IndexEntry] = []
         last, searched, ended = None, 0, False
@@ -94,15 +94,7 @@ class JobSearch:
             searched += len(step)
             last = step[-1] if step else last
         after = None if ended or last is None else dump_position(*last.position)
-        return Matching(found, after, searched, self._total(places, listing))
-
-    def _total(self, places: Sequence[tuple[ShardRef, str]], listing: Listing) -> int:
-        low, high = (
-            number_text(-math.inf if listing.minimum is None else listing.minimum),
-            number_text(math.inf if listing.maximum is None else listing.maximum),
-        )
-        commands = [("ZCOUNT", shard_keys(shard)[index], low, high) for shard, index in places]
-        return sum(self._client.commands(commands))
+        return Matching(found, after, searched, sum(places.values()))
 
     def _matching(self, entries: list[IndexEntry], listing: Listing) -> list[IndexEntry]:
         """The entries that match, in their order."""
