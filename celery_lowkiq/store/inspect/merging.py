@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .pages import Listing
 
 #: Entries that one round trip reads of all indexes together, about; and the least of each.
-READ, LEAST = 2000, 8
+READ, LEAST = 2000, 4
 
 
 @dataclass(frozen=True)

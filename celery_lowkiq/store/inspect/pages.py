@@ -56,7 +56,7 @@ class Listing:
         check_limits(limit=self.limit, payload_limit=self.payload_limit)
 
     def start(self) -> tuple[str, bytes, bool]:
-        """Return the start position, and whether it is exclusive. Raises InvalidCall for an invalid cursor."""
+        """Return the start position, and whether it is exclusive. Raises InvalidCall for a wrong cursor."""
         if self.after is not None:
             score, job_id = load_position(self.after)
             return number_text(score), job_id, True

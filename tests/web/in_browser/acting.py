@@ -12,6 +12,8 @@ from tests.web.showcase import FAILING
 PAGES = {
     "overview": "/",
     "queue": "/queue?queue=sync_order",
+    "filtered": "/queue?queue=sync_order&state=scheduled&age=%3C1h&prefix=SO-1&minimum=1",
+    "searched": "/queue?queue=sync_order&list=retries&state=scheduled&prefix=SO",
     "retries": "/queue?queue=sync_order&list=retries",
     "morgue": "/queue?queue=send_invoice&list=morgue",
     "processing": "/queue?queue=sync_order&list=processing",

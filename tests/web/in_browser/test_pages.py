@@ -10,7 +10,7 @@ import pytest
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.shard_hints import Hint
 from tests.waiting import eventually
-from tests.web.showcase import FAILING
+from tests.web.showcase import FAILING, SLOW
 
 from .acting import PAGES, do, press, reads, text, violations
 
@@ -49,7 +49,11 @@ def test_every_link_leads_somewhere(browser, visit, site):
         links = browser.execute_script("return [...document.links].map(link => link.getAttribute('href'))")
         for link in links:
             kind = (
-                link.partition("#")[0].partition("&id=")[0].partition("&after=")[0].partition("&failure=")[0]
+                link.partition("#")[0]
+                .partition("&id=")[0]
+                .partition("&after=")[0]
+                .partition("&failure=")[0]
+                .partition("&state=")[0]
             )
             if kind.startswith("/") and kind not in seen:
                 seen[kind] = link
@@ -142,6 +146,45 @@ def test_a_shard_is_paused_and_goes_on(browser, visit, orders):
     eventually(lambda: 2 in orders.paused().shards)
     press(browser, "Resume", "tr[@id='shard-2']")
     eventually(lambda: 2 not in orders.paused().shards)
+
+
+def test_the_map_shows_who_works_what(browser, visit, orders):
+    """Live: a lane whose run has ended is idle on the page, without loading it again."""
+    visit(PAGES["queue"])
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('.map > li')].map((row) => [row.querySelector('.map-lane').innerText,"
+        " [...row.querySelectorAll('.cell > [aria-hidden]')].map((cell) => Number(cell.innerText))])"
+    )
+    lanes = {shard.index: shard.lane for shard in orders.shards()}
+    assert {shard: lane for lane, shards in rows for shard in shards} == lanes
+    assert len(lanes) == 24
+    reads(browser, SLOW, "#map")
+    assert browser.find_elements("css selector", "#map .cell.runs")
+    browser.find_element("css selector", "#map .cell").click()
+    reads(browser, "Owner", "#shards")
+    assert "#shard-" in browser.current_url
+
+
+def test_a_paused_shard_is_on_the_map_at_once(browser, visit, orders):
+    visit(PAGES["queue"])
+    assert not browser.find_elements("css selector", "#map .cell.paused[href$='#shard-5']")
+    orders.pause(shard=5)
+    eventually(lambda: browser.find_elements("css selector", "#map .cell.paused[href$='#shard-5']"))
+    orders.resume(shard=5)
+    eventually(lambda: not browser.find_elements("css selector", "#map .cell.paused[href$='#shard-5']"))
+
+
+def test_the_map_prints(browser, visit):
+    """What is pressed is left out; colours stay."""
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        visit(PAGES["queue"])
+        shown = "return getComputedStyle(document.querySelector(arguments[0])).display"
+        assert {browser.execute_script(shown, one) for one in (".top", ".filter", ".states")} == {"none"}
+        exact = "return getComputedStyle(document.querySelector('.cell')).printColorAdjust"
+        assert browser.execute_script(exact) == "exact"
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
 def test_the_load_of_shards_is_shown_with_what_to_do(browser, visit, monkeypatch):

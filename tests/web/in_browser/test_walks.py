@@ -14,6 +14,7 @@ from celery_lowkiq import track
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import mark_of
+from celery_lowkiq.store.inspect import searching
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
 from tests.web.migrating import flipped
@@ -251,3 +252,51 @@ def test_a_listing_is_searched(app, browser, visit):
     browser.find_element("name", "prefix").send_keys(one)
     press(browser, "Search")
     eventually(lambda: one in (found := text(browser, "#jobs")) and other not in found)
+    assert "by=id" in browser.current_url
+
+
+def choose(browser, name, words):
+    """Choose an option of a select by the beginning of its text."""
+    path = f"//select[@name='{name}']/option[starts-with(normalize-space(), '{words}')]"
+    browser.find_element("xpath", path).click()
+
+
+def test_filters_combine_and_stay_in_the_address(app, browser, visit):
+    """Each control is used: states, prefix, age, failure, sort and range; then all is cleared."""
+    _, (one, other) = make_jobs(app, "failed")
+    visit("/queue?queue=sync_order&list=retries")
+    browser.find_element("link text", "scheduled").click()
+    assert text(browser, ".states [aria-current]") == "scheduled"
+    browser.find_element("name", "prefix").send_keys(one)
+    choose(browser, "failure", "shop.CarrierUnavailable")
+    choose(browser, "age", "any time")
+    browser.find_element("css selector", "summary").click()
+    browser.find_element("name", "minimum").send_keys("1")
+    browser.find_element("name", "maximum").send_keys("8")
+    browser.find_element("name", "reverse").click()
+    press(browser, "Search")
+    reads(browser, one, "#jobs")
+    assert other not in text(browser, "#jobs")
+    reads(browser, "Searched ", "#searched")
+    for part in ("list=retries", "state=scheduled", f"prefix={one}", "failure=", "minimum=1", "reverse=1"):
+        assert part in browser.current_url
+    assert violations(browser) == []
+    choose(browser, "age", "over 1 h")
+    press(browser, "Search")
+    reads(browser, "Nothing matches")
+    assert "age=%3E1h" in browser.current_url
+    browser.find_element("link text", "Clear").click()
+    reads(browser, other, "#jobs")
+    browser.find_element("partial link text", "CarrierUnavailable").click()
+    assert "failure=" in browser.current_url
+
+
+def test_a_search_goes_on_from_where_it_came(app, browser, visit, monkeypatch):
+    monkeypatch.setattr(searching, "SEARCHED", 400)
+    monkeypatch.setattr(searching, "STEP", 100)
+    visit("/queue?queue=sync_order&prefix=nothing")
+    reads(browser, "Searched 400 of ", "#searched")
+    browser.find_element("link text", "Search on").click()
+    eventually(lambda: (said := text(browser, "#searched")) and len({*said.split()[1::2][:2]}) == 1)
+    browser.find_element("link text", "First page").click()
+    reads(browser, "Searched 400 of ", "#searched")
