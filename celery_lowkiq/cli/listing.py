@@ -34,7 +34,7 @@ def listing_options(function: F) -> F:
             help="Maximum number of lines; 0: all.",
             type=click.IntRange(0),
         ),
-        click.option("--prefix", default="", help="Ids with this prefix; with --by id."),
+        click.option("--prefix", default="", help="Ids with this prefix."),
         click.option("--from", "from_", type=Time(), help="Begin at this time, or number."),
         click.option("--reverse", is_flag=True, help="Sort in descending order."),
     ):

@@ -66,8 +66,8 @@ def test_the_picture_of_a_frozen_mover_has_the_counts_of_redis(idle_shop, browse
         assert sum(begin.left.values()) == queue.stats().length
         looks_fine(browser)
         reads(browser, "0 of 24 old shards have nothing left to move", "#moves")
-        assert len(browser.find_elements("css selector", "#map .cell.new")) == 24
-        assert len(browser.find_elements("css selector", "#map .cell.to-sort-4")) == 24
+        assert len(browser.find_elements("css selector", "#map a.cell.new")) == 24
+        assert len(browser.find_elements("css selector", "#map a.cell.to-sort-4")) == 24
         for number in range(100):
             app.tasks["sync_order"].apply_async((f"NEW-{number}", {"version": 1}), countdown=3600)
         called = equal()

@@ -17,6 +17,13 @@ from .acting import PAGES, do, press, reads, text, violations
 pytestmark = pytest.mark.browser
 
 
+#: The lanes of the map, with the numbers of their shards.
+ROWS = """
+    return [...document.querySelectorAll(".map > li")].map((row) => [row.querySelector(".map-lane").innerText,
+      [...row.querySelectorAll(".cell > [aria-hidden]")].map((cell) => Number(cell.innerText))]);
+"""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("page", PAGES)
 def test_axe_finds_nothing_serious(browser, visit, page, scheme):
@@ -151,16 +158,13 @@ def test_a_shard_is_paused_and_goes_on(browser, visit, orders):
 def test_the_map_shows_who_works_what(browser, visit, orders):
     """Live: a lane whose run has ended is idle on the page, without loading it again."""
     visit(PAGES["queue"])
-    rows = browser.execute_script(
-        "return [...document.querySelectorAll('.map > li')].map((row) => [row.querySelector('.map-lane').innerText,"
-        " [...row.querySelectorAll('.cell > [aria-hidden]')].map((cell) => Number(cell.innerText))])"
-    )
+    rows = browser.execute_script(ROWS)
     lanes = {shard.index: shard.lane for shard in orders.shards()}
     assert {shard: lane for lane, shards in rows for shard in shards} == lanes
     assert len(lanes) == 24
     reads(browser, SLOW, "#map")
-    assert browser.find_elements("css selector", "#map .cell.runs")
-    browser.find_element("css selector", "#map .cell").click()
+    assert browser.find_elements("css selector", "#map a.cell.runs")
+    browser.find_element("css selector", "#map a.cell").click()
     reads(browser, "Owner", "#shards")
     assert "#shard-" in browser.current_url
 
