@@ -10,8 +10,8 @@ from .failure_filter import age_seconds
 from .validators import invalid
 
 #: States of waiting jobs, and of dead ones.
-WAITING_STATES = ("due", "scheduled", "paused", "held")
-DEAD_STATES = ("held",)
+WAITING_STATES: tuple[str, ...] = ("due", "scheduled", "paused", "held")
+DEAD_STATES: tuple[str, ...] = ("held",)
 _AGE = re.compile(r"([<>])(\w{2,12})")
 
 

@@ -69,7 +69,6 @@ class Moves:
     moved: int
     former: int
     done: str
-    left: str
     nodes: tuple[str, ...]
 
 
@@ -210,10 +209,10 @@ def _move(shard: ShardReport, migration: MigrationState) -> tuple[str, int]:
 
 def _moves(migration: MigrationState, serving: Iterable[NodeReport]) -> Moves:
     sources = migration.progress[: migration.former]
-    left = [one.index for one in sources if migration.unsorted(one) or one.transfers or one.in_flight]
-    done = sorted({one.index for one in sources} - {*left})
+    left = {one.index for one in sources if migration.unsorted(one) or one.transfers or one.in_flight}
+    done = sorted({one.index for one in sources} - left)
     names = tuple(node.name for node in serving)
-    return Moves(len(done), migration.former, ranges(done), ranges(left), names)
+    return Moves(len(done), migration.former, ranges(done), names)
 
 
 def _text(shard: ShardReport, move: str) -> str:

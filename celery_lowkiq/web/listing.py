@@ -22,7 +22,12 @@ SORTS: dict[str, tuple[str, ...]] = {
     "processing": ("claim",),
 }
 #: States that a listing filters by.
-STATES = {"jobs": WAITING_STATES, "retries": WAITING_STATES, "morgue": DEAD_STATES, "processing": ()}
+STATES: dict[str, tuple[str, ...]] = {
+    "jobs": WAITING_STATES,
+    "retries": WAITING_STATES,
+    "morgue": DEAD_STATES,
+    "processing": (),
+}
 #: Ages that a page offers.
 AGES = ("<1min", "<1h", "<1d", ">1min", ">1h", ">1d", ">7d")
 #: Listings whose jobs a filter of failures may match.
