@@ -126,7 +126,10 @@ def _future(facts: DiagnosisFacts, past: Sequence[Entry]) -> Iterator[Entry]:
     elif facts.claimed:
         yield Entry("next", text=f"{run} when the one before it has ended")
     elif waiting.perform_in > facts.now:
-        yield Entry("next", waiting.perform_in, run)
+        owned = f", if a worker owns shard {facts.shard.index} by then" if facts.owner is None else ""
+        yield Entry("next", waiting.perform_in, run + owned)
+    elif facts.owner is None:
+        yield Entry("stopped", text=f"{run} when a worker owns shard {facts.shard.index}")
     else:
         yield Entry("next", text=f"{run} as soon as its lane is free")
 
@@ -138,9 +141,7 @@ def _stop(facts: DiagnosisFacts) -> str:
     if facts.pauses:
         names = [name[:1].lower() + name[1:] for name, _ in facts.pauses]
         return f"when {' and '.join(names)} {'is' if len(names) == 1 else 'are'} resumed"
-    if facts.moving:
-        return "when the job has its place in the new shards"
-    return f"when a worker owns shard {facts.shard.index}" if facts.owner is None else ""
+    return "when the job has its place in the new shards" if facts.moving else ""
 
 
 def _run_name(facts: DiagnosisFacts, waiting: Waiting, past: Sequence[Entry]) -> str:

@@ -102,6 +102,7 @@ def test_changes_of_the_whole_queue_count_from_the_first_try_on():
         ({"waiting": Waiting(1100.0)}, "next", "The first run"),
         ({"waiting": Waiting(900.0, 9)}, "next", "Retry 10 as soon as its lane is free"),
         ({"waiting": Waiting(900.0), "owner": None}, "stopped", "The first run when a worker owns shard 3"),
+        ({"owner": None}, "next", "Retry 6 of 8, if a worker owns shard 3 by then"),
         ({"queue_paused": 1.0}, "stopped", "when queue orders is resumed"),
         ({"queue_paused": 1.0, "id_paused": 2.0}, "stopped", "when queue orders and id 42 are resumed"),
         ({"held_since": 1.0}, "stopped", "when the dead payload is requeued, or the id goes on"),
