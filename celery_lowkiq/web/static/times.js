@@ -70,8 +70,7 @@ const lowkiqTimes = (() => {
   const addPicker = () => {
     const label = document.createElement("label");
     const picker = document.createElement("select");
-    label.className = "switch";
-    picker.className = "times";
+    label.className = "times";
     for (const [name, text] of Object.entries(names)) picker.append(new Option(text, name, false, name === choice));
     picker.addEventListener("change", () => {
       choice = picker.value;

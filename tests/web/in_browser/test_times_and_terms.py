@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+import time
+from uuid import uuid4
 
 import pytest
+import redis
 
+from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.waiting import eventually
 from tests.web import showcase
 from tests.web.serving import served
 
-from .acting import PAGES, leave, reads, text, violations
-from .test_keyboard import ENTER, go_to, keys  # noqa: F401
+from .acting import ENTER, ESCAPE, PAGES, go_to, leave, reads, text, violations
 
 pytestmark = pytest.mark.browser
 
-ESCAPE = "\ue00c"
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 RELATIVE = r"now|in .+|.+ ago"
 #: Opens each explanation in turn; returns those that do not show, or not all of them.
@@ -53,7 +55,7 @@ def berlin(browser):
 def choose(browser, label):
     from selenium.webdriver.support.select import Select
 
-    Select(browser.find_element("css selector", "select.times")).select_by_visible_text(label)
+    Select(browser.find_element("css selector", ".times select")).select_by_visible_text(label)
 
 
 def due(browser):
@@ -63,31 +65,42 @@ def due(browser):
     )
 
 
-def test_the_fold_of_similar_tries_opens_and_stays_open(browser, visit, keys):  # noqa: F811
-    visit(PAGES["job"])
-    assert re.search(r"Retry \d+ of 8\s+in \d+ min", text(browser, "#timeline"))
-    assert browser.find_element("css selector", "details").get_attribute("open") is None
-    tries = len(browser.find_elements("css selector", ".timeline .timeline .try"))
-    assert tries >= 2
-    go_to(browser, keys, f"{tries} similar earlier tries")
+@pytest.fixture
+def tried(app, server):
+    """The page of a job with five tries, four of them similar and the last one 40 s ago."""
+    task, job_id, now = app.tasks["sync_order"], uuid4().hex, time.time()
+    task.apply_async((job_id, {"version": 1}), countdown=600)
+    lines = [f"{now - 640:.6f}\t0\tnode-1\tKeyError: 'sku'"]
+    lines += [f"{now - 640 + 150 * n:.6f}\t{n}\tnode-1\tValueError: order {n}" for n in range(1, 5)]
+    keys = shard_keys(task.queue_spec.shard_of(job_id))
+    with redis.Redis(unix_socket_path=server.socket_path) as client:
+        client.zadd(keys["failed"], {job_id: 5})
+        client.hset(keys["tries"], job_id, "\n".join(lines))
+    return f"/job?queue=sync_order&id={job_id}"
+
+
+def test_the_fold_of_similar_tries_opens_and_stays_open(browser, visit, keys, tried):
+    visit(tried)
+    assert re.search(r"Retry 6 of 8\s+in (9|10) min", text(browser, "#timeline"))
+    assert "order 3" not in text(browser, "#timeline")
+    go_to(browser, keys, "3 similar earlier tries")
     keys(ENTER)
-    assert "on worker-1@shop" in text(browser, ".timeline .timeline")
+    assert text(browser, ".timeline .timeline").count("on node-1") == 3
     assert violations(browser) == []
     browser.execute_script("document.activeElement.blur()")
     before = text(browser, "#timeline")
     eventually(lambda: text(browser, "#timeline") != before)
-    assert "on worker-1@shop" in text(browser, ".timeline .timeline")
+    assert text(browser, ".timeline .timeline").count("on node-1") == 3
 
 
-def test_pauses_are_drawn_to_scale(browser, visit):
-    visit(PAGES["job"])
-    heights = [
-        float(one.get_attribute("height"))
-        for one in browser.find_elements("css selector", "#timeline > section > .timeline > .pause svg")
-    ]
-    # A quarter of an hour to the next try, after some of a fifth of a second.
-    assert max(heights) == 96
-    assert min(heights) == 18
+def test_pauses_are_drawn_to_scale(browser, visit, tried):
+    visit(tried)
+    lines = browser.find_elements("css selector", "#timeline > section > .timeline > .pause svg")
+    # 10 min, 40 s, which would be too short, and 150 s twice.
+    assert [line.size["height"] for line in lines] == [pytest.approx(one, abs=2) for one in (96, 18, 24, 24)]
+    browser.find_element("css selector", "#timeline summary").click()
+    (line, _) = browser.find_elements("css selector", ".timeline .timeline .pause svg")
+    assert line.size["height"] == pytest.approx(24, abs=2)
 
 
 def test_times_are_chosen_and_kept(browser, visit, berlin):
@@ -100,12 +113,12 @@ def test_times_are_chosen_and_kept(browser, visit, berlin):
     local = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d CES?T"
     assert all(re.fullmatch(local, one) and title == one for one, title in due(browser))
     assert re.search(rf"since {local} \(", text(browser, ".why"))
+    before = text(browser, ".why")
+    eventually(lambda: text(browser, ".why") != before)
+    assert re.search(rf"since {local} \(", text(browser, ".why"))
     visit(PAGES["queue"])
     assert re.search(local, text(browser, "#jobs"))
     assert re.match(r"\d\d:\d\d", text(browser, ".axis"))
-    before = text(browser, "#jobs")
-    eventually(lambda: text(browser, "#jobs") != before, 90)
-    assert re.search(local, text(browser, "#jobs"))
     assert violations(browser) == []
     choose(browser, "relative")
     assert not re.search(local, text(browser, "#jobs"))
@@ -176,7 +189,7 @@ def test_a_word_is_explained_by_touch(browser, visit, phone):
         browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
 
 
-def test_a_word_is_explained_by_the_keyboard(browser, visit, keys):  # noqa: F811
+def test_a_word_is_explained_by_the_keyboard(browser, visit, keys):
     visit("/")
     go_to(browser, keys, "Lag")
     keys(ENTER)
