@@ -144,3 +144,11 @@ def test_no_word_is_explained_that_no_page_uses():
     flower = (TEMPLATES.parents[1] / "flower" / "templates").glob("*.html")
     text += "".join(path.read_text() for path in flower)
     assert [word for word in TERMS if f'"{word}"' not in text and f"'{word}'" not in text] == []
+
+
+def test_a_failure_without_an_error_has_a_link_that_says_so(browser, app):
+    """A link without words cannot be read aloud."""
+    app.tasks["record"].apply_async(("42", "x"), countdown=5430)
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    client.zadd(shard_keys(queue.spec.shard_of("42"))["failed"], {"42": 0})
+    assert ">An error that was not stored</a>" in browser.get("/failures?queue=record").text

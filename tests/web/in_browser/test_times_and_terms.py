@@ -75,6 +75,7 @@ def tried(app, server):
     keys = shard_keys(task.queue_spec.shard_of(job_id))
     with redis.Redis(unix_socket_path=server.socket_path) as client:
         client.zadd(keys["failed"], {job_id: 5})
+        client.hset(keys["errors"], job_id, "ValueError: order 4")
         client.hset(keys["tries"], job_id, "\n".join(lines))
     return f"/job?queue=sync_order&id={job_id}"
 
