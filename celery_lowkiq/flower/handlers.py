@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from flower.utils import strtobool
 from tornado.ioloop import IOLoop
 from tornado.web import HTTPError, RequestHandler, authenticated
 
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.action_parts import MIGRATION, Action, Target
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.audit import Audit, Change
@@ -22,7 +24,8 @@ from celery_lowkiq.integration.operations.json_records import encode
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.text import duration, escaped, last_error_line, moment, shortened
+from celery_lowkiq.rules.terms import TERMS
+from celery_lowkiq.rules.text import duration, escaped, last_error_line, number, shortened
 
 if TYPE_CHECKING:
     # Flower has no types.
@@ -46,7 +49,8 @@ OFFERED = {
 #: What templates call.
 TEXT: dict[str, Callable[..., str]] = {
     "span": duration,
-    "moment": moment,
+    "number": number,
+    "meaning": lambda word: TERMS[word].replace("`", ""),
     "text": lambda value: shortened(escaped(str(value)), LONGEST),
     "error_line": last_error_line,
 }
@@ -74,6 +78,8 @@ class OrderedQueuePage(BaseHandler):
         unfit = "pause" if found["paused"].queue else "resume"
         buttons = [one for one in OFFERED.values() if not one.scope.ids and one.name != unfit]
         rows = {"said": said, "may_act": _may_act(self), "buttons": buttons, "requeue": OFFERED["requeue"]}
+        times, now = context_of(self.capp).settings.web_times, time.time()
+        rows["when"] = lambda at: times.element(at, now)
         self.render("ordered_queue.html", **rows, **found, **TEXT)
 
 

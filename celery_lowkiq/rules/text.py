@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 from itertools import groupby
 from typing import Any
 
@@ -47,10 +47,15 @@ def size(count: float) -> str:
     return f"{count / 1024:.1f} TiB"
 
 
-def moment(at: float) -> str:
-    """Format a Unix time (s) in UTC."""
+def number(value: float) -> str:
+    """Format a number with separators."""
+    return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"
+
+
+def moment(at: float, zone: tzinfo = timezone.utc) -> str:
+    """Format a Unix time (s), in UTC or another zone."""
     try:
-        return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S %Z}"
     except (OverflowError, ValueError, OSError):
         return f"Unix time {at:.0f}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +11,7 @@ from markupsafe import Markup
 
 from celery_lowkiq.rules.history import DAY, HOUR, Sample, Span
 from celery_lowkiq.rules.text import duration, ranges
+from celery_lowkiq.rules.times import iso
 
 from .lane_map import Cell
 
@@ -193,7 +193,11 @@ def _column(column: Column, left: float, step: float, top: int, height: int, lab
     text = _rect("done", at, height - done, width, done) + _rect(
         "failed", at, height - done - failed, width, failed
     )
-    return text + (f'<g data-x="{left + step / 2:.1f}" data-at="{_label(column)}"/>' if labelled else "")
+    return text + (
+        f'<g data-x="{left + step / 2:.1f}" data-at="{iso(column.at)}" data-text="{_label(column)}"/>'
+        if labelled
+        else ""
+    )
 
 
 def _rect(kind: str, x: float, y: float, width: float, height: float) -> str:
@@ -207,6 +211,5 @@ def _height(count: int, top: int, height: int) -> float:
 
 
 def _label(column: Column) -> str:
-    clock = time.strftime("%H:%M UTC", time.gmtime(column.at))
     lag = f" · lag {duration(column.lag)}" if column.lag else ""
-    return f"{clock} · {column.processed:,} processed · {column.failed:,} failed{lag}"
+    return f"{column.processed:,} processed · {column.failed:,} failed{lag}"

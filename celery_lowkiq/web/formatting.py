@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from markupsafe import Markup
+
 from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.failure_filter import age_seconds
-from celery_lowkiq.rules.text import duration, moment
+from celery_lowkiq.rules.text import duration
 
 #: Maximum length of one payload on a page, in characters.
 MAX_TEXT = 64 * 1024
@@ -35,14 +37,17 @@ def _spelled(character: str) -> str:
     return character if character in "\n\t" else character.encode("unicode_escape").decode("ascii")
 
 
+def code(text: str) -> Markup:
+    """Return text as HTML, with what stands between backticks as code."""
+    parts = text.split("`")
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
+    )
+
+
 def per_second(value: float) -> str:
     """Format a number a second: ``71/s``, ``0.3/s``."""
     return f"{value:,.0f}/s" if value >= 10 else f"{value:.1f}/s"
-
-
-def number(value: float) -> str:
-    """Format a number with separators."""
-    return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"
 
 
 def score(value: float) -> str:
@@ -50,9 +55,9 @@ def score(value: float) -> str:
     return str(int(value)) if math.isfinite(value) and value == int(value) else repr(value)
 
 
-def score_time(value: float) -> str:
-    """Format a score as a time, if it is a Unix time."""
-    return moment(value) if TIMES[0] <= value < TIMES[1] else ""
+def is_time(score: float) -> bool:
+    """Whether a score is a Unix time."""
+    return TIMES[0] <= score < TIMES[1]
 
 
 def age(text: str) -> str:

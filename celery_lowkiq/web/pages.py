@@ -26,6 +26,7 @@ from celery_lowkiq.rules.views import Stats
 from . import charts
 from .changes import operation_of
 from .formatting import Texts, bytes_text
+from .job_timeline import timeline_of
 from .lane_map import lane_map
 from .listing import AGES, MATCHED, SORTS, STATES, ListingQuery
 from .migration import picture_of
@@ -139,7 +140,7 @@ def job(request: Request) -> Response:
     params = Params.query(request)
     (shown, plain), job_id = job_queue_of(request), params.text("id")
     places, why = shown.job(job_id, **JOB), shown.why(job_id)
-    edited = params.text("edit", "")
+    edited, tries = params.text("edit", ""), shown.tries(job_id)
     return page(
         request,
         "job.html",
@@ -147,7 +148,8 @@ def job(request: Request) -> Response:
         job_id=job_id,
         places=places,
         why=why,
-        tries=shown.tries(job_id),
+        tries=tries,
+        timeline=timeline_of(why.facts, tries, site_of(request).audit),
         paused=why.facts.id_paused,
         held=why.facts.held_since,
         edited=edited,

@@ -14,7 +14,9 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_lowkiq.rules.text import duration, last_error_line, moment, relative, size
+from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.terms import Terms
+from celery_lowkiq.rules.text import duration, last_error_line, number, size
 
 from . import formatting
 from .charts import cell_grid, history_chart, sparkline, stacked_bar
@@ -24,13 +26,12 @@ from .site import site_of
 FILTERS: dict[str, Callable[..., Any]] = {
     "plain": formatting.plain,
     "duration": duration,
-    "moment": moment,
-    "number": formatting.number,
+    "number": number,
     "per_second": formatting.per_second,
     "size": size,
     "score": formatting.score,
-    "score_time": formatting.score_time,
     "age": formatting.age,
+    "code": formatting.code,
     "error_line": lambda error: last_error_line(error or ""),
 }
 
@@ -51,6 +52,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(FILTERS)
+    environment.tests["score_time"] = formatting.is_time
     environment.globals.update(
         cell_grid=cell_grid, history_chart=history_chart, sparkline=sparkline, stacked_bar=stacked_bar
     )
@@ -84,7 +86,9 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         link_here=lambda path, **query: _query(path, query),
         static=lambda name: link(request, f"/static/{name}", v=_version(name)),
         here=path_of(request.scope) or "/",
-        relative=lambda at: relative(at, now),
+        times=context_of(site.app).settings.web_times,
+        terms=Terms(),
+        plain_text=formatting.plain,
         now=now,
         user=user_of(request.scope),
         read_only=site.read_only or not user_of(request.scope).may_change,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from celery_lowkiq.rules.terms import TERMS
+
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = re.findall(r"^\| (\*\*.+?) \| (.+?) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)
 WORDS = [word for names, _ in ROWS for word in re.findall(r"\*\*(.+?)\*\*", names)]
@@ -25,3 +27,8 @@ def test_each_word_is_defined_once_and_briefly():
 
 def test_the_index_links_it():
     assert "(glossary.md)" in (DOCS / "index.md").read_text()
+
+
+def test_the_dashboard_explains_words_as_the_glossary_does():
+    meanings = {word: meaning for names, meaning in ROWS for word in re.findall(r"\*\*(.+?)\*\*", names)}
+    assert {word: meanings.get(word) for word in TERMS} == TERMS

@@ -10,6 +10,7 @@ from celery_lowkiq.flower.handlers import done
 from celery_lowkiq.flower.tab import with_tab
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.resharding import Phase
+from celery_lowkiq.rules.terms import TERMS
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.flower.processes import flower
@@ -90,13 +91,15 @@ def test_other_queues_are_shown_beside_a_damaged_one(site, damage):
     assert "lowkiq repair batches" in site.json("/api/ordered")["damaged"]["batches"]
 
 
-def test_numbers_end_at_the_right_and_times_are_in_utc(site, outcome):
+def test_numbers_end_at_the_right_and_times_are_those_of_the_dashboard(site, outcome):
     """F9: times had microseconds and another time zone, and numbers began at the left."""
     text = site.get("/ordered")
-    assert text.count('<th class="text-end">') == 11
+    assert text.count('<th class="text-end"') == 11
+    assert f'title="{TERMS["lag"]}">Lag</th>' in text
     assert text.count('<td class="text-end">') == 11 * text.count("/ordered/queue?queue=")
     page = site.get("/ordered/queue?queue=outcome")
-    assert len(re.findall(r"<td>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC</td>", page)) == 3
+    died = r'<td><time datetime="[\dT:-]+Z" title="[\d-]+ [\d:]+ UTC">(?:now|.+ s ago)</time></td>'
+    assert len(re.findall(died, page)) == 3
 
 
 def test_what_comes_from_outside_is_text(site, outcome):
@@ -124,7 +127,7 @@ def test_the_log_tells_who_it_was(site, outcome, directory):
 def test_all_dead_jobs_are_queued_up_while_the_queue_is_paused(site, outcome):
     assert site.act("outcome", "pause").status == 302
     assert outcome.paused().queue is not None
-    assert "The queue is paused." in site.get("/ordered/queue?queue=outcome")
+    assert "The queue is paused</strong> since <time" in site.get("/ordered/queue?queue=outcome")
     assert site.act("outcome", "requeue_all").headers["Location"].endswith("count=3")
     assert (outcome.stats().length, outcome.stats().morgue_length) == (3, 0)
     assert site.act("outcome", "run_now_all").status == 302

@@ -71,7 +71,7 @@ def is_harmless(page):
     """Nothing that came from outside is markup, and the page stays small."""
     assert page.status_code == 200, page.text[:2000]
     scripts = re.findall(r"<script[^>]*>", page.text)
-    assert all(re.search(r'src="/static/(app|theme)\.js\?', script) for script in scripts)
+    assert all(re.search(r'src="/static/(app|theme|times)\.js\?', script) for script in scripts)
     assert not re.search(r"<(img|b)[ >]", page.text)
     assert not re.search("[\u202a-\u202e\u2066-\u2069\u200f]", re.sub(r'value="[^"]*"', "", page.text))
     assert len(page.content) < 4_000_000

@@ -66,7 +66,8 @@ def test_held_ids_are_on_the_overview_and_can_be_requeued_from_their_listing(bro
     assert link not in browser.get("/").text
     assert (queue.bury(["42"]), queue.hold(["42"])) == (1, 1)
     overview = browser.get("/").text
-    assert f"<a {link}>record</a> has 1 id held by dead payloads" in overview
+    assert f"<a {link}>record</a> has 1 id " in overview
+    assert "record has 1 id held by dead payloads" in re.sub("<[^>]+>", "", overview)
     listing = browser.get("/queue?queue=record&list=held").text
     assert 'value="requeue"' in listing
     assert 'value="go_on"' in listing
@@ -213,7 +214,7 @@ def test_a_method_that_is_not_allowed_is_told_which_are(browser, method, path, a
 def test_browsers_keep_a_versions_files_and_nothing_else(browser):
     page = browser.get("/")
     assert page.headers["cache-control"] == "no-store"
-    (script,) = re.findall(r'<script src="([^"]+)" defer', page.text)
+    (*_, script) = re.findall(r'<script src="([^"]+)" defer', page.text)
     assert browser.get(script).headers["cache-control"] == "private, max-age=31536000, immutable"
     assert browser.get("/static/app.js").headers["cache-control"] == "no-cache"
     assert browser.get("/static/nowhere.js?v=1").headers["cache-control"] == "no-store"

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from kombu.utils.imports import symbol_by_name
 
+from celery_lowkiq.rules.times import Times
 from celery_lowkiq.rules.validators import Validator, is_number, text
 
 
@@ -103,3 +104,10 @@ def read_networks(value: Any) -> tuple[Network, ...]:
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
         raise ValueError
     return tuple(map(ipaddress.ip_network, value))
+
+
+def read_times(value: Any) -> Times:
+    """Raises ValueError unless it is ``relative`` or the name of a time zone."""
+    if not isinstance(value, str):
+        raise ValueError
+    return Times.of(value)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from celery_lowkiq.rules.times import RELATIVE, Times
 from celery_lowkiq.rules.validators import Validator, boolean, text
 
 from .setting_field import setting
-from .setting_validators import Network, Role, read_logins, read_networks, read_roles
+from .setting_validators import Network, Role, read_logins, read_networks, read_roles, read_times
 
 
 @dataclass(frozen=True)
@@ -51,4 +52,10 @@ class WebSettings:
         boolean,
         "Whether the dashboard decodes payloads that are not JSON, as a worker would (only what "
         "`accept_content` allows). Otherwise it shows their bytes.",
+    )
+    web_times: Times = setting(
+        RELATIVE,
+        Validator("'relative', 'UTC' or the name of a time zone, as 'Europe/Berlin'", read_times),
+        "How the dashboard and Flower's tab write times: `3 min ago`, or in that zone. In the dashboard, "
+        "each reader may choose otherwise.",
     )

@@ -13,11 +13,14 @@
 
   const inUse = (part) =>
     (part.contains(document.activeElement) && part !== document.activeElement) ||
-    part.querySelector("input:checked, details[open], [data-hovered]") !== null ||
+    part.querySelector("input:checked, details[open]:not([id]), [data-hovered]") !== null ||
     (getSelection().type === "Range" && part.contains(getSelection().anchorNode));
 
   const swap = (fresh) => {
     let held = false;
+    lowkiqTimes.update(fresh);
+    for (const one of document.querySelectorAll("details[open][id]"))
+      fresh.getElementById(one.id)?.setAttribute("open", "");
     for (const part of document.querySelectorAll("[data-live]")) {
       const next = fresh.getElementById(part.id);
       if (!next || next.innerHTML === part.innerHTML) continue;
@@ -33,6 +36,8 @@
     }
     // The last update must not pass by a part that was held still.
     if (!held) document.body.dataset.refresh = fresh.body.dataset.refresh || 0;
+    const terms = document.getElementById("terms");
+    for (const one of fresh.querySelectorAll("#terms > *")) if (!document.getElementById(one.id)) terms.append(one);
     enhance();
   };
 
@@ -104,7 +109,7 @@
       show();
     });
     show();
-    document.querySelector(".foot").append(button);
+    document.querySelector(".foot .choices").append(button);
   };
 
   // -- `/` leads to the search
@@ -149,7 +154,7 @@
     line.setAttribute("x1", nearest.dataset.x);
     line.setAttribute("x2", nearest.dataset.x);
     const note = document.getElementById(chart.dataset.chart);
-    if (note) note.textContent = nearest.dataset.at;
+    if (note) note.textContent = `${lowkiqTimes.clock(Date.parse(nearest.dataset.at))} · ${nearest.dataset.text}`;
   };
 
   const leave = (chart) => {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -32,6 +33,15 @@ PAGES = {
     "failures that match": "/failures?queue=sync_order&error=*",
     "error": "/queue?queue=nobody",
 }
+#: As WebDriver spells the keys.
+TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
+#: The stop that has the focus: its words, whether it is framed, and whether nothing covers it.
+FOCUSED = """
+    const one = document.activeElement, box = one.getBoundingClientRect();
+    const top = document.elementFromPoint(box.left + box.width / 2, box.top + Math.min(box.height / 2, 12));
+    return [one.innerText || one.getAttribute("aria-label") || one.name || "",
+            getComputedStyle(one).outlineStyle !== "none", one.contains(top) || (top && top.contains(one))];
+"""
 SERIOUS = ("serious", "critical")
 
 
@@ -81,3 +91,15 @@ def violations(browser: Any) -> list[Any]:
 def due_later(queue: OrderedQueue, now: float) -> int:
     """How many jobs wait for a time that is more than a minute away; at most 1000 are counted."""
     return len(queue.jobs("perform_in", minimum=now + 60, limit=1000).items)
+
+
+def go_to(browser: Any, keys: Callable[..., None], words: str) -> None:
+    """With the tab key; every stop on the way can be seen."""
+    passed: list[str] = []
+    while not (passed and passed[-1].startswith(words)):
+        keys(TAB)
+        stop, framed, uncovered = browser.execute_script(FOCUSED)
+        assert framed, stop
+        assert uncovered, stop
+        passed.append(stop)
+        assert len(passed) < 100, passed

@@ -79,6 +79,18 @@ def visit(browser: Any, site: str, contented: None) -> Callable[[str], None]:
 
 
 @pytest.fixture
+def keys(browser: Any) -> Callable[..., None]:
+    """Presses keys."""
+    # Here, as selenium is there where a browser is.
+    from selenium.webdriver import ActionChains
+
+    def send(*given: str) -> None:
+        ActionChains(browser).send_keys(*given).perform()
+
+    return send
+
+
+@pytest.fixture
 def orders(app: Celery) -> OrderedQueue:
     return app.tasks["sync_order"].ordered_queue
 

@@ -204,7 +204,7 @@ def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):
     visit(PAGES["job"])
     assert "CarrierUnavailable" in text(browser, "pre.error")
     assert "waits for its time" in text(browser, ".why")
-    assert "on worker-1@shop" in text(browser, ".tries")
+    assert "on worker-1@shop" in text(browser, "#timeline")
     press(browser, "Run now")
     reads(browser, "Run now: made due 1 waiting job", ".did")
     found = orders.job(FAILING).waiting

@@ -168,7 +168,7 @@ def forms(browser):
     found = browser.execute_script("""
         const url = new URL(location.href);
         const listing = url.pathname === "/queue" ? url.searchParams.get("list") || "jobs" : url.pathname;
-        return [...document.querySelectorAll("form[method=post] button")].map((button) => {
+        return [...document.querySelectorAll("form[method=post] button:not([type=button])")].map((button) => {
           const fields = new FormData(button.form, button);
           const page = listing === "/job" ? "job" : button.closest(".head") ? "queue" : listing;
           return [page, fields.get("action") || button.form.getAttribute("action")];
