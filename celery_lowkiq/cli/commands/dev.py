@@ -60,7 +60,7 @@ def dev(
         raise click.UsageError("dev starts the app in other processes: name it, celery -A proj lowkiq dev")
     with EmbeddedServer(port=redis_port) as server:
         environ = _environ(inspector.app, server.url)
-        _say(f"Redis: {server.url}; from another shell: {_in_shell(environ)} celery -A {app} ...")
+        _say(f"Redis: {server.url}; in another shell, first: export {_in_shell(environ)}")
         programs = [_worker(inspector.app, app, server.url, lanes)]
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
             programs.append(dashboard)
@@ -84,8 +84,7 @@ def _dashboard(app: Any, name: str, port: int) -> Program | None:
     if not all(map(find_spec, DASHBOARD)):
         _say("no dashboard: pip install 'celery-lowkiq[web]'")
         return None
-    _say(f"dashboard: http://127.0.0.1:{port}")
-    return Program("dashboard", [*_celery(name), "lowkiq", "web", "--port", str(port)])
+    return Program("dashboard", [*_celery(name), "lowkiq", "web", "--port", str(port), "--quiet"])
 
 
 def _environ(app: Any, url: str) -> dict[str, str]:

@@ -162,7 +162,9 @@ def _words(state: MigrationState) -> str:
     running = sum(shard.in_flight for shard in state.progress)
     transfers = sum(shard.transfers for shard in state.progress)
     size = sum(shard.transfer_bytes for shard in state.progress)
-    return (
-        f"{_doing(state)}: {count_of(state.left, 'job')} to be sorted, {running} that ran when it began, "
-        f"{count_of(transfers, 'transfer')} with {count_of(size, 'byte')} on their way"
-    )
+    parts = [f"{count_of(state.left, 'job')} left to sort"]
+    if running:
+        parts.append(f"{count_of(running, 'run')} to end where it began")
+    if transfers:
+        parts.append(f"{count_of(transfers, 'transfer')} with {count_of(size, 'byte')} on the way")
+    return f"{_doing(state)}: {', '.join(parts)}"
