@@ -150,6 +150,8 @@ def test_the_dashboard_comes_with_it(start_dev):
     dev.says("the dashboard is at")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
         assert b"hello" in page.read()
+    assert "in another shell, first: export CELERY_BROKER_URL=redis://127.0.0.1:" in dev.log()
+    assert "GET /" not in dev.log()  # lines of runs are not lost among requests
 
 
 def test_without_reload_its_status_is_the_workers(start_dev):

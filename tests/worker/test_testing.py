@@ -269,7 +269,9 @@ def test_a_group_is_drained_by_the_tests_clock(lowkiq):
 def test_calls_of_a_plain_signature_are_compared_without_their_task_ids(passes):
     passes(
         """
-@ordered_task(by="order_id")
+from celery_lowkiq import ordered_task
+
+@ordered_task(app=app, by="order_id")
 def save(order_id, status): ...
 
 
