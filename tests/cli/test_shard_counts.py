@@ -170,8 +170,9 @@ def test_a_bar_follows_jobs_that_are_to_be_sorted_again(monkeypatch):
     err = io.StringIO()
     err.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", err)
+    of_move = {"phase": Phase.MOVE, "paused_since": None, "aborted_at": None, "former": 6, "shards": 4}
     states = [
-        SimpleNamespace(phase=Phase.MOVE, paused_since=None, former=6, shards=4, moved=moved, left=left)
+        SimpleNamespace(**of_move, moved=moved, left=left)
         for moved, left in ((60, 0), (10, 50), (50, 20))
     ]
     shown = iter(states)
