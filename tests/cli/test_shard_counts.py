@@ -172,8 +172,7 @@ def test_a_bar_follows_jobs_that_are_to_be_sorted_again(monkeypatch):
     monkeypatch.setattr("sys.stderr", err)
     of_move = {"phase": Phase.MOVE, "paused_since": None, "aborted_at": None, "former": 6, "shards": 4}
     states = [
-        SimpleNamespace(**of_move, moved=moved, left=left)
-        for moved, left in ((60, 0), (10, 50), (50, 20))
+        SimpleNamespace(**of_move, moved=moved, left=left) for moved, left in ((60, 0), (10, 50), (50, 20))
     ]
     shown = iter(states)
     with Progress(SimpleNamespace(name="sync_order", migration=lambda: next(shown))) as progress:
