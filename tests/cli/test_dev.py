@@ -161,6 +161,14 @@ def test_without_reload_its_status_is_the_workers(start_dev):
     assert "lowkiq_nonsense" in dev.log()
 
 
+def test_a_port_that_is_taken(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("dev", "--redis-port", str(port))
+    assert done.exit_code == 1
+    assert f"--redis-port {port} on 127.0.0.1 cannot be had: Address already in use" in done.output
+
+
 @pytest.mark.full
 def test_a_second_interrupt_does_not_wait(start_dev):
     dev = start_dev("--no-web", "--no-reload")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 
 from ..file_watcher import SourceTree, source_tree_of, watch_files
 from ..main import FAILED
-from ..params import command
+from ..params import binding, command
 from ..process_group import SLICE, Child, ProcessGroup, Program
 
 STOP, CHANGED = "stop", "changed"
@@ -58,6 +59,8 @@ def dev(
     app = context.find_root().params.get("app")
     if not isinstance(app, str):
         raise click.UsageError("dev starts the app in other processes: name it, celery -A proj lowkiq dev")
+    with binding("127.0.0.1", redis_port, "--redis-port"):
+        socket.create_server(("127.0.0.1", redis_port)).close()
     with EmbeddedServer(port=redis_port) as server:
         environ = _environ(inspector.app, server.url)
         _say(f"Redis: {server.url}; in another shell, first: export {_in_shell(environ)}")
