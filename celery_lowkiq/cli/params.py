@@ -127,10 +127,10 @@ def stdin() -> TextIO:
 
 
 @contextmanager
-def binding(host: str, port: int) -> Iterator[None]:
+def binding(host: str, port: int, option: str = "--port") -> Iterator[None]:
     """End the command with status 1 when the port cannot be bound."""
     try:
         yield
     except OSError as error:
-        words = f"--port {port} on {host} cannot be had: {error.strerror or error}"
+        words = f"{option} {port} on {host} cannot be had: {error.strerror or error}"
         raise click.ClickException(words) from error

@@ -219,7 +219,7 @@ def _owner_problem(facts: DiagnosisFacts) -> Reason | None:
 
 def _pauses(facts: DiagnosisFacts) -> Iterator[Reason]:
     for name, at in facts.pauses:
-        yield Reason("paused", f"{name} is paused {since(at, facts.now)}.")
+        yield Reason("paused", f"{name} has been paused {since(at, facts.now)}.")
 
 
 def _scheduled(facts: DiagnosisFacts, waiting: Waiting) -> Reason:
@@ -235,7 +235,9 @@ def _scheduled(facts: DiagnosisFacts, waiting: Waiting) -> Reason:
 
 def _unowned(facts: DiagnosisFacts) -> Reason:
     released_at = facts.unowned_since
-    state = "never had an owner" if released_at is None else f"has no owner {since(released_at, facts.now)}"
+    state = (
+        "never had an owner" if released_at is None else f"has had no owner {since(released_at, facts.now)}"
+    )
     text = f"Shard {facts.shard.index} {state}: does a worker serve queue {facts.shard.queue}?"
     if facts.free_in is not None:
         text = (
@@ -269,7 +271,7 @@ def _next(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Reason:
 
 def _dead(facts: DiagnosisFacts, dead: Dead) -> Reason:
     only_dead = facts.waiting is None and not facts.claimed
-    subject = "It is" if only_dead else "Older payloads of it are"
+    subject = "It has been" if only_dead else "Older payloads of it have been"
     text = f"{subject} in the morgue {since(dead.updated_at, facts.now)}{_after(dead.error)}."
     if facts.held_since is not None:
         text += " Newer calls wait behind it."
@@ -279,7 +281,7 @@ def _dead(facts: DiagnosisFacts, dead: Dead) -> Reason:
 def _behind_dead(facts: DiagnosisFacts, since_when: float) -> Reason:
     error = facts.dead.error if facts.dead is not None else None
     text = (
-        f"It waits behind a dead payload, which holds it {since(since_when, facts.now)}{_after(error)}. "
+        f"It waits behind a dead payload, which has held it {since(since_when, facts.now)}{_after(error)}. "
         "Requeue or edit the dead payload, or let the id go on."
     )
     return Reason("behind_dead", text)

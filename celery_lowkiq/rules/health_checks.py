@@ -168,7 +168,10 @@ def _damaged(queue: QueueState) -> Iterator[Finding]:
 def _unserved(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     if not state.serving(queue.name):
         level = ERROR if queue.length else WARNING
-        advice = "Start a worker with -P threads whose -Q and -X leave this queue, or end the quiet of one."
+        advice = (
+            "Start a worker with -P threads or prefork whose -Q and -X do not exclude this queue, or end the "
+            "quiet of one: celery -A proj lowkiq unquiet NODE."
+        )
         yield queue.finding(level, f"No worker serves it; {_wait(queue)}.", advice)
 
 
@@ -233,7 +236,7 @@ def _abandoned(queue: QueueState) -> Iterator[Finding]:
 def _paused(queue: QueueState, now: float) -> Iterator[Finding]:
     paused, advice = queue.paused, "Resume it when it is to run again."
     if paused.queue is not None:
-        yield queue.finding(WARNING, f"It is paused {since(paused.queue, now)}.", advice)
+        yield queue.finding(WARNING, f"It has been paused {since(paused.queue, now)}.", advice)
     if paused.shards:
         names = listed([str(index) for index in paused.shards], LISTED)
         first = since(min(paused.shards.values()), now)

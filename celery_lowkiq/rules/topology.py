@@ -99,7 +99,10 @@ def refusals(refused: Mapping[str, str], name: str = "Redis") -> Iterator[Findin
             yield Finding(WARNING, "commands", text, advice)
         else:
             text = f"{name} refuses {command}: {error}. No call can be stored, and none runs."
-            advice = "Permit it (docs/operations.md lists the rights), or use a Redis that has it."
+            advice = "Permit it (`celery -A proj lowkiq acl` writes the rights), or use a Redis that has it."
+            if "NOPERM" in error:
+                text = f"{name} refuses {command} to this user: {error}."
+                advice = "Look with the user of a reader, a worker or an operator; a caller sees too little."
             yield Finding(ERROR, "commands", text, advice)
 
 

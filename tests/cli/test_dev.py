@@ -150,6 +150,8 @@ def test_the_dashboard_comes_with_it(start_dev):
     dev.says("the dashboard is at")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
         assert b"hello" in page.read()
+    assert "in another shell, first: export CELERY_BROKER_URL=redis://127.0.0.1:" in dev.log()
+    assert "GET /" not in dev.log()  # lines of runs are not lost among requests
 
 
 def test_without_reload_its_status_is_the_workers(start_dev):
@@ -157,6 +159,14 @@ def test_without_reload_its_status_is_the_workers(start_dev):
     assert dev.process.wait(60) == 1
     assert "the worker has ended with status 1" in dev.log()
     assert "lowkiq_nonsense" in dev.log()
+
+
+def test_a_port_that_is_taken(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("dev", "--redis-port", str(port))
+    assert done.exit_code == 1
+    assert f"--redis-port {port} on 127.0.0.1 cannot be had: Address already in use" in done.output
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ import json
 import pytest
 import redis
 
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.store.scripts.acl import ROLES
 
 
@@ -30,6 +31,20 @@ def test_the_version_of_redis_matters(run):
     refused = run("acl", "--role", "caller", "--redis", "new")
     assert refused.exit_code == 2
     assert "expected a version" in refused.output
+
+
+def test_a_queue_of_the_app_is_found_by_the_last_part_of_its_name(run, monkeypatch):
+    """The rules of a name that no queue has would permit nothing."""
+    monkeypatch.setattr(Inspector, "tasks", lambda _: dict.fromkeys(("proj.slow", "a.twin", "b.twin")))
+    short, full, foreign, both = (
+        run("acl", "--role", "caller", "--queue", name) for name in ("slow", "proj.slow", "theirs", "twin")
+    )
+    assert short.stdout == full.stdout
+    assert "{proj.slow:[0-9]*}" in full.stdout
+    assert (short.stderr, full.stderr) == ("slow is queue proj.slow\n", "")
+    assert "{theirs:[0-9]*}" in foreign.stdout
+    assert foreign.stderr == "the app has no queue theirs: the rules have this name as it is\n"
+    assert (both.exit_code, "Several end so" in both.output) == (2, True)
 
 
 def test_each_change_of_a_command_is_in_the_audit_log(run, queue):

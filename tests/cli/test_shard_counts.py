@@ -15,11 +15,11 @@ from types import SimpleNamespace
 import pytest
 from celery.bin.celery import celery
 
-from celery_lowkiq.cli.commands.reshard import Progress
+from celery_lowkiq.cli.commands.reshard import Progress, in_words
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.rules.resharding import Phase
+from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.resharding.migrations import Migrations
 from tests.cli import proj
@@ -170,12 +170,27 @@ def test_a_bar_follows_jobs_that_are_to_be_sorted_again(monkeypatch):
     err = io.StringIO()
     err.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", err)
+    of_move = {"phase": Phase.MOVE, "paused_since": None, "aborted_at": None, "former": 6, "shards": 4}
     states = [
-        SimpleNamespace(phase=Phase.MOVE, paused_since=None, former=6, shards=4, moved=moved, left=left)
-        for moved, left in ((60, 0), (10, 50), (50, 20))
+        SimpleNamespace(**of_move, moved=moved, left=left) for moved, left in ((60, 0), (10, 50), (50, 20))
     ]
     shown = iter(states)
     with Progress(SimpleNamespace(name="sync_order", migration=lambda: next(shown))) as progress:
         for _ in states:
             progress.update()
     assert re.findall(r"-?\d+/\d+", err.getvalue()) == ["0/1", "60/60", "10/60", "50/70"]
+
+
+def test_the_progress_in_words():
+    """What there is none of is not named."""
+    none = {"waiting": 9, "moving": 7, "processing": 0, "in_flight": 0, "transfers": 0, "transfer_bytes": 0}
+    quiet = ShardProgress(0, "8>12", **none)
+    busy = ShardProgress(1, "8>12", **{**none, "in_flight": 2, "transfers": 1, "transfer_bytes": 300})
+    state = MigrationState("q", 1, Phase.MOVE, 8, 12, None, None, None, (quiet,))
+    assert in_words(state) == "8>12, move: 7 jobs left to sort"
+    assert in_words(replace(state, progress=(quiet, busy))) == (
+        "8>12, move: 14 jobs left to sort, 2 running jobs to end first, 1 transfer with 300 bytes on the way"
+    )
+    back = replace(state, former=12, shards=8, aborted_at=1.0)
+    assert in_words(back) == "12>8, back: 7 jobs left to sort"
+    assert in_words(replace(back, paused_since=2.0)).startswith("12>8, paused: about ")

@@ -68,7 +68,12 @@ def sync_order(payloads_by_id): ...
 @pytest.mark.parametrize("path", PAGES)
 def test_python_blocks_of_each_page_run(path, redis_server):
     """In a process of their own: tasks without an app belong to every app that is made later."""
-    environ = {**os.environ, "CELERY_BROKER_URL": redis_server.url, "PYTHONPATH": str(ROOT)}
+    environ = {
+        **os.environ,
+        "CELERY_BROKER_URL": redis_server.url,
+        "PYTHONPATH": str(ROOT),
+        "ORDERS_KEY": "x" * 32,
+    }
     code = "\n".join([GIVEN, *blocks(path)])
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60

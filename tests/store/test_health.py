@@ -133,7 +133,7 @@ def test_queues(store, client):
     answers = found(store, ONE)
     assert "without a living owner (me)" in answers["queue orders", WARNING]
     Pausing(store.client).pause(ONE)
-    assert "is paused" in found(store, ONE)["queue orders", WARNING]
+    assert "has been paused" in found(store, ONE)["queue orders", WARNING]
     more = QueueSpec("orders", shards=2)
     assert "It has 1 shards, the code declares 2" in found(store, more)["queue orders", WARNING]
     client.hset(queue_key("orders"), "format", 7)

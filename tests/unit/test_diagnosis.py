@@ -40,7 +40,7 @@ ANSWERS = {
     "nowhere and paused": (
         {"id_paused": HOUR_AGO},
         ["nowhere", "paused"],
-        f"There is no job 42: it is done, or was deleted, or never pushed. Id 42 is paused {AGO}.",
+        f"There is no job 42: it is done, or was deleted, or never pushed. Id 42 has been paused {AGO}.",
     ),
     "scheduled": (
         {"waiting": Waiting(NOW + 90), "owner": owner(run("7"))},
@@ -125,7 +125,7 @@ ANSWERS = {
     "behind a dead payload": (
         {"waiting": DUE, "owner": owner(), "held_since": NOW - 60, "dead": Dead(NOW - 60, "KeyError: 'GBP'")},
         ["behind_dead"],
-        f"It waits behind a dead payload, which holds it {since(NOW - 60, NOW)} after: "
+        f"It waits behind a dead payload, which has held it {since(NOW - 60, NOW)} after: "
         "KeyError: 'GBP'. Requeue or edit the dead payload, or let the id go on.",
     ),
     "to be sorted": (
@@ -152,18 +152,18 @@ ANSWERS = {
     "in processing without an owner": (
         {"claimed": True, "unowned_since": HOUR_AGO},
         ["unowned"],
-        f"Shard 7 has no owner {AGO}: does a worker serve queue orders?",
+        f"Shard 7 has had no owner {AGO}: does a worker serve queue orders?",
     ),
     "X: a shard that waits out a lease of another Redis": (
         {"waiting": DUE, "unowned_since": HOUR_AGO, "free_in": 7.4},
         ["unowned"],
-        f"Shard 7 has no owner {AGO}: Redis restarted, failed over or lost data, and it is free in 7 s, "
+        f"Shard 7 has had no owner {AGO}: Redis restarted, failed over or lost data, and it is free in 7 s, "
         "when a former owner's lease has run out.",
     ),
     "unowned": (
         {"waiting": DUE, "unowned_since": HOUR_AGO},
         ["unowned"],
-        f"Shard 7 has no owner {AGO}: does a worker serve queue orders?",
+        f"Shard 7 has had no owner {AGO}: does a worker serve queue orders?",
     ),
     "a silent owner": (
         {"waiting": DUE, "owner": owner(silent=None, alive=False)},
@@ -185,12 +185,12 @@ ANSWERS = {
             "owner": owner(run("y")),
         },
         ["paused"] * 3,
-        f"Queue orders is paused {AGO}. Shard 7 is paused {AGO}. Id 42 is paused {AGO}.",
+        f"Queue orders has been paused {AGO}. Shard 7 has been paused {AGO}. Id 42 has been paused {AGO}.",
     ),
     "paused before its time": (
         {"waiting": Waiting(NOW + 90), "shard_paused": HOUR_AGO, "owner": owner()},
         ["paused", "scheduled"],
-        f"Shard 7 is paused {AGO}. It waits for its time: in 1 min 30 s (2026-11-18 11:08:10 UTC).",
+        f"Shard 7 has been paused {AGO}. It waits for its time: in 1 min 30 s (2026-11-18 11:08:10 UTC).",
     ),
     "limited": (
         {"waiting": DUE, "owner": owner(), "rate": 0.1, "token_wait": 7.0},
@@ -222,12 +222,12 @@ ANSWERS = {
     "dead": (
         {"dead": Dead(HOUR_AGO, "ValueError: no stock"), "owner": owner()},
         ["dead"],
-        f"It is in the morgue {AGO} after: ValueError: no stock.",
+        f"It has been in the morgue {AGO} after: ValueError: no stock.",
     ),
     "dead, and waiting again": (
         {"dead": Dead(HOUR_AGO), "waiting": DUE, "owner": owner()},
         ["due", "dead"],
-        f"It is due, and about to be claimed by {X}. Older payloads of it are in the morgue {AGO}.",
+        f"It is due, and about to be claimed by {X}. Older payloads of it have been in the morgue {AGO}.",
     ),
 }
 

@@ -97,5 +97,5 @@ def test_a_refused_command_is_named_once(store, minutes, caplog):
     assert minutes(3) == ["ERROR"]
     assert caplog.messages == [
         "Redis refuses TIME in scripts: ERR not allowed from script. No call can be stored, and none runs. "
-        "Permit it (docs/operations.md lists the rights), or use a Redis that has it."
+        "Permit it (`celery -A proj lowkiq acl` writes the rights), or use a Redis that has it."
     ]

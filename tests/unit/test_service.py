@@ -26,8 +26,9 @@ def test_the_banner_and_the_log_name_queues_shards_lanes_store_exclusion_and_wha
         "  .> not served: mail (-Q does not name it)",
     ]
     assert service.sentence() == (
-        "ordered queues are served by 8 lanes: bill (4), shop.sync_order (24) (shards); exclusion: strict; "
-        f"store: {STORE}; not served: export, move (-X names it); not served: mail (-Q does not name it)"
+        "ordered queues are served by 8 lanes: bill (4 shards), shop.sync_order (24 shards); "
+        f"exclusion: strict; store: {STORE}; not served: export, move (-X names it); "
+        "not served: mail (-Q does not name it)"
     )
 
 
@@ -37,7 +38,7 @@ def test_an_app_without_ordered_queues_says_nothing_in_the_banner():
 
 def test_a_thousand_queues_make_no_endless_line():
     names = [f"queue-{number}" for number in range(1000)]
-    assert len(Service(dict.fromkeys(names, 5), {}, 8, "cooperative", STORE).sentence()) < 300
+    assert len(Service(dict.fromkeys(names, 5), {}, 8, "cooperative", STORE).sentence()) < 350
     assert "and 990 more (-X" in Service({}, dict.fromkeys(names, "-X names it")).sentence()
 
 

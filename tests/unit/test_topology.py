@@ -142,5 +142,8 @@ def test_a_command_that_is_refused():
     assert finding.text == (
         "m0:1: Redis refuses TIME in scripts: ERR not allowed. No call can be stored, and none runs."
     )
+    (of_user,) = refusals({"EVALSHA": "Redis does not permit this (NOPERM): no permissions"})
+    assert "No call can be stored" not in of_user.text
+    assert of_user.advice.startswith("Look with the user of a reader")
     (weaker,) = refusals({"INFO in scripts": "NOPERM"})
     assert weaker.level == WARNING

@@ -99,7 +99,7 @@ class Shop:
         assert dead.error == f"unverified payload: {reason}"
         eventually(lambda: self.ran(neighbour, queue), 30)
         assert self.ran(job_id, queue) == []
-        assert f"job {job_id!r}: payload 0 goes to the morgue: {reason}" in self.node.logs()
+        assert f"queue {queue}, job {job_id!r}: payload 0 goes to the morgue: {reason}" in self.node.logs()
         return dead
 
     def refuses_record(self, job_id, reason=CHANGED, queue="pay"):

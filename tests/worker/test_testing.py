@@ -266,6 +266,31 @@ def test_a_group_is_drained_by_the_tests_clock(lowkiq):
     )
 
 
+def test_calls_of_a_plain_signature_are_compared_without_their_task_ids(passes):
+    passes(
+        """
+from celery_lowkiq import ordered_task
+
+@ordered_task(app=app, by="order_id")
+def save(order_id, status): ...
+
+
+def test_it(lowkiq):
+    called = save.delay(42, status="paid")
+    call = {"args": [42], "kwargs": {"status": "paid"}}
+    lowkiq.assert_enqueued(save, 42, call)
+    lowkiq.assert_enqueued(save, 42, {**call, "task_id": called.id})
+    with pytest.raises(AssertionError, match="has the payloads"):
+        lowkiq.assert_enqueued(save, 42, {**call, "task_id": "another"})
+    with pytest.raises(AssertionError, match="has the payloads"):
+        lowkiq.assert_enqueued(save, 42, {"args": [42], "kwargs": {}})
+    with pytest.raises(AssertionError, match="has the payloads"):
+        lowkiq.assert_enqueued(save, 42, call, call)
+""",
+        1,
+    )
+
+
 def test_what_was_enqueued(passes):
     passes(
         """

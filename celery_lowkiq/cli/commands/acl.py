@@ -6,8 +6,10 @@ from typing import get_args
 
 import click
 
+from celery_lowkiq.integration.app.registry import read_queue_name
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.names import full_names
 from celery_lowkiq.store.scripts.acl import RoleName, rules
 
 from ..params import command
@@ -31,11 +33,23 @@ def acl(
 ) -> None:
     """Write the ACL rules of a role, as a command for redis-cli. Set a password with another one.
 
-    A queue may be of another app, so its name is used as it is.
+    A QUEUE that the app does not have is used as it is: it may be of another app.
     """
     version = _version(inspector, redis)
-    words = rules(role, queues, version, cluster)
+    words = rules(role, [_full_name(inspector, queue) for queue in queues], version, cluster)
     click.echo(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))
+
+
+def _full_name(inspector: Inspector, given: str) -> str:
+    """Return the app's queue with this name or last part of a name, or else the name as it is."""
+    tasks = inspector.tasks()
+    if not full_names(given, tasks):
+        click.echo(f"the app has no queue {given}: the rules have this name as it is", err=True)
+        return given
+    name = read_queue_name(given, tasks)
+    if name != given:
+        click.echo(f"{given} is queue {name}", err=True)
+    return name
 
 
 def _version(inspector: Inspector, given: str | None) -> tuple[int, int]:

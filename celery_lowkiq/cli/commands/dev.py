@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 
 from ..file_watcher import SourceTree, source_tree_of, watch_files
 from ..main import FAILED
-from ..params import command
+from ..params import binding, command
 from ..process_group import SLICE, Child, ProcessGroup, Program
 
 STOP, CHANGED = "stop", "changed"
@@ -58,9 +59,11 @@ def dev(
     app = context.find_root().params.get("app")
     if not isinstance(app, str):
         raise click.UsageError("dev starts the app in other processes: name it, celery -A proj lowkiq dev")
+    with binding("127.0.0.1", redis_port, "--redis-port"):
+        socket.create_server(("127.0.0.1", redis_port)).close()
     with EmbeddedServer(port=redis_port) as server:
         environ = _environ(inspector.app, server.url)
-        _say(f"Redis: {server.url}; from another shell: {_in_shell(environ)} celery -A {app} ...")
+        _say(f"Redis: {server.url}; in another shell, first: export {_in_shell(environ)}")
         programs = [_worker(inspector.app, app, server.url, lanes)]
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
             programs.append(dashboard)
@@ -84,8 +87,7 @@ def _dashboard(app: Any, name: str, port: int) -> Program | None:
     if not all(map(find_spec, DASHBOARD)):
         _say("no dashboard: pip install 'celery-lowkiq[web]'")
         return None
-    _say(f"dashboard: http://127.0.0.1:{port}")
-    return Program("dashboard", [*_celery(name), "lowkiq", "web", "--port", str(port)])
+    return Program("dashboard", [*_celery(name), "lowkiq", "web", "--port", str(port), "--quiet"])
 
 
 def _environ(app: Any, url: str) -> dict[str, str]:

@@ -133,7 +133,7 @@ class Progress:
         if self._bar:
             self._move_bar(state)
         elif state:
-            self._write(_words(state))
+            self._write(in_words(state))
 
     def _move_bar(self, state: MigrationState | None) -> None:
         assert self._bar is not None
@@ -152,17 +152,23 @@ class Progress:
 
 
 def _doing(state: MigrationState) -> str:
-    phase = state.phase.value if state.paused_since is None else "paused"
+    if state.paused_since is not None:
+        phase = "paused"
+    else:
+        phase = state.phase.value if state.aborted_at is None else "back"
     return f"{state.former}>{state.shards}, {phase}"
 
 
-def _words(state: MigrationState) -> str:
+def in_words(state: MigrationState) -> str:
+    """Return what is left of a move."""
     if state.paused_since is not None:
         return f"{_doing(state)}: about {count_of(state.staying + state.left, 'job')} left to move"
     running = sum(shard.in_flight for shard in state.progress)
     transfers = sum(shard.transfers for shard in state.progress)
     size = sum(shard.transfer_bytes for shard in state.progress)
-    return (
-        f"{_doing(state)}: {count_of(state.left, 'job')} to be sorted, {running} that ran when it began, "
-        f"{count_of(transfers, 'transfer')} with {count_of(size, 'byte')} on their way"
-    )
+    parts = [f"{count_of(state.left, 'job')} left to sort"]
+    if running:
+        parts.append(f"{count_of(running, 'running job')} to end first")
+    if transfers:
+        parts.append(f"{count_of(transfers, 'transfer')} with {count_of(size, 'byte')} on the way")
+    return f"{_doing(state)}: {', '.join(parts)}"

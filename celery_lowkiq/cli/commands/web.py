@@ -30,6 +30,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 @click.option("--trusted-proxy", multiple=True, help="Address or network of a reverse proxy.")
 @click.option("--origin", multiple=True, help="Accept changes from this origin, if a proxy renames the host.")
 @click.option("--prefix", default="", help="Path prefix at a reverse proxy.")
+@click.option("--quiet", is_flag=True, help="Log changes and errors, but no requests.")
 @click.pass_context
 def web(
     context: click.Context,
@@ -40,6 +41,7 @@ def web(
     trusted_proxy: tuple[str, ...],
     origin: tuple[str, ...],
     prefix: str,
+    quiet: bool,
 ) -> None:
     """Serve the dashboard.
 
@@ -82,19 +84,19 @@ def web(
     _show_our_log()
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
-    server = uvicorn.Server(uvicorn.Config(dashboard, **_options(dashboard, prefix)))
+    server = uvicorn.Server(uvicorn.Config(dashboard, **_options(dashboard, prefix, quiet)))
     with suppress(KeyboardInterrupt):
         server.run(sockets)
 
 
-def _options(dashboard: Any, prefix: str) -> dict[str, Any]:
+def _options(dashboard: Any, prefix: str, quiet: bool) -> dict[str, Any]:
     """Return the options of the server."""
     from celery_lowkiq.web.server import HttpProtocol
 
     # Ours know who is trusted.
     own = bool(dashboard.state.site.access.proxies.networks)
     options = {"http": HttpProtocol, "ws": "none", "proxy_headers": not own}
-    return {"root_path": _root_path(prefix), "log_level": "info", **options}
+    return {"root_path": _root_path(prefix), "log_level": "warning" if quiet else "info", **options}
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

@@ -37,9 +37,11 @@ class Service:
         """Return the same as one line."""
         parts = ["no ordered queue is served"]
         if self.shards:
-            queues = listed([f"{name} ({shards})" for name, shards in self.shards.items()], LISTED)
+            queues = listed(
+                [f"{name} ({count_of(shards, 'shard')})" for name, shards in self.shards.items()], LISTED
+            )
             parts = [
-                f"ordered queues are served by {count_of(self.lanes, 'lane')}: {queues} (shards)",
+                f"ordered queues are served by {count_of(self.lanes, 'lane')}: {queues}",
                 f"exclusion: {self.exclusion}",
                 f"store: {self.store}",
             ]

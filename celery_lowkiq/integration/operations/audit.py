@@ -113,7 +113,7 @@ class Audit:
         try:
             AuditStore(context_of(self._app).store.client).write(_stored(entry))
         except StoreError as away:
-            logger.error("the entry above is in no audit log of Redis: %s", away)
+            logger.error("%s %s: this entry is in no audit log of Redis: %s", entry.action, state, away)
 
     def around(self, change: Change, act: Callable[[], int]) -> int:
         """Do what a change asks for, with an entry before and after it. ``act`` returns a count of jobs.

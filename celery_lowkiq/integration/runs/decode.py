@@ -13,7 +13,7 @@ from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.app.signing import PayloadCheck, Unverified
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.loggers import package_logger as logger
-from celery_lowkiq.rules.models import Batch, Flag, Job, Payload, PayloadRemoval, Recorded
+from celery_lowkiq.rules.models import Batch, Flag, Job, Payload, PayloadRemoval, QueueSpec, Recorded
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]
@@ -147,9 +147,8 @@ def decode_batch(
     With ``on_death="hold"``, payloads behind one that cannot be decoded are left for a later run, and that
     one, too, when others before it run.
     """
-    holds = batch.queue.policies.hold is not None
     decoded = (
-        _decode_job(job, codec, settings, dropped.get(job.id, ()), checks, holds) for job in batch.jobs
+        _decode_job(batch.queue, job, codec, settings, dropped.get(job.id, ()), checks) for job in batch.jobs
     )
     return DecodedBatch(batch, {job.claimed.id: job for job in decoded})
 
@@ -195,13 +194,14 @@ def _run_job(job: Job, payloads: list[Any], scores: list[float], settings: Setti
 
 
 def _decode_job(
+    queue: QueueSpec,
     job: Job,
     codec: Codec,
     settings: Settings,
     dropped: Collection[int],
     checks: Checks,
-    holds: bool,
 ) -> DecodedJob:
+    holds = queue.policies.hold is not None
     payloads: list[Any] = []
     bad: list[PayloadRemoval] = []
     positions: list[int] = []
@@ -218,7 +218,8 @@ def _decode_job(
             stop = position
             break
         else:
-            logger.error("job %r: payload %d goes to the morgue: %s", job.id, position, reason)
+            said = "queue %s, job %r: payload %d goes to the morgue: %s"
+            logger.error(said, queue.name, job.id, position, reason)
             unverified = isinstance(reason, Unverified)
             text = f"{'unverified' if unverified else 'undecodable'} payload: {reason}"
             bad.append(PayloadRemoval(position, dump_error_text(settings, text), unverified=unverified))

@@ -136,8 +136,8 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
         return LoginRefused(f"Redis refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
     if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
         return AccessDenied(
-            f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give its user the rights that "
-            "docs/operations.md lists"
+            f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give its user the rights of its "
+            "role, which `celery -A proj lowkiq acl --role ROLE` writes"
         )
     return None
 

@@ -121,7 +121,7 @@ class NodeProxy:
                 logger.exception("the node process, which serves the ordered queues, could not be started")
                 self._launch_later()
                 return
-            logger.info("ordered queues are served by process %d", self._process.pid)
+            logger.info("ordered queues are served by process %d, which starts now", self._process.pid)
             if self._consumer.hub is not None:
                 self.register(self._consumer.hub)
 
