@@ -92,7 +92,7 @@ def features(tmp_path_factory: pytest.TempPathFactory, session_server: EmbeddedS
 @pytest.fixture(scope="session")
 def session_server() -> Iterator[EmbeddedServer]:
     """Not the one that other tests empty."""
-    with EmbeddedServer(executable=os.environ.get("LOWKIQ_TEST_SERVER")) as server:
+    with EmbeddedServer(executable=os.environ.get("LOWKIQ_TEST_SERVER") or None) as server:
         yield server
 
 
