@@ -97,4 +97,7 @@ def subscriber(address: str) -> str:
     """The part of an address that one subscriber has: of IPv6 the first 64 bits."""
     if ":" not in address or not is_address(address):
         return address
-    return str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))
+    plain = address.partition("%")[0]
+    # How a socket for both versions names IPv4.
+    mapped = ipaddress.IPv6Address(plain).ipv4_mapped
+    return str(mapped or ipaddress.ip_network(f"{plain}/64", strict=False))
