@@ -216,6 +216,11 @@ def test_a_pattern_is_an_id_like_any_other(node, pattern):
     queue.delete(ids)
 
 
+def test_a_job_that_is_late_is_noticed(node):
+    with pytest.raises(AssertionError, match="ran after"), node.in_time(ids := node.ids("calm")):
+        node.push("calm", ids, countdown=1)
+
+
 @pytest.mark.usefixtures("neighbours")
 def test_ids_that_were_planted_break_no_line_of_the_log(node, caplog):
     plant(node, b"a\nERROR forged\x1b[2J\r", b"{")
