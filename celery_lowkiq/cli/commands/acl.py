@@ -7,6 +7,7 @@ from typing import get_args
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.task.options import QUEUE_NAME
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.store.scripts.acl import RoleName, rules
 
@@ -33,6 +34,9 @@ def acl(
 
     A queue may be of another app, so its name is used as it is.
     """
+    # A space would begin another rule, such as one for all keys.
+    for name in (*queues, user or role):
+        QUEUE_NAME.check("name", name)
     version = _version(inspector, redis)
     words = rules(role, queues, version, cluster)
     click.echo(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))
