@@ -163,7 +163,9 @@ def test_changed_messages(node, fuzz, tmp_path, caplog):
         assert not node.engine.host.stops
         assert not (tmp_path / "canary").exists()
         told = [record for record in caplog.records if record.levelno >= logging.CRITICAL]
-        assert not told
+        ours = (record for record in caplog.records if record.name.startswith("celery_lowkiq"))
+        told += [record for record in ours if not record.getMessage().isprintable()]
+        assert not told, [record.getMessage()[:500] for record in told]
 
     fuzz(attack, AT_ONCE, hang=BUSY + HANG)
     print(f"the latest innocent job ran after {node.latest:.3f} s")

@@ -216,12 +216,13 @@ def node(empty_redis):
 
 
 @pytest.mark.random
-def test_changed_records(node, fuzz, tmp_path):
+def test_changed_records(node, fuzz, tmp_path, caplog):
     planter = Planter(node, str(tmp_path / "canary"))
     rounds = 0
 
     def attack(random):
         nonlocal rounds
+        caplog.clear()
         for _ in range(AT_ONCE):
             planter.plant(random)
         innocent = node.ids("orders", (CALM, PARTLY)) + (calm := node.ids("calm"))
@@ -236,6 +237,8 @@ def test_changed_records(node, fuzz, tmp_path):
             ask(act)
         assert not node.engine.host.stops
         assert not (tmp_path / "canary").exists()
+        ours = [one.getMessage() for one in caplog.records if one.name.startswith("celery_lowkiq")]
+        assert not [line[:500] for line in ours if not line.isprintable()]
         rounds += 1
         if rounds % ROUNDS == 0:
             planter.clear()
