@@ -40,9 +40,9 @@ class Proxies:
         return self.secret is None or hmac.compare_digest(given, self.secret.encode())
 
     def read(self, scope: Scope) -> None:
-        """Put the address and the scheme of the browser into ``scope``, if a trusted address says them."""
+        """Put the address and the scheme of the browser into ``scope``, if a trusted proxy says them."""
         peer = scope.get("client")
-        if not (peer and self._trusts(peer[0])):
+        if not (self and peer and self.sent(Request(scope))):
             return
         headers = Headers(scope=scope)
         scope[PEER] = peer

@@ -18,7 +18,9 @@ from celery_lowkiq.store.admin import audit
 from celery_lowkiq.store.scripts.keys import AUDIT_KEY, TrackerKeys
 from celery_lowkiq.web import User, make_app
 from celery_lowkiq.web.login_tries import BURST, EVERY, LoginTries, TooManyTries
+from celery_lowkiq.web.proxies import address_of
 
+from .conftest import LOCAL
 from .pages import ORIGIN, submit, token
 from .test_hostile import plant
 
@@ -174,6 +176,23 @@ def test_a_proxy_is_known_by_its_secret(app, visit, given, status):
     app.conf.lowkiq_web_proxy_secret = "s3cret"
     headers = {"x-user": "anna"} | ({} if given is None else {"x-lowkiq-proxy-secret": given})
     assert visit(user_header="X-User").get("/", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("networks", [[], ["10.0.0.0/8"]])
+@pytest.mark.parametrize(
+    "given, address", [(None, "10.0.0.7"), ("wrong", "10.0.0.7"), ("sesame", "192.0.2.1")]
+)
+def test_without_its_secret_a_proxy_says_nothing_of_the_browser(app, networks, given, address):
+    """An address of the network was enough to choose that of wrong passwords and of the audit log."""
+    app.conf.lowkiq_web_proxy_secret = "sesame"
+    asked = []
+    dashboard = make_app(
+        app, auth=lambda request: asked.append(address_of(request)), trusted_proxies=networks
+    )
+    headers = {"x-forwarded-for": "192.0.2.9, 192.0.2.1"}
+    headers |= {} if given is None else {"x-lowkiq-proxy-secret": given}
+    TestClient(dashboard, **{**LOCAL, "client": ("10.0.0.7", 1)}).get("/", headers=headers)
+    assert asked == [address]
 
 
 def test_a_header_without_a_trusted_proxy_is_no_authentication(visit):
