@@ -18,6 +18,8 @@ nox.options.reuse_venv = "yes"
 
 #: Tests of what Celery and its versions may change.
 OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker", "tests/flower")
+#: Tests of workers with users of their own in Redis.
+OF_WORKERS = ("tests/worker/test_running.py", "tests/worker/test_by_name.py", "tests/worker/test_commands.py")
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 #: What the test command leaves out; each has a session of its own.
 ELSEWHERE = "not full and not chaos and not browser"
@@ -73,10 +75,16 @@ def audit(session: nox.Session) -> None:
 
 @nox.session
 def roles(session: nox.Session) -> None:
-    """The tests of the store with the rights of a worker in Redis; arguments go to pytest."""
+    """Tests of store, features and workers with rights in Redis: on 6.2, Valkey, and the Redis on PATH.
+
+    Arguments go to pytest.
+    """
     _install(session)
-    paths = session.posargs or ("tests/store",)
-    session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_ROLE": "worker"})
+    paths = session.posargs or ("tests/store", "tests/features", *OF_WORKERS)
+    servers = session.run("python", "-m", "tests.roles", silent=True)
+    for server in str(servers).split():
+        env = {"LOWKIQ_TEST_ROLES": "1", "LOWKIQ_TEST_SERVER": server}
+        session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env=env)
 
 
 @nox.session

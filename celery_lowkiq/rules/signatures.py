@@ -109,6 +109,9 @@ class KeyRing:
     ) -> Fault | None:
         """What is wrong with the signature of a payload; None when it verifies."""
         kind = signature[:1]
+        if b"\0" in job_id:
+            # No id has one: in what is signed, it ends the id.
+            return Fault.WRONG
         if kind == PAYLOAD:
             return self._fault(PAYLOAD, queue, job_id + b"\0" + payload, signature)
         if kind == SCORED:

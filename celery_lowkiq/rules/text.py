@@ -14,6 +14,8 @@ UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 FOREIGN = 1e12
 #: Maximum length of an error quoted in a sentence, in characters.
 QUOTED = 200
+#: Maximum length of a foreign text in a line of a log, in characters.
+LINE = 1000
 #: First line of a traceback.
 TRACEBACK = "Traceback (most recent call last):"
 #: A value that JSON can encode inside this number of lists can be encoded in any output of the package.
@@ -121,6 +123,11 @@ def escaped(text: str) -> str:
 def shortened(text: str, width: int) -> str:
     """Cut text to ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def in_line(value: Any) -> str:
+    """What somebody else has sent, as a part of one line of a log: at most LINE characters of its text."""
+    return shortened(escaped(str(value)), LINE)
 
 
 def nested_in_lists(value: Any) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -110,11 +109,8 @@ def path_of(scope: Scope) -> str:
 
 
 def _token(scope: Scope) -> str | None:
-    try:
-        cookies = SimpleCookie(Headers(scope=scope).get("cookie", ""))
-    except CookieError:
-        return None
-    return cookies[COOKIE].value if COOKIE in cookies and cookies[COOKIE].value else None
+    # Not http.cookies, which finds none beside one that it does not understand, such as JSON.
+    return cookie_parser(Headers(scope=scope).get("cookie", "")).get(COOKIE) or None
 
 
 def _check_origin(scope: Scope, allowed: tuple[str, ...]) -> None:

@@ -40,9 +40,9 @@ class Proxies:
         return self.secret is None or hmac.compare_digest(given, self.secret.encode())
 
     def read(self, scope: Scope) -> None:
-        """Put the address and the scheme of the browser into ``scope``, if a trusted address says them."""
+        """Put the address and the scheme of the browser into ``scope``, if a trusted proxy says them."""
         peer = scope.get("client")
-        if not (peer and self._trusts(peer[0])):
+        if not (self and peer and self.sent(Request(scope))):
             return
         headers = Headers(scope=scope)
         scope[PEER] = peer
@@ -97,4 +97,7 @@ def subscriber(address: str) -> str:
     """The part of an address that one subscriber has: of IPv6 the first 64 bits."""
     if ":" not in address or not is_address(address):
         return address
-    return str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))
+    plain = address.partition("%")[0]
+    # How a socket for both versions names IPv4.
+    mapped = ipaddress.IPv6Address(plain).ipv4_mapped
+    return str(mapped or ipaddress.ip_network(f"{plain}/64", strict=False))

@@ -71,7 +71,10 @@ def site_of(request: Request) -> Site:
 
 def queue_of(request: Request) -> OrderedQueue:
     """Return the queue that a request names. Raises InvalidCall and NotFound."""
-    return site_of(request).queue(Params.query(request).text("queue"))
+    site = site_of(request)
+    queue = site.queue(Params.query(request).text("queue"))
+    sees_plain = user_of(request.scope).may_see_plain
+    return queue if sees_plain else queue.masked(site.reading.load, marks=False)
 
 
 def job_queue_of(request: Request) -> tuple[OrderedQueue, bool]:

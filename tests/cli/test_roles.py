@@ -24,6 +24,14 @@ def test_the_rules_are_a_command_that_redis_takes(run, server, role):
         admin.execute_command("ACL", "DELUSER", "anybody")
 
 
+@pytest.mark.parametrize("given", [("--queue", "a} ~* &* {b"), ("--queue", "a\nACL"), ("--user", "a nopass")])
+def test_a_name_adds_no_rule(run, given):
+    refused = run("acl", "--role", "caller", *given)
+    assert refused.exit_code == 2
+    assert "is invalid: expected" in refused.output
+    assert "SETUSER" not in refused.output
+
+
 def test_the_version_of_redis_matters(run):
     assert "+script|load" in run("acl", "--role", "caller", "--redis", "7.2").output
     assert "+script|load" not in run("acl", "--role", "caller", "--redis", "6.2").output

@@ -7,10 +7,13 @@ import re
 import signal
 import socket
 import subprocess
+import urllib.error
 import urllib.request
+from base64 import b64encode
 
 import pytest
 
+from celery_lowkiq.web.login_tries import BURST
 from tests.waiting import eventually
 
 from . import proj
@@ -59,6 +62,23 @@ def url(server, log, options):
 def test_the_web_command_serves_the_pages(url):
     with urllib.request.urlopen(f"{url}/") as page:
         assert "sync_order" in page.read().decode()
+
+
+def test_no_program_of_this_machine_chooses_the_address_of_its_tries(monkeypatch, request):
+    """uvicorn believed X-Forwarded-For of 127.0.0.1: passwords could be guessed without a limit, also through
+    a proxy there that passes the header on.
+    """
+    monkeypatch.setenv("LOWKIQ_WEB_AUTH", "ops:secret")
+    url = request.getfixturevalue("url")
+
+    def status(number):
+        headers = {"Authorization": f"Basic {b64encode(b'ops:wrong').decode()}"}
+        asked = urllib.request.Request(url, headers=headers | {"X-Forwarded-For": f"192.0.2.{number}"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(asked)
+        return refused.value.code
+
+    assert [status(number) for number in range(12)] == [401] * BURST + [429] * 2
 
 
 def test_each_change_leaves_lines_with_their_time_in_its_log(url, log, queue):

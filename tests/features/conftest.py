@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from celery import Celery
 
 from celery_lowkiq.embedded import EmbeddedServer
 from tests.features import proj
+from tests.roles import operated_by, users
 from tests.waiting import eventually
 from tests.worker.nodes import Worker, worker
 
@@ -21,8 +23,10 @@ from tests.worker.nodes import Worker, worker
 class Features:
     """The running worker, and what its tasks noted."""
 
-    def __init__(self, app: Celery, directory: Path, node: Worker) -> None:
+    def __init__(self, app: Celery, operator: Celery, directory: Path, node: Worker) -> None:
         self.app = app
+        #: The same app with an operator's rights in Redis.
+        self.operator = operator
         self.node = node
         self.directory = directory
 
@@ -59,32 +63,36 @@ class Features:
 @pytest.fixture(scope="session")
 def features(tmp_path_factory: pytest.TempPathFactory, session_server: EmbeddedServer) -> Iterator[Features]:
     directory = tmp_path_factory.mktemp("features")
-    app = proj.make_app(session_server.url)
-    node = worker(
-        app,
-        directory / "worker.log",
-        "-E",
-        "-n",
-        "features@test",
-        module="tests.features.proj",
-        PROJ_DIRECTORY=directory,
-        PROJ_URL=session_server.url,
-    )
-    try:
+    with contextlib.ExitStack() as stack:
+        of_role = stack.enter_context(users(session_server.socket_path))
+        app = proj.make_app(session_server.url, **of_role["caller"])
+        operator = stack.enter_context(
+            operated_by(app, lambda: proj.make_app(session_server.url, **of_role["operator"]))
+        )
+        env = {"PROJ_URL": session_server.url, "PROJ_SETTINGS": json.dumps(of_role["worker"])}
+        node = worker(
+            app,
+            directory / "worker.log",
+            "-E",
+            "-n",
+            "features@test",
+            module="tests.features.proj",
+            PROJ_DIRECTORY=directory,
+            **env,
+        )
+        stack.callback(node.teardown)
         eventually(lambda: node.ready() or node.container.status == "exited", 60.0)
         assert node.ready(), node.logs()
-        yield Features(app, directory, node)
-    finally:
-        node.teardown()
-        # An AsyncResult that ends after its server would wait for it in vain.
-        app.backend.remove_pending_result = lambda result: None
-        app.close()
+        yield Features(app, operator, directory, node)
+    # An AsyncResult that ends after its server would wait for it in vain.
+    app.backend.remove_pending_result = lambda result: None
+    app.close()
 
 
 @pytest.fixture(scope="session")
 def session_server() -> Iterator[EmbeddedServer]:
     """Not the one that other tests empty."""
-    with EmbeddedServer() as server:
+    with EmbeddedServer(executable=os.environ.get("LOWKIQ_TEST_SERVER") or None) as server:
         yield server
 
 

@@ -98,7 +98,7 @@ def save_order(order: Order) -> Order:
 save_order.__annotations__.update({"order": Order, "return": Order})
 
 
-def make_app(url: str) -> Celery:
+def make_app(url: str, **settings: Any) -> Celery:
     """A new app with its own tasks."""
     app = Celery("features", broker=url, backend=url, set_as_current=False)
     app.conf.update(
@@ -106,6 +106,7 @@ def make_app(url: str) -> Celery:
         lowkiq_lease_seconds=2.0,
         result_extended=True,
         task_send_sent_event=True,
+        **settings,
     )
     ordered = {"app": app, "shared": False, "bind": True, "shards": 4, "retry_in": lambda n: 0.02}
 
@@ -239,4 +240,5 @@ if HERE is not None:  # in the worker, not in the tests' own process
     ):
         getattr(signals, _name).connect(_noted(_name), weak=False)
 
-app = make_app(os.environ.get("PROJ_URL", "redis://localhost:1/0"))
+SETTINGS = json.loads(os.environ.get("PROJ_SETTINGS", "{}"))
+app = make_app(os.environ.get("PROJ_URL", "redis://localhost:1/0"), **SETTINGS)

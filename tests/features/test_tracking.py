@@ -45,7 +45,7 @@ def test_track_opens_fills_and_closes(features, work, new_id):
     assert Tracker.get(features.app, tracker.id).wait(WAIT)
     view = tracker.view()
     assert (view.name, view.closed, view.done, view.counts.total) == ("mine", True, True, 3)
-    assert view.id in {listed.id for listed in trackers(features.app).items}
+    assert view.id in {listed.id for listed in trackers(features.operator).items}
 
 
 def test_states_and_progress_of_a_run(features, work, tracker, job_id):

@@ -18,6 +18,8 @@ FIRST = int(os.environ.get("LOWKIQ_FUZZ_SEED", "0"))
 TESTS = 4
 #: Seconds, and how often an input that takes longer is tried: the machine may have been busy.
 HANG, TRIES = 1.0, 3
+#: Seconds that a busy machine may add to a round with innocent jobs, whose own time `Node.in_time` measures.
+BUSY = 5.0
 
 Fuzz = Callable[..., None]
 

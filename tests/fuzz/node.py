@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from celery import Celery
 
@@ -10,12 +14,15 @@ from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.layout import shard_of
+from tests.waiting import eventually
 from tests.worker.celery_runner import celery_runner
 from tests.worker.engine import Engine
 
 #: Shards of ``orders``: of the first anything is changed, of the next entries of ids, of the last nothing.
 OPEN, PARTLY, CALM = (0, 1), 2, 3
 VICTIMS = ("calls", "limited", "held")
+#: Seconds between two polls, and those that an innocent job may take beside one.
+POLL, RUN = 0.2, 0.5
 
 
 class Failed(Exception):
@@ -56,6 +63,9 @@ def make_app(url):
 class Node:
     """The engine, and what it runs. ``path``: where the engine finds Redis."""
 
+    #: The latest innocent job, in s.
+    latest = 0.0
+
     def __init__(self, server, path=None, **options):
         self.app = make_app(server.url)
         self.inspector = Inspector(self.app, raw=True)
@@ -63,6 +73,7 @@ class Node:
         runner = celery_runner(self.app, path or server.socket_path)
         self.engine = Engine(server, path, runner, list(self.queues.values()), **options)
         self.redis = self.engine.pushes.client.redis
+        self._pids = (os.getpid(), server.pid)
         self._numbers = itertools.count()
 
     def ids(self, queue, shards=(), count=1):
@@ -84,3 +95,27 @@ class Node:
 
     def has_run(self, ids):
         return self.app.ran.issuperset(ids)
+
+    @contextmanager
+    def in_time(self, ids):
+        """What is pushed in the block runs at most a poll and RUN s later.
+
+        A second for which a thread of the node or of Redis was ready and had no processor does not count, for
+        each of the threads: on a busy machine, a later job may pass, and none fails that was not late.
+        """
+        began = time.monotonic() - without_processor(*self._pids)
+        yield
+        eventually(lambda: self.has_run(ids), 30)
+        late = time.monotonic() - without_processor(*self._pids) - began
+        self.latest = max(self.latest, late)
+        assert late <= POLL + RUN, f"{ids} ran after {late:.3f} s"
+
+
+def without_processor(*pids):
+    """Seconds for which threads of these processes waited for a processor; 0 if the kernel does not say."""
+    waited = 0
+    for pid in pids:
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):
+                waited += int(path.read_text().split()[1])
+    return waited / 1e9

@@ -216,6 +216,20 @@ def test_a_pattern_is_an_id_like_any_other(node, pattern):
     queue.delete(ids)
 
 
+@pytest.mark.parametrize("verb", ["requeue", "reshard", "pause_migration"])
+def test_a_command_of_remote_control_breaks_no_line_of_the_log(node, caplog, verb):
+    state = SimpleNamespace(app=node.app, hostname="w@h", consumer=SimpleNamespace())
+    assert "error" in Panel.data[f"lowkiq_{verb}"](state, queue="a\nERROR forged\x1b[2J")
+    lines = eventually(lambda: [one.getMessage() for one in caplog.records if "forged" in one.getMessage()])
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_job_that_is_late_is_noticed(node, monkeypatch):
+    monkeypatch.setattr("tests.fuzz.node.without_processor", lambda *pids: 0.0)
+    with pytest.raises(AssertionError, match="ran after"), node.in_time(ids := node.ids("calm")):
+        node.push("calm", ids, countdown=1)
+
+
 @pytest.mark.usefixtures("neighbours")
 def test_ids_that_were_planted_break_no_line_of_the_log(node, caplog):
     plant(node, b"a\nERROR forged\x1b[2J\r", b"{")

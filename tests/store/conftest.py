@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -16,11 +14,9 @@ from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.connect import connect
 from tests.clusters import Cluster, running_cluster
 from tests.marks import ON_CLUSTER, SERVERS, first_often
-from tests.roles import OF_TESTS, client_of
+from tests.roles import OF_TESTS, WITH_ROLES, client_of
 
 from .on_cluster import ClusterAsServer
-
-ROLE: Any = os.environ.get("LOWKIQ_TEST_ROLE")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -69,11 +65,11 @@ def _on_cluster(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Cl
 
 @pytest.fixture
 def store(client: redis.Redis) -> Iterator[RedisStore]:
-    """On one server, with the rights of the role in LOWKIQ_TEST_ROLE (``nox -s roles``)."""
-    if ROLE is None:
+    """On one server, with a worker's rights if LOWKIQ_TEST_ROLES=1 (``nox -s roles``)."""
+    if not WITH_ROLES:
         yield RedisStore(client)
         return
-    with client_of(client.connection_pool.connection_kwargs["path"], ROLE, extra=OF_TESTS) as restricted:
+    with client_of(client.connection_pool.connection_kwargs["path"], "worker", extra=OF_TESTS) as restricted:
         yield RedisStore(restricted)
 
 

@@ -15,8 +15,10 @@ from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.audit import Audit, Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.errors import AccessDenied, InvalidCall
+from celery_lowkiq.rules.history import SPANS, Counters
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.policies import Policies, WhenFull
+from celery_lowkiq.rules.reports import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.redis_store import RedisStore
@@ -199,6 +201,8 @@ def test_a_reader_reads(client, path):
         read()
     for read in (queue.morgue, queue.failures, queue.history, queue.damages, queue.migration):
         read()
+    for span in SPANS:
+        queue.history(span)
     for by in ("id", "perform_in", "retry_count"):
         queue.jobs(by)
     assert queue.job("1").dead
@@ -250,6 +254,16 @@ def test_a_worker_works(client, path):
     assert task.ordered_queue.stats().processed == 50
     assert denied(client) == []
     _close(app)
+
+
+@pytest.mark.parametrize("queues", [(), ("orders",)])
+def test_a_worker_writes_samples_of_all_spans(client, user, queues):
+    """Its rules had the key of the hour only, so that each heartbeat with samples was refused."""
+    report = NodeReport("w", "w 1", 1, 10.0, False, False, ("orders",), (), 1.0, 1.0, 0.0)
+    samples = (("orders", Counters(1000.0, (1, 2))),)
+    told = RedisStore(user("worker", *queues)).beat([], "w 1", 2, 1, NodeUpdate(report, 1.0, samples=samples))
+    assert isinstance(told.reply, UpdateReply), told.reply
+    assert denied(client) == []
 
 
 def test_a_worker_of_one_queue_works(client, path):

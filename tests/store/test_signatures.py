@@ -157,13 +157,13 @@ def test_dead_payloads_are_signed_as_they_are(store, others):
     assert (dead.payload_count, signed_by(dead.payloads[0])) == (others + 1, NEW)
 
 
-def test_a_dump_and_its_lines_keep_signatures(store, others):
+def test_a_dump_and_its_lines_keep_signatures(store, client, others):
     pushed(store, OLD, b"a", 1.0)
     pushed(store, None, b"b", 2.0)
     push(store, OLD, ("1", b"c", 3.0, b'["call"]'))
     before, entries = found(store), list(dump_entries(store, ONE))
     lines = [entry_line(number, entry) for number, entry in enumerate(entries, 1)]
-    store.client.redis.flushdb()
+    client.flushdb()
     header = Header("0" * 32, "orders", 1, "json", 0)
     load_entries(store, ONE, header, [read_line(line) for line in lines])
     assert found(store) == before

@@ -48,6 +48,15 @@ def test_a_signature_does_not_serve_as_one_of_another_kind():
     assert RING.record_fault("pay", b"42", b"0123456789", b"c" + unbound[1:] + b'["id"]') is Fault.WRONG
 
 
+@pytest.mark.parametrize("score", [None, 7.0])
+def test_no_part_of_a_payload_becomes_one_of_the_id(score):
+    """The end of a payload verified as one of another id: what is not JSON may have a zero byte."""
+    head = b"a\0" if score is None else b"a\0007.0\0"
+    signature = RING.sign_payload("pay", b"42", head + PAYLOAD, score)
+    job_id = b"42\0a" if score is None else b"42\0007.0\0a"
+    assert fault(RING, signature, job_id=job_id) is Fault.WRONG
+
+
 @pytest.mark.parametrize("place", range(SIGNATURE_CHARS))
 def test_each_character_of_a_signature_counts(place):
     signature = RING.sign_payload("pay", b"42", PAYLOAD)

@@ -203,6 +203,14 @@ def test_no_cookie_is_no_token(browser, path, given):
     assert browser.post(path, data=form).status_code == 403
 
 
+def test_a_cookie_of_another_app_hides_no_token(browser):
+    """Beside one that is not in the form of RFC 6265, no cookie was found, and every form was refused."""
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
+    cookies = f'prefs={{"a":1}}; lowkiq_token={form["token"]}'
+    headers = {"origin": ORIGIN, "cookie": cookies}
+    assert browser.post("/change", data=form, headers=headers).status_code == 303
+
+
 def test_the_cookie_is_for_our_pages_only(browser):
     cookie = browser.get("/").headers["set-cookie"]
     for word in ("HttpOnly", "SameSite=Strict", "Path=/"):

@@ -9,14 +9,18 @@ import pytest
 import redis
 from starlette.testclient import TestClient
 
+from celery_lowkiq import track
 from celery_lowkiq.integration.app.settings import SETTINGS
 from celery_lowkiq.integration.operations.audit import Audit
+from celery_lowkiq.integration.operations.json_records import mark_of_bytes
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.admin import audit
-from celery_lowkiq.store.scripts.keys import AUDIT_KEY
+from celery_lowkiq.store.scripts.keys import AUDIT_KEY, TrackerKeys
 from celery_lowkiq.web import User, make_app
 from celery_lowkiq.web.login_tries import BURST, EVERY, LoginTries, TooManyTries
+from celery_lowkiq.web.proxies import address_of
 
+from .conftest import LOCAL
 from .pages import ORIGIN, submit, token
 from .test_hostile import plant
 
@@ -174,6 +178,23 @@ def test_a_proxy_is_known_by_its_secret(app, visit, given, status):
     assert visit(user_header="X-User").get("/", headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("networks", [[], ["10.0.0.0/8"]])
+@pytest.mark.parametrize(
+    "given, address", [(None, "10.0.0.7"), ("wrong", "10.0.0.7"), ("sesame", "192.0.2.1")]
+)
+def test_without_its_secret_a_proxy_says_nothing_of_the_browser(app, networks, given, address):
+    """An address of the network was enough to choose that of wrong passwords and of the audit log."""
+    app.conf.lowkiq_web_proxy_secret = "sesame"
+    asked = []
+    dashboard = make_app(
+        app, auth=lambda request: asked.append(address_of(request)), trusted_proxies=networks
+    )
+    headers = {"x-forwarded-for": "192.0.2.9, 192.0.2.1"}
+    headers |= {} if given is None else {"x-lowkiq-proxy-secret": given}
+    TestClient(dashboard, **{**LOCAL, "client": ("10.0.0.7", 1)}).get("/", headers=headers)
+    assert asked == [address]
+
+
 def test_a_header_without_a_trusted_proxy_is_no_authentication(visit):
     with pytest.raises(ConfigurationError, match="lowkiq_web_trusted_proxies"):
         visit(user_header="X-User")
@@ -224,6 +245,17 @@ def test_wrong_passwords_are_limited_by_address(app):
     other = TestClient(dashboard, client=("192.0.2.2", 1))
     assert other.get("/", auth=("ops", "secret")).status_code == 200
     assert attacker.get("/healthz").status_code == 200
+
+
+def test_a_server_of_both_versions_of_ip_keeps_addresses_apart():
+    """All of IPv4 was one address there: wrong passwords of anybody shut out everybody."""
+    tries = LoginTries()
+    for _ in range(BURST):
+        tries.failed("::ffff:192.0.2.1")
+    tries.check("::ffff:192.0.2.2")
+    for same in ("::ffff:192.0.2.1", "192.0.2.1"):
+        with pytest.raises(TooManyTries):
+            tries.check(same)
 
 
 def test_a_page_without_a_password_is_no_try(app):
@@ -300,10 +332,27 @@ def test_operators_see_secrets_when_they_ask_and_the_log_says_so(app, staff, rec
     assert (entry.user, entry.action, entry.ids) == ("olga", "read_plain", ("1",))
 
 
-def test_the_editor_is_for_those_who_see_secrets(app, visit, record):
+@pytest.mark.parametrize("role", ["viewer", "operator"])
+def test_a_payload_with_masks_has_no_digest_for_those_who_see_no_secrets(visit, record, role):
+    """It was that of the whole payload, by which a PIN can be guessed."""
+    record.apply_async(("1", {"id": 1, "token": "4711"}), countdown=1000)
+    record.apply_async(("2", {"id": 2}), countdown=1000)
+    browser = visit(auth=lambda request: User("vera", role, sees_plain=False))
+    for path in ("/api/v1/jobs?queue=record", PAGES[3], "/api/v1/job?queue=record&id=2"):
+        found = browser.get(path).json()
+        for job in found["items"] if "items" in found else [found["waiting"]]:
+            (payload,) = job["payloads"]
+            assert (payload["mark"] is None) == payload["redacted"] == (job["id"] == "1")
+    digest = mark_of_bytes(b'{"id": 1, "token": "4711"}').partition("-")[0]
+    for path in PAGES:
+        assert digest not in browser.get(path).text
+
+
+def test_the_editor_is_for_those_who_see_secrets(visit, record):
     record.apply_async(("1", PAYLOAD), countdown=1000)
     browser = visit(auth=lambda request: User("anna", "operator", sees_plain=False))
-    (payload,) = browser.get(PAGES[3]).json()["waiting"]["payloads"]
+    found = visit(auth=lambda request: User("olga")).get(PAGES[3]).json()
+    (payload,) = found["waiting"]["payloads"]
     assert "edit=" not in browser.get(PAGES[1]).text
     assert browser.get(f"{PAGES[1]}&edit={payload['mark']}").status_code == 403
     refused = change(browser, "edit_payload", ids=["1"], mark=payload["mark"], value={"id": 2})
@@ -363,6 +412,20 @@ def test_the_audit_log_says_what_changed_without_secrets(app, staff, record, cap
         assert not any(secret in text for secret in ("4111", "5500", "hunter2", "abcd"))
 
 
+@pytest.mark.parametrize("user", ["\U0001f600" * 200, "\udc80" * 200, "\x1b" * 200])
+def test_long_names_keep_no_change_out_of_the_audit_log(app, visit, record, client, user):
+    """Their entry was too long for Redis: the change failed with a 500."""
+    with track("fine", app) as tracker:
+        record.apply_async(("1", "x"), countdown=1000, tracker=tracker)
+    client.hset(TrackerKeys(tracker.id)["tracker"], "name", "\U0001f600" * 10_000)
+    browser = visit(auth=lambda request: User(user))
+    assert browser.delete(f"/api/v1/trackers/{tracker.id}").status_code == 200
+    assert change(browser, ids=[], reason="r" * 200).json()["state"] == "done"
+    entries = Audit(app).read().items
+    assert [entry.action for entry in entries] == ["run_now_all", "run_now_all", "cancel", "cancel"]
+    assert {entry.user for entry in entries} == {user}
+
+
 def test_the_audit_log_is_bounded(app, staff, record, monkeypatch):
     monkeypatch.setattr(audit, "KEPT", 100)
     browser = staff(OLGA)
@@ -390,9 +453,6 @@ def test_what_is_no_entry_of_the_audit_log_is_shown(staff, client):
 def test_redis_without_room_for_the_log_keeps_no_change_from_happening(
     app, staff, record, redis_server, caplog
 ):
-
-    from celery_lowkiq.store.scripts.keys import AUDIT_KEY
-
     record.apply_async(("1", "x"), countdown=1000)
     with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
         client.set(AUDIT_KEY, "of another type")

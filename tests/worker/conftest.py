@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.store.scripts.acl import RoleName
+from tests.roles import operated_by, users
 from tests.waiting import eventually
 from tests.worker import proj
 from tests.worker.nodes import Worker, worker
@@ -33,9 +36,17 @@ class Ledger:
 
 
 @pytest.fixture
-def app(settings: dict[str, Any]) -> Iterator[Celery]:
-    made = proj.make_app(**settings)
-    yield made
+def role_settings(empty_redis: EmbeddedServer) -> Iterator[dict[RoleName, dict[str, Any]]]:
+    """Settings by role (``nox -s roles``); else none."""
+    with users(empty_redis.socket_path) as found:
+        yield found
+
+
+@pytest.fixture
+def app(settings: dict[str, Any], role_settings: dict[RoleName, dict[str, Any]]) -> Iterator[Celery]:
+    made = proj.make_app(**settings, **role_settings["caller"])
+    with operated_by(made, lambda: proj.make_app(**settings, **role_settings["operator"])):
+        yield made
     made.close()
 
 
@@ -45,12 +56,15 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.fixture
-def start_worker(app: Celery, settings: dict[str, Any], tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+def start_worker(
+    app: Celery, settings: dict[str, Any], role_settings: dict[RoleName, dict[str, Any]], tmp_path: Path
+) -> Iterator[Callable[..., Worker]]:
     """Start a worker and wait until it is ready (unless ``wait=False``)."""
     started: list[Worker] = []
 
     def start(*options: str, wait: bool = True, **more: Any) -> Worker:
-        env = {"PROJ_DIRECTORY": tmp_path, "PROJ_SETTINGS": json.dumps(settings), **more}
+        of_worker = json.dumps(settings | role_settings["worker"])
+        env = {"PROJ_DIRECTORY": tmp_path, "PROJ_SETTINGS": of_worker, **more}
         number = len(started)
         node = worker(app, tmp_path / f"worker-{number}.log", "-n", f"w{number}@test", *options, **env)
         started.append(node)

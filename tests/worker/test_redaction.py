@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 from celery import Celery
@@ -103,6 +104,38 @@ def test_no_secret_is_in_a_tracker(app, caplog):
     Lowkiq(app, context_of(app)).drain(pay)
     (call,) = Tracker.get(app, tracker.id).jobs().items
     assert_masked(app, [message.text for message in call.messages if message.text])
+
+
+def test_no_secret_is_in_the_progress_of_a_call(app):
+    """Its texts were kept as they are."""
+
+    @ordered_task(app=app, name="pay", shards=1, bind=True)
+    def pay(self, payloads_by_id):
+        self.progress("4111-1111 was refused, password: other", 1, 2)
+        self.progress(current=2, total=2)
+
+    with track("group", app=app) as tracker:
+        pay.apply_async(("1", PAYLOAD), tracker=tracker)
+    Lowkiq(app, context_of(app)).drain(pay)
+    (call,) = Tracker.get(app, tracker.id).jobs().items
+    assert [one.text for one in call.messages if one.text] == ["[redacted] was refused, password: [redacted]"]
+
+
+def test_no_secret_is_in_the_end_of_a_worker(app):
+    """What ended it was masked by keys only."""
+
+    @ordered_task(app=app, name="pay", shards=1)
+    def pay(payloads_by_id):
+        raise SystemExit("4111-1111 was refused")
+
+    with track("group", app=app) as tracker:
+        pay.apply_async(("1", PAYLOAD), tracker=tracker)
+    with suppress(BaseException):
+        Lowkiq(app, context_of(app)).drain(pay)
+    (call,) = Tracker.get(app, tracker.id).jobs().items
+    assert [one.text for one in call.messages if one.text] == [
+        "interrupted: SystemExit: [redacted] was refused"
+    ]
 
 
 def test_without_names_nothing_is_masked(app, caplog):

@@ -8,6 +8,7 @@ import click
 
 from celery_lowkiq.integration.app.registry import read_queue_name
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.task.options import QUEUE_NAME
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.names import full_names
 from celery_lowkiq.store.scripts.acl import RoleName, rules
@@ -35,6 +36,9 @@ def acl(
 
     A QUEUE that the app does not have is used as it is: it may be of another app.
     """
+    # A space would begin another rule, such as one for all keys.
+    for name in (*queues, user or role):
+        QUEUE_NAME.check("name", name)
     version = _version(inspector, redis)
     words = rules(role, [_full_name(inspector, queue) for queue in queues], version, cluster)
     click.echo(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))

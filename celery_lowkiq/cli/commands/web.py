@@ -84,18 +84,17 @@ def web(
     _show_our_log()
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
-    server = uvicorn.Server(uvicorn.Config(dashboard, **_options(dashboard, prefix, quiet)))
+    server = uvicorn.Server(uvicorn.Config(dashboard, **_options(prefix, quiet)))
     with suppress(KeyboardInterrupt):
         server.run(sockets)
 
 
-def _options(dashboard: Any, prefix: str, quiet: bool) -> dict[str, Any]:
+def _options(prefix: str, quiet: bool) -> dict[str, Any]:
     """Return the options of the server."""
     from celery_lowkiq.web.server import HttpProtocol
 
-    # Ours know who is trusted.
-    own = bool(dashboard.state.site.access.proxies.networks)
-    options = {"http": HttpProtocol, "ws": "none", "proxy_headers": not own}
+    # uvicorn would trust each program of this machine; lowkiq_web_trusted_proxies says whom we trust.
+    options = {"http": HttpProtocol, "ws": "none", "proxy_headers": False}
     return {"root_path": _root_path(prefix), "log_level": "warning" if quiet else "info", **options}
 
 

@@ -26,6 +26,7 @@ from celery_lowkiq.integration.operations.json_records import plain
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.rules.text import in_line
 
 #: Seconds until a worker replies; an action that takes longer goes on, and its end is logged.
 REPLY = 0.5
@@ -196,7 +197,7 @@ def _move(state: Any, queue: Any, name: str, values: Mapping[str, Any] | None = 
 def _begin(state: Any, queue: Any, verb: str, act: Callable[[OrderedQueue], object]) -> dict[str, Any]:
     """Act in another thread: the worker's event loop must not wait for a million jobs."""
     name, ticket = _name(queue)
-    what = f"{verb} {name}"
+    what = f"{verb} {in_line(name)}"
     reply: dict[str, Any] = {}
     thread = threading.Thread(
         target=_take_and_act, args=(state, name, ticket, act, what, reply), name="lowkiq-command", daemon=True
@@ -220,7 +221,7 @@ def _take_and_act(
         taken_by = context_of(state.app).store.take(ticket, me) if ticket else me
         answer = act(queue) if taken_by == me else f"left to {taken_by}"
     except LowkiqError as error:
-        logger.error("%s: %s", what, error)
+        logger.error("%s: %s", what, in_line(error))
         reply["error"] = str(error)
         return
     logger.info("%s: %s", what, answer)

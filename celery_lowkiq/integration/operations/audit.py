@@ -99,7 +99,7 @@ class Audit:
             address=shortened(change.address, MAX_REASON),
             action=change.action,
             state=state,
-            queue=change.queue,
+            queue=shortened(change.queue, MAX_REASON),
             ids=change.ids[:SHOWN_IDS],
             id_count=len(change.ids),
             shard=change.shard,
@@ -154,11 +154,15 @@ def line_of(entry: AuditEntry) -> str:
 
 
 def _stored(entry: AuditEntry) -> bytes:
-    text = json.dumps(asdict(entry)).encode()
-    # Texts of characters that JSON escapes are longer than they look.
+    text = _dumped(entry)
     if len(text) > MAX_BYTES:
-        text = json.dumps(asdict(replace(entry, ids=(), reason="", filter="", what="", error=""))).encode()
+        text = _dumped(replace(entry, ids=(), reason="", filter="", what="", error=""))
     return text
+
+
+def _dumped(entry: AuditEntry) -> bytes:
+    # Not escaped: of each character at most four bytes, also of a user's and a queue's name.
+    return json.dumps(asdict(entry), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def _entry(at: float, text: bytes) -> AuditEntry:

@@ -27,13 +27,17 @@ Q = TypeVar("Q", bound="MaskMixin")
 class PayloadMask:
     """Masks payloads of a queue, whose tasks have ``form``. ``load`` decodes those that are not JSON.
 
-    What nothing decodes is masked whole: nobody can tell what is in it.
+    What nothing decodes is masked whole: nobody can tell what is in it. ``marks``: whether payloads with
+    masks have their mark, a digest by which a short secret can be guessed.
     """
 
-    def __init__(self, redactor: Redactor, form: CallForm | None = None, load: Load | None = None) -> None:
+    def __init__(
+        self, redactor: Redactor, form: CallForm | None = None, load: Load | None = None, marks: bool = True
+    ) -> None:
         self._redactor = redactor
         self._form = form
         self._load = load
+        self._marks = marks
 
     def __call__(self, payload: ShownPayload) -> ShownPayload:
         """The payload with masks; ``value`` is JSON in bytes, or a decoded value if it was decoded."""
@@ -44,7 +48,8 @@ class PayloadMask:
             return replace(payload, value=masked, masked=Masked(None, 0, masked != payload.value))
         data = bytes(payload.value)
         text = self._cut(data) if payload.cut_from else self._whole(data)
-        mark = None if payload.cut_from else mark_of_bytes(data)
+        hides_mark = text is not None and not self._marks
+        mark = None if payload.cut_from or hides_mark else mark_of_bytes(data)
         about = Masked(mark, payload.cut_from or len(data), text is not None)
         value = data if text is None else text.encode("utf-8", "surrogatepass")
         cut_from = payload.cut_from and max(payload.cut_from, len(value) + 1)
@@ -113,13 +118,14 @@ class MaskMixin:
         queue._raw, queue._mask = True, None
         return queue
 
-    def masked(self: Q, load: Load | None = None) -> Q:
+    def masked(self: Q, load: Load | None = None, marks: bool = True) -> Q:
         """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
 
-        ``load`` decodes the raw payloads that are not JSON; without it, they are masked whole.
+        ``load`` decodes the raw payloads that are not JSON; without it, they are masked whole. ``marks``: see
+        PayloadMask.
         """
         queue = copy(self)
-        queue._mask = PayloadMask(context_of(self._app).settings.redactor, self._form, load)
+        queue._mask = PayloadMask(context_of(self._app).settings.redactor, self._form, load, marks)
         return queue
 
     def shown_bytes(self, data: bytes) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, NoReturn
 
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
-from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, Job, Settlement
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -84,19 +82,13 @@ class CallFinisher:
             keys.append((call.position, over, call.stored.key))
             included = outcome is not None or self._run.decoded.includes(job.id, call.position)
             if included and call.record.tracker:
-                secrets = self._secrets if outcome is not None and outcome.error is not None else ()
+                secrets = self._run.secrets if outcome is not None and outcome.error is not None else ()
                 finished.news += self._calls.tracked.ended(job, call.record, outcome, over, secrets)
         # A payload's records lie side by side. A range must not include that of a call which is not over.
         for (_, over), group in groupby(keys, key=itemgetter(0, 1)):
             if over:
                 part = [key for _, _, key in group]
                 finished.ended.append((part[0], part[-1]))
-
-    @cached_property
-    def _secrets(self) -> set[str]:
-        run = self._run
-        payloads = chain(*run.decoded.payloads_by_id.values())
-        return payload_secrets(run.task.call_form, payloads, run.settings.redactor)
 
     def _finish_call(self, job: Job, call: StoredCall, outcome: CallOutcome, finished: _Finished) -> bool:
         """Whether nothing more will happen to the call."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq.integration.app.settings import Settings
+from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.forks import staying
@@ -65,6 +68,12 @@ class Run:
         #: The exception of the function, and the one that Celery was given for it.
         self._raised: BaseException | None = None
         self._described: Exception | None = None
+
+    @cached_property
+    def secrets(self) -> set[str]:
+        """The values of its payloads that are masked in whatever text it leaves."""
+        payloads = chain(*self.decoded.payloads_by_id.values())
+        return payload_secrets(self.task.call_form, payloads, self.settings.redactor)
 
     # -- what happens
 

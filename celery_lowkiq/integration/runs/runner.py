@@ -184,7 +184,7 @@ class CeleryRunner:
             try:
                 has_reported = self._try(run, make_request) and run.call is not None
             except BaseException as error:
-                calls.tracked.interrupted(error)
+                calls.tracked.interrupted(error, run.secrets)
                 raise
             runtime = time.monotonic() - began_at
         return self._end(run, CallFinisher(run, calls, runtime, has_reported).finish())

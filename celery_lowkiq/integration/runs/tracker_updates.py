@@ -78,9 +78,9 @@ class TrackedCalls:
         except StoreError as error:
             logger.warning("progress was not reported to a tracker: %s", error)
 
-    def interrupted(self, error: BaseException) -> None:
-        """Report that the worker ends during the run: its jobs run again."""
-        text = f"interrupted: {said(self._settings, error)}"
+    def interrupted(self, error: BaseException, secrets: Collection[str] = ()) -> None:
+        """Report that the worker ends during the run: its jobs run again. ``secrets``: see ``ended``."""
+        text = f"interrupted: {said(self._settings, error, secrets)}"
         news = [ended(run, over=False, success=False, text=text) for _, run in self._running]
         try:
             self._tracker_store.update(news)

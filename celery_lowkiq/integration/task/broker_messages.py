@@ -24,6 +24,7 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.store.inspect.queries import Queries
 
 from .unsupported import check_message
@@ -83,8 +84,8 @@ class BrokerMessageHandler:
             self._log_outage(error)
             return False
         except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
-            task_id = call.headers.get("id")
-            logger.error("a message for %s, call %s, is rejected: %s", self._task.name, task_id, error)
+            about = self._task.name, in_line(call.headers.get("id")), in_line(error)
+            logger.error("a message for %s, call %s, is rejected: %s", *about)
             self._fail(call, error)
             reject(logger, errors)
         except Exception:
@@ -126,7 +127,8 @@ class BrokerMessageHandler:
             try:
                 fail(self._task, CallRecord(task_id, call.headers, call.embed or {}), error)
             except Exception:
-                logger.exception("could not record the failure of call %s of %s", task_id, self._task.name)
+                about = in_line(task_id), self._task.name
+                logger.exception("could not record the failure of call %s of %s", *about)
 
     def _log_outage(self, error: Exception | None) -> None:
         """Log an outage once at its start, and once at its end."""

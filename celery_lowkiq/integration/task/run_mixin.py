@@ -188,12 +188,14 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """Report the progress of the run to the trackers of its calls; ``job_id``: of this job's calls only.
 
         Without a tracker it does nothing. A text is kept among the call's messages; at most ten reports a
-        second without a text are sent. Raises InvalidCall for a wrong type of any argument.
+        second without a text are sent. What ``lowkiq_redact`` names is masked in it. Raises InvalidCall for a
+        wrong type of any argument.
         """
-        progress = read_progress(text, current, total, job_id)
+        text, *numbers = read_progress(text, current, total, job_id)
         run = getattr(self.request, "lowkiq_run", None)
         if run is not None and run.tracked is not None:
-            run.tracked.progress(*progress)
+            masked = run.settings.redactor.text(text, run.secrets) if text else ""
+            run.tracked.progress(masked, *numbers)
 
     def _delay(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:

@@ -247,7 +247,8 @@ def key_pattern(name: str, queue: str | None = None) -> str:
         "queue": f"lowkiq:queue:{{{of_queue}}}",
         "nodes": f"lowkiq:{FORMAT}:nodes:{{{of_queue}}}",
         "tokens": f"lowkiq:{FORMAT}:tokens:{{{of_queue}}}",
-        "history": f"lowkiq:{FORMAT}:history:{{{of_queue}}}",
+        # And those of other spans.
+        "history": f"lowkiq:{FORMAT}:history:{{{of_queue}}}*",
         "failures": f"lowkiq:{FORMAT}:failures:{{{of_queue}}}",
         "failure_ranks": f"lowkiq:{FORMAT}:failure_ranks:{{{of_queue}}}",
         "ticket": f"lowkiq:{FORMAT}:ticket:*",

@@ -127,8 +127,10 @@ def _refused(code: str, rest: str) -> StoreError | None:
 
 
 def _access_error(error: BaseException, text: str) -> StoreError | None:
-    if isinstance(error, exceptions.AuthenticationError):
-        if "Authentication required" in text:
+    # What a long command is answered with before a login.
+    too_long = text.startswith("Protocol error: unauthenticated")
+    if isinstance(error, exceptions.AuthenticationError) or too_long:
+        if "Authentication required" in text or too_long:
             return LoginRefused(f"Redis asks for a password (NOAUTH): add it to {URL}")
         if "without any password" in text or "no password is set" in text:
             advice = f"set it in Redis, or remove it from {URL}"

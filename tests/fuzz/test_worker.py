@@ -1,0 +1,70 @@
+"""What is stored is changed below a `celery worker`: it neither ends nor hangs, nothing innocent is late."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.operations.inspector import Inspector
+from tests.waiting import eventually
+from tests.worker.engine import open_store
+from tests.worker.nodes import worker
+
+from .conftest import BUSY, HANG
+from .node import CALM, PARTLY, Node, make_app
+from .test_records import AT_ONCE, ROUNDS, Planter, fill
+
+
+class Worker(Node):
+    """The engine in a process of its own."""
+
+    def __init__(self, server, folder):
+        self.app = make_app(server.url)
+        self.inspector = Inspector(self.app, raw=True)
+        self.queues = {name: task.queue_spec for name, task in ordered_tasks(self.app).items()}
+        self.redis = open_store(server.socket_path).client.redis
+        self._numbers, self._ran = itertools.count(), folder / "ran"
+        env = {"FUZZ_URL": server.url, "FUZZ_RAN": self._ran}
+        self.process = worker(self.app, folder / "log", module="tests.fuzz.worker_app", **env)
+        self._pids = (self.process.container.process.pid, server.pid)
+
+    def has_run(self, ids):
+        assert self.process.container.status == "running", self.process.logs()[-5000:]
+        return self._ran.exists() and set(self._ran.read_text().splitlines()).issuperset(ids)
+
+
+@pytest.fixture
+def node(empty_redis, tmp_path):
+    node = Worker(empty_redis, tmp_path)
+    eventually(lambda: node.process.ready() or node.process.container.status == "exited", 60)
+    yield node
+    node.process.teardown()
+    node.app.close()
+
+
+@pytest.mark.full
+def test_changed_records_below_a_worker(node, fuzz, tmp_path):
+    fill(node)
+    planter, rounds = Planter(node, str(tmp_path / "canary")), itertools.count(1)
+
+    def attack(random):
+        for _ in range(AT_ONCE):
+            planter.plant(random)
+        innocent = node.ids("orders", (CALM, PARTLY)) + node.ids("calm")
+        with node.in_time(innocent):
+            node.push("calm", innocent[2:])
+            node.push("orders", innocent[:2])
+        if next(rounds) % ROUNDS == 0:
+            planter.clear()
+
+    fuzz(attack, AT_ONCE, hang=BUSY + HANG)
+    print(f"the latest innocent job ran after {node.latest:.3f} s")
+    assert not (tmp_path / "canary").exists()
+    planter.clear()
+    node.push("orders", last := node.ids("orders"))
+    eventually(lambda: node.has_run(last))
+    node.process.kill("SIGTERM")
+    assert node.process.exit_status(30) == 0
+    assert "CRITICAL" not in node.process.logs()
