@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.rules.views import ShardState, Stats, sum_of
+from celery_lowkiq.rules.views import ShardState, Stats, by_master, sum_of
 
 from .masters import MasterCollector
 
@@ -67,7 +67,8 @@ class QueueCollector(Collector):
     """Collects the metrics of all queues of an app, in two round trips, one scrape at a time.
 
     A queue with a damaged shard has no sums, since its counters would decrease; it still has its numbers of
-    shards.
+    shards. On a cluster, a queue with shards on masters that are away has the gauges of the others, and no
+    counters for the same reason.
     """
 
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
@@ -88,14 +89,16 @@ class QueueCollector(Collector):
                 self._log_problem(str(error))
                 yield GaugeMetricFamily(*UP, value=0)
                 return
-            self._log_problem("; ".join(str(state.damage) for state in states if state.damage))
-            unowned = self._unowned(state for state in states if not state.damage)
+            self._log_problem("; ".join(_problems(states)))
+            unowned = self._unowned(state for state in states if not (state.damage or state.away))
         by_queue = {queue: list(group) for queue, group in groupby(states, lambda state: state.shard.queue)}
         yield GaugeMetricFamily(*UP, value=1)
         yield from _figures(by_queue)
         yield _gauge("lowkiq_shards_unowned", "Shards without an owner", unowned)
         damaged = {queue: sum(1 for state in group if state.damage) for queue, group in by_queue.items()}
         yield _gauge("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
+        away = {queue: sum(1 for state in group if state.away) for queue, group in by_queue.items()}
+        yield _gauge("lowkiq_shards_away", "Shards in no other figure: their masters are away", away)
 
     def _log_problem(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -126,15 +129,23 @@ def queue_registry(app: Celery) -> CollectorRegistry:
 UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
 
 
+def _problems(states: Sequence[ShardState]) -> Iterator[str]:
+    yield from (str(state.damage) for state in states if state.damage)
+    lost = by_master((state.away, state.shard) for state in states if state.away is not None)
+    yield from (f"{master} is away with {shards}" for master, shards in lost.items())
+
+
 def _figures(by_queue: dict[str, list[ShardState]]) -> Iterator[Metric]:
     totals = {queue: sum_of(states) for queue, states in by_queue.items()}
-    sums = {queue: stats for queue, stats in totals.items() if isinstance(stats, Stats)}
+    read = {queue: stats for queue, stats in totals.items() if isinstance(stats, Stats)}
+    sums = {queue: stats for queue, stats in read.items() if stats.missing < len(by_queue[queue])}
     for figure in GAUGES:
         yield _gauge(figure.name, figure.text, {queue: figure.value(stats) for queue, stats in sums.items()})
     for figure in COUNTERS:
         counter = CounterMetricFamily(figure.name, figure.text, labels=LABELS)
         for queue, stats in sums.items():
-            counter.add_metric([queue], figure.value(stats))
+            if not stats.missing:
+                counter.add_metric([queue], figure.value(stats))
         yield counter
     yield _gauge("lowkiq_shards", "Shards of the queue", {q: len(states) for q, states in by_queue.items()})
 

@@ -185,7 +185,7 @@ def _unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     free = [
         shard
         for shard in queue.shards
-        if not shard.alive
+        if shard.alive is False
         and min(served_for, _free_for(shard, state.now)) > patience
         and _seconds_left(queue, shard, serving) is None
     ]
@@ -224,7 +224,7 @@ def _free_for(shard: ShardReport, now: float) -> float:
 
 
 def _abandoned(queue: QueueState) -> Iterator[Finding]:
-    left = [shard for shard in queue.shards if shard.stats.busy and not shard.alive]
+    left = [shard for shard in queue.shards if shard.stats.busy and shard.alive is False]
     if left:
         owners = listed(sorted({shard.owner or "none" for shard in left}), LISTED)
         jobs = counted(sum(shard.stats.busy for shard in left), "job is", "jobs are")

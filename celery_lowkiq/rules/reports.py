@@ -94,27 +94,33 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """A shard, its owner's name, and the owner's last report about it. Times are Unix s of Redis's clock."""
+    """A shard, its owner's name, and the owner's last report about it. Times are Unix s of Redis's clock.
+
+    Of a shard whose master is ``away``, nothing else is known.
+    """
 
     index: int
     stats: Stats
     #: None: no node owns it.
-    owner: str | None
-    epoch: int
+    owner: str | None = None
+    epoch: int = 0
     #: When the owner took it, or left it; None: it never had one.
-    since: float | None
-    #: Whether the owner reported within its lease time, and the seconds since; None: no report for an hour.
-    alive: bool
-    silent: float | None
-    running: Running | None
+    since: float | None = None
+    #: Whether the owner reported within its lease time; None: the master with the reports is away.
+    alive: bool | None = None
+    #: Seconds since the owner's report; None: none for an hour.
+    silent: float | None = None
+    running: Running | None = None
     #: When it was paused, by itself or with its queue; None: it is not.
-    paused_since: float | None
+    paused_since: float | None = None
     #: Waiting jobs that a migration has not sorted yet, also in `stats.length`; no claim takes them.
     moving: int = 0
     #: Jobs processed a minute, lately; None: not known.
     jobs_per_minute: float | None = None
     #: The lane of its owner that lists it; None: no lane does.
     lane: str | None = None
+    #: Address of its master, while that is away.
+    away: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from operator import add
 from typing import Any, Generic, TypeVar
 
 from .errors import ShardDamaged
 from .models import Job, LeaseState, Payload, ShardRef
+from .text import shard_names
 
 T = TypeVar("T", covariant=True)
 U = TypeVar("U")
@@ -44,6 +46,8 @@ class Stats:
     #: Ids that a death holds, with or without a waiting job, and the seconds for which the longest is held.
     held: int = 0
     held_for: float = 0.0
+    #: Shards that are in no count, since their masters are away.
+    missing: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         both = ((name, value, getattr(other, name)) for name, value in vars(self).items())
@@ -143,23 +147,34 @@ class HeldId:
 class ShardState:
     """A shard at one moment: its counts, and its lease (which names no server).
 
-    Both are empty if there is a ``damage``, which says why they could not be read.
+    Both are empty if there is a ``damage``, which says why they could not be read, and if the shard's master
+    is ``away``: its address then.
     """
 
     shard: ShardRef
     stats: Stats
     lease: LeaseState
     damage: ShardDamaged | None = None
+    away: str | None = None
 
 
 def sum_of(states: Iterable[ShardState]) -> Stats | ShardDamaged:
-    """Return the counts of a queue, or the first damage of its shards: a sum without these would go back."""
+    """Return the counts of a queue, or the first damage of its shards: a sum without these would go back.
+
+    The sum tells how many shards are missing, since their masters are away.
+    """
     total = Stats()
     for state in states:
         if state.damage is not None:
             return state.damage
         total += state.stats
     return total
+
+
+def by_master(lost: Iterable[tuple[str, ShardRef]]) -> dict[str, str]:
+    """Return the names of shards, given with the addresses of their masters, by address."""
+    groups = groupby(sorted(lost), key=lambda one: one[0])
+    return {address: shard_names(shard for _, shard in group) for address, group in groups}
 
 
 @dataclass(frozen=True)

@@ -45,10 +45,12 @@ class LowkiqCounts(NamedTuple):
     length: int
     morgue_length: int
     lag: float
+    #: Shards that are not counted, since their masters are away.
+    missing: int
 
     @classmethod
     def of(cls, stats: Stats) -> LowkiqCounts:
-        return cls(stats.length, stats.morgue_length, stats.lag)
+        return cls(stats.length, stats.morgue_length, stats.lag, stats.missing)
 
 
 class LowkiqStats(NamedTuple):
@@ -84,14 +86,14 @@ class Findings(NamedTuple):
 
 
 def stats(request: Request) -> LowkiqStats:
-    """Counts in Lowkiq's form: `total` and `by_worker`, each `length`, `morgue_length` and `lag`."""
+    """Counts in Lowkiq's form: `total` and `by_worker`, each `length`, `morgue_length`, `lag`, `missing`."""
     found = site_of(request).inspector.overview()
     by_queue = {name: LowkiqCounts.of(one) for name, one in found.by_queue.items()}
     return LowkiqStats(LowkiqCounts.of(found.total), by_queue)
 
 
 def queues(request: Request) -> OverviewJson:
-    """All queues with their counts; of damaged ones what is wrong."""
+    """All queues with their counts; what is damaged, and which masters are away."""
     return site_of(request).inspector.overview_json()
 
 

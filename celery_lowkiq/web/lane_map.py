@@ -186,7 +186,7 @@ def cell_of(shard: ShardReport, migration: MigrationState | None = None) -> Cell
 
 def _kind(shard: ShardReport) -> str:
     stats = shard.stats
-    if shard.owner is None or not shard.alive:
+    if shard.away is not None or shard.owner is None or shard.alive is False:
         return "unowned"
     if shard.paused_since is not None:
         return "paused"
@@ -216,6 +216,8 @@ def _moves(migration: MigrationState, serving: Iterable[NodeReport]) -> Moves:
 
 
 def _text(shard: ShardReport, move: str) -> str:
+    if shard.away is not None:
+        return f"Shard {shard.index} · {plain(shard.away)} is away"
     parts = [f"Shard {shard.index}", f"{shard.stats.length:,} waiting"]
     parts += [{"old": "will be removed", "new": "new"}[move]] if move else []
     parts += [f"{shard.moving:,} to sort"] if shard.moving else []
@@ -223,7 +225,7 @@ def _text(shard: ShardReport, move: str) -> str:
     parts += [f"{shard.jobs_per_minute:,.0f} a minute"] if shard.jobs_per_minute else []
     parts += ["paused"] if shard.paused_since is not None else []
     parts.append("no owner" if shard.owner is None else plain(shard.owner))
-    parts += ["silent"] if shard.owner and not shard.alive else []
+    parts += ["silent"] if shard.owner and shard.alive is False else []
     if shard.running is not None:
         parts.append(f"runs {plain(', '.join(shard.running.ids[:3]))}")
     return " · ".join(parts)

@@ -53,17 +53,19 @@ def overview(request: Request) -> Response:
     """All queues, the largest lag first."""
     inspector, now, span = site_of(request).inspector, time.time(), _span(request)
     history = inspector.history()
-    alive = [node for node in inspector.nodes() if node.alive]
-    owners = {node.owner for node in alive}
+    nodes = inspector.nodes_if_there()
+    alive = None if nodes is None else [node for node in nodes if node.alive]
+    owners = None if alive is None else {node.owner for node in alive}
     queues = queues_look(history.by_queue, inspector.shard_states(), owners, inspector.migrating())
     return page(
         request,
         "overview.html",
         total=sum((queue.stats for queue in queues), Stats()),
         queues=queues,
-        alive=len(alive),
-        lanes=sum(len(node.lanes) for node in alive),
-        rates=rates(history.total, now),
+        alive=None if alive is None else len(alive),
+        lanes=sum(len(node.lanes) for node in alive or ()),
+        unknown=history.unknown,
+        rates=history.rates(now),
         chart=charts.chart_of(
             history.total if span == HOUR else inspector.history(span=span.name).total, now, span
         ),

@@ -9,7 +9,11 @@ from click.testing import CliRunner
 from prometheus_client import generate_latest
 
 from celery_lowkiq.cli.commands.masters import masters
+from celery_lowkiq.cli.commands.stats import stats as stats_command
 from celery_lowkiq.metrics.queues import queue_registry
+from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.store.scripts.cluster_map import slot_of
+from celery_lowkiq.store.scripts.keys import queue_key, reports_key, shard_keys
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 
@@ -92,3 +96,82 @@ def test_a_master_that_is_away_is_named_beside_the_others(settings, visit, app):
         levels = {f["subject"]: f["level"] for f in browser.get("/api/v1/doctor").json()["findings"]}
         assert levels[f"master {gone}"] == "error"
         assert read_metrics(app)[f'lowkiq_master_up{{master="{gone}"}}'] == "0.0"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
+@pytest.mark.parametrize("of_what", ["queue", "nodes", "neither"])
+def test_what_living_masters_know_is_shown_and_what_is_missing_is_named(
+    settings, visit, app, of_what, frozen
+):
+    """Also while the master with the queue's own keys, or with the reports of nodes, is away."""
+    with running_cluster() as cluster:
+        app.conf.lowkiq_url = cluster.url
+        browser, record = visit(), app.tasks["record"]
+        spec = record.queue_spec
+        for number in range(120):
+            record.delay(str(number), number)
+        before = record.ordered_queue.shard_stats()
+        homes = [cluster.owner(slot_of(shard_keys(shard)["meta"])) for shard in spec.shard_refs()]
+        of_queue, of_nodes = (
+            cluster.owner(slot_of(queue_key(spec.name))),
+            cluster.owner(slot_of(reports_key())),
+        )
+        gone = {"queue": of_queue, "nodes": of_nodes}.get(of_what)
+        if gone is None:
+            gone = min({0, 1, 2} - {of_queue, of_nodes})
+        (cluster.freeze if frozen else cluster.kill)(gone)
+        try:
+            check_missing(app, browser, record, before, homes, gone, cluster)
+            found = browser.get("/api/v1/queues").json()
+            assert (found["nodes"] is None) == (gone == of_nodes)
+            page = browser.get("/").text
+            # Who serves a queue is not known without the reports.
+            assert ("nodes unknown" in page) == ("is served by no worker" not in page) == (gone == of_nodes)
+            assert found["total"]["length"] == sum(one["stats"]["length"] for one in found["queues"])
+        finally:
+            if frozen:
+                cluster.thaw(gone)
+
+
+def check_missing(app, browser, record, before, homes, gone, cluster):
+    name = record.queue_spec.name
+    lost = [index for index, home in enumerate(homes) if home == gone]
+    assert 0 < len(lost) < len(homes)
+    known = sum(one.length for index, one in enumerate(before) if index not in lost)
+    address = "{}:{}".format(*cluster.addresses[gone])
+    shards = f"{name}/{ranges(lost)}"
+
+    stats = record.ordered_queue.stats()
+    assert (stats.length, stats.missing) == (known, len(lost))
+    assert [one.missing for one in record.ordered_queue.shard_stats()] == [home == gone for home in homes]
+    found = browser.get("/api/v1/queues").json()
+    assert shards in found["away"][address]
+    (queue,) = (one for one in found["queues"] if one["name"] == name)
+    assert (queue["shards"], queue["stats"]["length"], queue["stats"]["missing"]) == (
+        len(homes),
+        known,
+        len(lost),
+    )
+    of_lowkiq = browser.get("/api/v1/stats").json()["by_worker"][name]
+    assert (of_lowkiq["length"], of_lowkiq["missing"]) == (known, len(lost))
+    page = browser.get("/")
+    assert page.status_code == 200
+    assert f"{address} is away: nothing here counts {shards}" in page.text
+    assert f"{len(lost)} of {len(homes)} shards missing" in page.text
+
+    shown = CliRunner().invoke(stats_command, [name], obj=Context(app))
+    assert shown.exit_code == 1
+    assert f"{len(lost)} of {len(homes)} shards away" in shown.stdout
+    assert f"{address} is away: nothing here counts {shards}" in shown.stderr
+    of_shards = CliRunner().invoke(stats_command, [name, "--shards", "--json"], obj=Context(app))
+    (listed,) = json.loads(of_shards.stdout)["queues"]
+    assert {one["index"] for one in listed["shards"] if one["away"] == address} == {*lost}
+    assert sum(one["stats"]["length"] for one in listed["shards"]) == known
+
+    figures, label = read_metrics(app), f'{{queue="{name}"}}'
+    assert figures["lowkiq_redis_up"] == "1.0"
+    assert float(figures[f"lowkiq_shards_away{label}"]) == len(lost)
+    assert float(figures[f"lowkiq_shards{label}"]) == len(homes)
+    assert float(figures[f"lowkiq_length{label}"]) == known
+    assert f"lowkiq_processed_total{label}" not in figures

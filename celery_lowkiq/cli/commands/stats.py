@@ -41,20 +41,22 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
     length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
     paused, or held by a dead payload; busy: being processed; morgue: dead jobs; lag: how long the oldest due
     job has waited; processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
-    state: moving to another number of shards, paused shards, ids held by a dead payload, or damaged.
+    state: moving to another number of shards, paused shards, ids held by a dead payload, damaged, or shards
+    that are in no count since their master is away.
 
     With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
-    (-: not known yet); state: paused, moving (jobs that a migration has to sort), or silent (the owner did
-    not report in time). `doctor` says whether more shards would help.
+    (-: not known yet); state: paused, moving (jobs that a migration has to sort), silent (the owner did not
+    report in time), or the master that is away. `doctor` says whether more shards would help.
 
-    A queue with a damaged shard is shown without counts, and its error on stderr. Status 1 then.
+    A queue with a damaged shard is shown without counts, and its error on stderr. On a cluster, stderr also
+    names the masters that are away, and their shards. Status 1 then.
     """
     names = None if queue is None else [queue]
     read = partial(inspector.shards_json if shards else inspector.overview_json, names)
     if watch is None:
         found = read()
         _show(found, json_)
-        if found.damaged:
+        if found.damaged or found.away:
             raise click.exceptions.Exit(FAILED)
     else:
         _watch(read, watch, json_)
@@ -84,6 +86,9 @@ def _row(name: str, shards: int, counts: Stats, speed: Rates | None, former: int
     states = [f"moving {former}>{shards}"] if former else []
     states += [f"{counts.paused} of {shards} shards paused"] if counts.paused else []
     states += [f"{count_of(counts.held, 'id')} held"] if counts.held else []
+    states += [f"{counts.missing} of {shards} shards away"] if counts.missing else []
+    if counts.missing == shards:
+        return [name, *UNKNOWN, ", ".join(states)]
     return [name, *numbers, duration(counts.lag), *processed, *failed, ", ".join(states)]
 
 
@@ -94,17 +99,20 @@ def _show(found: OverviewJson | ShardsJson, json_: bool) -> None:
     click.echo(_shards_text(found) if isinstance(found, ShardsJson) else _queues_text(found))
     for error in found.damaged.values():
         click.echo(escaped(error), err=True)
+    for master, lost in found.away.items():
+        click.echo(escaped(f"{master} is away: nothing here counts {lost}"), err=True)
 
 
 def _queues_text(found: OverviewJson) -> str:
     rows = [_row(one.name, one.shards, one.stats, one.rates, one.former_shards) for one in found.queues]
     rows += [[name, *UNKNOWN, "damaged"] for name in found.damaged]
     total = _row("total", sum(one.shards for one in found.queues), found.total, found.rates)
-    nodes, lanes = count_of(found.nodes, "node"), count_of(found.lanes, "lane")
-    return (
-        table(HEADER, [*rows, total] if len(rows) != 1 else rows)
-        + f"\n\n{nodes}, {lanes}, {found.lanes_busy} of them busy"
-    )
+    if found.nodes is None or found.lanes is None:
+        nodes = "Nodes are unknown: the master with their reports is away"
+    else:
+        lanes = f"{count_of(found.lanes, 'lane')}, {found.lanes_busy} of them busy"
+        nodes = f"{count_of(found.nodes, 'node')}, {lanes}"
+    return table(HEADER, [*rows, total] if len(rows) != 1 else rows) + f"\n\n{nodes}"
 
 
 def _shards_text(found: ShardsJson) -> str:
@@ -113,9 +121,11 @@ def _shards_text(found: ShardsJson) -> str:
 
 def _shard_row(queue: str, shard: ShardReport) -> list[str]:
     stats = shard.stats
+    if shard.away is not None:
+        return [queue, str(shard.index), *("-",) * (len(SHARDS) - 3), f"{shard.away} is away"]
     per_minute = "-" if shard.jobs_per_minute is None else f"{shard.jobs_per_minute:.1f}"
     states = ["paused"] if shard.paused_since is not None else []
     states += [f"moving {shard.moving}"] if shard.moving else []
-    states += ["silent"] if shard.owner and not shard.alive else []
+    states += ["silent"] if shard.owner and shard.alive is False else []
     counts = str(stats.length), str(stats.busy), duration(stats.lag), per_minute
     return [queue, str(shard.index), shard.owner or "none", *counts, ", ".join(states)]

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from celery import Celery
@@ -14,18 +15,19 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.current_app import NO_APP, is_fallback_app
 from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_name
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
-from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError
+from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.findings import OK, Finding
 from celery_lowkiq.rules.health_checks import check_health, unreachable, unreadable
-from celery_lowkiq.rules.history import Sample, rates, span_of, sum_of
+from celery_lowkiq.rules.history import Rates, Sample, rates, span_of, sum_of
 from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.topology import Topology, check_topology
 from celery_lowkiq.rules.tracking import TrackerView
-from celery_lowkiq.rules.views import Page, ShardState, Stats
+from celery_lowkiq.rules.views import Page, ShardState, Stats, by_master
+from celery_lowkiq.rules.views import sum_of as sum_of_states
 from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.masters import MasterReader
 from celery_lowkiq.store.inspect.node_reports import NodeReports
@@ -43,7 +45,8 @@ from .shown_jobs import ShownPlaces
 class Overview:
     """Counts of all queues, by name, their sum, and numbers of shards.
 
-    A queue with an unreadable shard is in ``damaged`` and has no counts.
+    A queue with an unreadable shard is in ``damaged`` and has no counts. Those of the others, and the sum,
+    lack the shards of masters that are ``away``.
     """
 
     total: Stats
@@ -52,6 +55,8 @@ class Overview:
     damaged: Mapping[str, ShardDamaged] = field(default_factory=dict)
     #: Queues that move to another number of shards.
     migrating: Mapping[str, Layout] = field(default_factory=dict)
+    #: Names of the shards that are not counted, by the address of their master.
+    away: Mapping[str, str] = field(default_factory=dict)
 
     def counts(self, queue: str) -> Stats:
         """Return the counts of one queue. Raises ShardDamaged."""
@@ -62,10 +67,18 @@ class Overview:
 
 @dataclass(frozen=True)
 class Histories:
-    """Samples of a span of time, oldest first: of each queue, and of all together."""
+    """Samples of a span of time, oldest first: of each queue, and of all together.
+
+    Those of ``unknown`` queues lie on a master that is away.
+    """
 
     total: tuple[Sample, ...]
     by_queue: Mapping[str, tuple[Sample, ...]]
+    unknown: tuple[str, ...] = ()
+
+    def rates(self, now: float) -> Rates | None:
+        """Return the jobs a second of all queues together; None: not known."""
+        return None if self.unknown else rates(self.total, now)
 
 
 class Inspector:
@@ -134,17 +147,27 @@ class Inspector:
         """
         chosen = self._chosen(names)
         specs = self._as_stored(chosen)
-        found = dict(zip(chosen, Queries(self._store).stats_of(specs), strict=True))
+        states = Queries(self._store).shard_states(specs)
+        by_name = {name: list(group) for name, group in groupby(states, lambda state: state.shard.queue)}
+        found = {name: sum_of_states(by_name[name]) for name in chosen}
         by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
         damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
         shards = {spec.name: spec.shards for spec in specs}
-        return Overview(sum(by_queue.values(), Stats()), by_queue, shards, damaged, _migrating(specs))
+        return Overview(
+            total=sum(by_queue.values(), Stats()),
+            by_queue=by_queue,
+            shards=shards,
+            damaged=damaged,
+            migrating=_migrating(specs),
+            away=by_master((state.away, state.shard) for state in states if state.away is not None),
+        )
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
         """Return the overview with rates, nodes and lanes, as a record for JSON. Raises InvalidCall."""
         names = None if names is None else list(names)
         found, past, now = self.overview(names), self.history(names), time.time()
-        lanes = [node.lanes for node in self.nodes() if node.alive]
+        nodes = self.nodes_if_there()
+        lanes = None if nodes is None else [node.lanes for node in nodes if node.alive]
         return OverviewJson(
             queues=tuple(
                 QueueJson(
@@ -157,23 +180,31 @@ class Inspector:
                 for name, stats in found.by_queue.items()
             ),
             total=found.total,
-            rates=rates(past.total, now),
+            rates=past.rates(now),
             damaged={name: str(error) for name, error in found.damaged.items()},
-            nodes=len(lanes),
-            lanes=sum(map(len, lanes)),
-            lanes_busy=sum(lane.running is not None for of_node in lanes for lane in of_node),
+            away=found.away,
+            nodes=None if lanes is None else len(lanes),
+            lanes=None if lanes is None else sum(map(len, lanes)),
+            lanes_busy=None
+            if lanes is None
+            else sum(lane.running is not None for of_node in lanes for lane in of_node),
         )
 
     def shards_json(self, names: Iterable[str] | None = None) -> ShardsJson:
         """Return the shards of all queues, or of the named ones, as a record for JSON. Raises InvalidCall."""
         queues: list[QueueShardsJson] = []
         damaged: dict[str, str] = {}
+        away: list[tuple[str, ShardRef]] = []
         for name, queue in self._chosen(names).items():
             try:
-                queues.append(QueueShardsJson(name, by_load(queue.shards())))
-            except ShardDamaged as error:
+                shards = queue.shards()
+            except (ShardDamaged, StoreUnavailable) as error:
+                self._store.client.check_away([error])
                 damaged[name] = str(error)
-        return ShardsJson(queues, damaged)
+            else:
+                queues.append(QueueShardsJson(name, by_load(shards)))
+                away += [(one.away, ShardRef(name, one.index)) for one in shards if one.away is not None]
+        return ShardsJson(queues, damaged, by_master(away))
 
     @property
     def reading(self) -> Reading:
@@ -192,11 +223,19 @@ class Inspector:
     def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
         # A queue whose own key is damaged must not hide the others.
         specs = [queue.spec for queue in queues.values()]
-        return Registry(self._store.client).as_stored(specs, lenient=True)
+        return Registry(self._store.client).as_known(specs)
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """Return the last reports of the living nodes, and of those lost within an hour, by name."""
         return current(NodeReports(self._store).nodes())
+
+    def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
+        """Return :meth:`nodes`; on a cluster, None while the master with the reports is away."""
+        try:
+            return self.nodes()
+        except StoreUnavailable as error:
+            self._store.client.check_away([error])
+            return None
 
     def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
         """Return the counters of all queues, or of the named ones, as :meth:`OrderedQueue.history`.
@@ -205,7 +244,10 @@ class Inspector:
         """
         chosen, wanted = self._chosen(names), span_of(span)
         found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()], wanted)
-        return Histories(sum_of(found, wanted), dict(zip(chosen, found, strict=True)))
+        pairs = list(zip(chosen, found, strict=True))
+        known = {name: () if isinstance(one, StoreUnavailable) else one for name, one in pairs}
+        unknown = tuple(name for name, one in pairs if isinstance(one, StoreUnavailable))
+        return Histories(sum_of(known.values(), wanted), known, unknown)
 
     def shard_states(self) -> list[ShardState]:
         """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""

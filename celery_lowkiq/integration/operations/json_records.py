@@ -121,15 +121,20 @@ class QueueJson:
 
 @dataclass(frozen=True)
 class OverviewJson:
-    """All queues; a damaged one is in ``damaged`` with its error. Nodes and lanes: those that are alive."""
+    """All queues; a damaged one is in ``damaged`` with its error. Nodes and lanes: those that are alive.
+
+    On a cluster, ``away`` has the shards that are not counted, by the address of their master. Nodes and
+    lanes are null while the master with their reports is away.
+    """
 
     queues: tuple[QueueJson, ...]
     total: Stats
     rates: Rates | None
     damaged: Mapping[str, str]
-    nodes: int
-    lanes: int
-    lanes_busy: int
+    away: Mapping[str, str]
+    nodes: int | None
+    lanes: int | None
+    lanes_busy: int | None
 
 
 @dataclass(frozen=True)
@@ -142,10 +147,14 @@ class QueueShardsJson:
 
 @dataclass(frozen=True)
 class ShardsJson:
-    """The shards of all queues; a damaged queue is in ``damaged`` with its error."""
+    """The shards of all queues; a queue that cannot be read is in ``damaged`` with its error.
+
+    On a cluster, ``away`` has the shards of masters that are away, by their address.
+    """
 
     queues: Sequence[QueueShardsJson]
     damaged: Mapping[str, str]
+    away: Mapping[str, str]
 
 
 @singledispatch

@@ -14,7 +14,7 @@ from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, StoreUnavailable
 from celery_lowkiq.rules.history import Sample, span_of
 from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
 from celery_lowkiq.rules.models import QueueSpec
@@ -101,18 +101,24 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         """Return the spec with the stored number of shards; the one of the code as long as none is stored."""
         return self._registry.as_stored([self.spec])[0]
 
+    def _known_spec(self) -> QueueSpec:
+        return self._registry.as_known([self.spec])[0]
+
     def _at_rest(self) -> QueueSpec:
         return self._registry.at_rest(self.spec)
 
     # -- reads
 
     def stats(self) -> Stats:
-        """Return the counts of the queue, and its lag in s."""
-        return self._queries.stats(self.stored_spec())
+        """Return the counts of the queue, and its lag in s.
+
+        On a cluster, ``missing`` is the number of shards that are not counted, since their masters are away.
+        """
+        return self._queries.stats(self._known_spec())
 
     def shard_stats(self) -> list[Stats]:
-        """Return the counts of each shard, by index."""
-        return self._queries.shard_stats(self.stored_spec())
+        """Return the counts of each shard, by index; ``missing`` is 1 for one whose master is away."""
+        return self._queries.shard_stats(self._known_spec())
 
     def shard_of(self, job_id: Any) -> int:
         """Return the index of the shard of an id. Raises InvalidCall for an invalid id."""
@@ -167,7 +173,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner, and the batch that runs."""
-        return self._node_reports.shards(self.stored_spec())
+        return self._node_reports.shards(self._known_spec())
 
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         """Return why the given :meth:`shards` are late, and whether more of them would help."""
@@ -193,6 +199,8 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         worker are missing. ``rules.history.rates`` computes jobs per second. Raises InvalidCall.
         """
         (found,) = self._node_reports.histories([self.spec], span_of(span))
+        if isinstance(found, StoreUnavailable):
+            raise found
         return found
 
     def paused(self) -> Paused:

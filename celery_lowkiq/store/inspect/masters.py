@@ -35,7 +35,7 @@ class MasterReader:
         master answers.
         """
         asked = self._client.masters()
-        stored = self._stored(queues)
+        stored = Registry(self._client).as_known(queues)
         shards: dict[str | None, Counter[str]] = defaultdict(Counter)
         for queue in stored:
             for shard in queue.shard_refs():
@@ -48,21 +48,6 @@ class MasterReader:
         refused = refused_commands(self._client, [s for queue in stored for s in queue.shard_refs()])
         found = tuple(replace(one, refused=refused.get(one.address, {})) for one in masters)
         return Topology(self._client.kind(), found, lease_seconds, dict(shards[None]))
-
-    def _stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
-        """Return the queues as they are stored, or as declared where the master with their key is away."""
-        registry = Registry(self._client)
-        try:
-            return registry.as_stored(queues, lenient=True)
-        except StoreUnavailable:
-            return [stored for queue in queues for stored in _or_declared(registry, queue)]
-
-
-def _or_declared(registry: Registry, queue: QueueSpec) -> list[QueueSpec]:
-    try:
-        return registry.as_stored([queue], lenient=True)
-    except StoreUnavailable:
-        return [queue]
 
 
 def _master(asked: Asked, shards: Mapping[str, int]) -> Master:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.history import HOUR, Sample, Span, shard_rates
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
-from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.rules.views import ShardState, Stats
 from celery_lowkiq.store.leases.heartbeats import (
     SHARDS_FIELDS,
     parse_counters,
@@ -21,6 +22,7 @@ from celery_lowkiq.store.leases.heartbeats import (
     seconds,
 )
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.client import raise_refused
 from celery_lowkiq.store.scripts.keys import history_key, shard_keys, tokens_key
 from celery_lowkiq.store.scripts.records import (
     id_bytes,
@@ -33,7 +35,7 @@ from celery_lowkiq.store.scripts.records import (
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import load
 
-from .queries import Queries
+from .queries import NO_MASTER, Queries
 
 #: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
@@ -52,33 +54,63 @@ class NodeReports:
         """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
         return self._store.nodes()
 
-    def histories(self, queues: Sequence[QueueSpec], span: Span = HOUR) -> list[tuple[Sample, ...]]:
-        """Return each queue's samples of a span, oldest first, in one round trip."""
-        time, *histories = self._client.commands(
-            [("TIME",), *(("HVALS", history_key(queue.name, span)) for queue in queues)]
-        )
-        return [parse_history(values, seconds(time), span) for values in histories]
+    def histories(
+        self, queues: Sequence[QueueSpec], span: Span = HOUR
+    ) -> list[tuple[Sample, ...] | StoreUnavailable]:
+        """Return each queue's samples of a span, oldest first, in one round trip.
+
+        On a cluster, the StoreUnavailable of a queue whose own master is away.
+        """
+        commands = [(("HVALS", history_key(queue.name, span)), ("TIME",)) for queue in queues]
+        found = self._readable_here([command for pair in commands for command in pair])
+        return [
+            values if isinstance(values, StoreUnavailable) else parse_history(values, seconds(time), span)
+            for values, time in zip(found[::2], found[1::2], strict=True)
+        ]
+
+    def _readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        return self._client.execute(self._client.answer_steps(commands)) if commands else []
 
     def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
-        """Return each shard with its counts, its owner and its running batch, in three round trips."""
+        """Return each shard with its counts, its owner and its running batch, in three round trips.
+
+        On a cluster, what a master would tell that is away is unknown. Raises StoreUnavailable when that is
+        all.
+        """
         shards = queue.shard_refs()
         lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
         pause_reads = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
         moving_reads = [("ZCARD", shard_keys(shard)["moving"]) for shard in shards]
-        time, counters, *replies = self._client.commands(
+        counters, time, *replies = self._readable_here(
             [
-                ("TIME",),
                 ("HMGET", history_key(queue.name), *SHARDS_FIELDS),
+                ("TIME",),
                 *(*lease_reads, *pause_reads, *moving_reads),
             ]
         )
         leases, pauses, moving = (replies[i * len(shards) :][: len(shards)] for i in range(3))
-        owners = sorted({parse_id(owner) for owner, _, _ in leases if owner})
-        reports = {report.owner: report for report in read_reports(self._client, owners, seconds(time))}
-        stats = self._queries.shard_stats(queue)
-        per_minute = shard_rates(parse_counters(counters), [one.processed for one in stats], seconds(time))
-        columns = shards, stats, leases, pauses, moving, per_minute
-        return tuple(_shard_report(reports, *of_shard) for of_shard in zip(*columns, strict=True))
+        states = self._queries.shard_states([queue])
+        raise_refused([state.damage for state in states if state.damage])
+        reports = self._reports_of({parse_id(lease[0]) for lease in leases if _is_there(lease) and lease[0]})
+        per_minute: Sequence[float | None] = [None] * len(shards)
+        if _is_there(counters):
+            processed = [state.stats.processed for state in states]
+            per_minute = shard_rates(parse_counters(counters), processed, seconds(time))
+        columns = leases, pauses, moving, per_minute
+        return tuple(
+            _shard_report(reports, state, *told)
+            if state.away is None and all(map(_is_there, told))
+            else ShardReport(state.shard.index, Stats(missing=1), away=state.away or NO_MASTER)
+            for state, *told in zip(states, *columns, strict=True)
+        )
+
+    def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
+        """Return reports by owner; on a cluster, None when their master is away."""
+        try:
+            return {report.owner: report for report in read_reports(self._client, sorted(owners))}
+        except StoreUnavailable as error:
+            self._client.check_away([error])
+            return None
 
     def is_limited(self, queue: QueueSpec) -> bool:
         """Return whether workers have just asked for tokens of the queue's rate limit."""
@@ -130,31 +162,34 @@ class NodeReports:
 
 
 def _shard_report(
-    nodes: Mapping[str, NodeReport],
-    shard: ShardRef,
-    stats: Stats,
+    nodes: Mapping[str, NodeReport] | None,
+    state: ShardState,
     lease: Sequence[bytes | None],
     pauses: Sequence[bytes | None],
     moving: int,
     jobs_per_minute: float | None,
 ) -> ShardReport:
     owner, epoch, since = lease
-    node = nodes.get(parse_id(owner)) if owner else None
-    lane = node.lane_of(shard) if node is not None else None
+    node = nodes.get(parse_id(owner)) if owner and nodes else None
+    lane = node.lane_of(state.shard) if node is not None else None
     return ShardReport(
-        index=shard.index,
-        stats=stats,
+        index=state.shard.index,
+        stats=state.stats,
         owner=node_name(parse_id(owner)) if owner else None,
         epoch=parse_whole(epoch or b""),
         since=parse_moment(since),
-        alive=node is not None and node.alive,
+        alive=None if nodes is None else node is not None and node.alive,
         silent=node.silent if node is not None else None,
-        running=node.running(shard) if node is not None else None,
+        running=node.running(state.shard) if node is not None else None,
         paused_since=min((at for text in pauses if (at := parse_moment(text)) is not None), default=None),
         moving=moving,
         jobs_per_minute=jobs_per_minute,
         lane=lane.name if lane is not None else None,
     )
+
+
+def _is_there(reply: Any) -> bool:
+    return not isinstance(reply, StoreUnavailable)
 
 
 def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:

@@ -6,10 +6,9 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
-from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
+from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import (
     DeadJob,
@@ -22,7 +21,6 @@ from celery_lowkiq.rules.views import (
     ShardState,
     Stats,
     Try,
-    sum_of,
 )
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
@@ -52,6 +50,8 @@ WHOLE = 2**31 - 1
 #: Largest fraction of a stored retry_count, which encodes the isolation of the job.
 FRACTION = 0.999999
 BY_ID = Listing()
+#: In place of the address of a slot's master.
+NO_MASTER = "a slot without a master"
 #: Scores in `paused` of ids that are paused: those that no death holds, and those that one holds, too.
 PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 
@@ -188,25 +188,35 @@ class Queries:
     # -- counts
 
     def stats(self, queue: QueueSpec) -> Stats:
-        """Return the counts of a queue; its lag is the largest of its shards."""
+        """Return the counts of a queue, as far as masters answer; its lag is the largest."""
         return sum(self.shard_stats(queue), Stats())
-
-    def stats_of(self, queues: Sequence[QueueSpec]) -> list[Stats | ShardDamaged]:
-        """Return the counts of several queues, or their damage, in one round trip."""
-        states = iter(self.shard_states(queues))
-        return [sum_of(list(islice(states, queue.layout.count))) for queue in queues]
 
     def shard_stats(self, queue: QueueSpec) -> list[Stats]:
         """Return the counts of each shard, in one round trip. Raises ShardDamaged."""
         return [state.stats for state in raise_refused([e.damage or e for e in self.shard_states([queue])])]
 
     def shard_states(self, queues: Iterable[QueueSpec]) -> list[ShardState]:
-        """Return the state of each shard of the queues, in one round trip; of a damaged one the damage."""
+        """Return the state of each shard of the queues, in one round trip; of a damaged one the damage.
+
+        On a cluster, that of a shard whose master is away names the master. Raises StoreUnavailable when no
+        master answers.
+        """
         shards = [shard for queue in queues for shard in queue.shard_refs()]
         calls = [load("stats").call(shard_keys(shard)) for shard in shards]
         replies = self._client.calls(calls) if calls else []
-        raise_refused([reply for reply in replies if not isinstance(reply, ShardDamaged)])
-        return [_state(shard, reply) for shard, reply in zip(shards, replies, strict=True)]
+        away = [reply for reply in replies if isinstance(reply, StoreUnavailable)]
+        if len(away) == len(replies):
+            raise_refused(replies)
+        self._client.check_away(away)
+        raise_refused([reply for reply in replies if not isinstance(reply, (ShardDamaged, StoreUnavailable))])
+        return [
+            self._away(shard) if isinstance(reply, StoreUnavailable) else _state(shard, reply)
+            for shard, reply in zip(shards, replies, strict=True)
+        ]
+
+    def _away(self, shard: ShardRef) -> ShardState:
+        master = self._client.master_of(shard) or NO_MASTER
+        return ShardState(shard, Stats(missing=1), LeaseState(), away=master)
 
     # -- pauses
 

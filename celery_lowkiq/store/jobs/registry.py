@@ -33,6 +33,8 @@ from celery_lowkiq.store.scripts.script import load
 CLOSING_PHASES = (Phase.FLIP.value, Phase.MOVE.value, Phase.SEAL.value)
 #: Number and begin of the pause of a queue that was never paused.
 NO_PAUSE = (0, b"")
+#: What a shard's meta tells of the number of shards.
+LAYOUT_FIELDS = ("shards", "gen", "migration")
 #: Continues the migration of a queue.
 ContinueMigration = Callable[[QueueSpec], object]
 
@@ -88,17 +90,41 @@ class Registry:
         reason = f"{says}, its registry says {stored.layout.route}, and the ids in the shard decide nothing"
         return ShardDamaged(shard.queue, shard.index, reason)
 
-    def as_stored(self, queues: Sequence[QueueSpec], lenient: bool = False) -> list[QueueSpec]:
+    def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues with their stored numbers of shards, or as declared, in one round trip.
 
-        ``lenient``: as declared also when the key of a queue has the wrong type. Raises StoreError.
+        Raises StoreError.
         """
-        commands = [("HGET", queue_key(queue.name), "shards") for queue in queues]
-        found = self._client.readable(commands) if lenient else self._client.commands(commands)
+        found = self._client.commands([_stored_shards(queue) for queue in queues])
         return [
             queue.with_layout(parse_layout(stored) or queue.layout)
             for queue, stored in zip(queues, found, strict=True)
         ]
+
+    def as_known(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
+        """Return the queues as :meth:`as_stored` does; as declared also when the key of a queue has the wrong
+        type.
+
+        On a cluster, as its shards say when the master with the key of a queue is away. Raises StoreError.
+        """
+        found = self._client.readable_here([_stored_shards(queue) for queue in queues])
+        return [
+            self._as_shards_say(queue)
+            if isinstance(stored, StoreUnavailable)
+            else queue.with_layout(parse_layout(stored) or queue.layout)
+            for queue, stored in zip(queues, found, strict=True)
+        ]
+
+    def _as_shards_say(self, queue: QueueSpec) -> QueueSpec:
+        found = self._client.readable_here(
+            [("HMGET", shard_keys(shard)["meta"], *LAYOUT_FIELDS) for shard in queue.shard_refs()]
+        )
+        copies = [copy for copy in found if copy and not isinstance(copy, StoreUnavailable)]
+        layout, _ = _last_layout(queue, copies)
+        if layout.count > queue.layout.count:
+            # The other shards may be in a later migration.
+            return self._as_shards_say(queue.with_layout(layout))
+        return queue.with_layout(layout)
 
     def at_rest(self, queue: QueueSpec) -> QueueSpec:
         """Return the queue as it is stored. Raises QueueMigrating while its jobs move, StoreError."""
@@ -137,7 +163,7 @@ class Registry:
 
         On a cluster, shards whose masters are away are left out, unless the queue's own key is missing.
         """
-        fields = ("shards", "gen", "migration", "queue_pause", "queue_paused")
+        fields = (*LAYOUT_FIELDS, "queue_pause", "queue_paused")
         found = self._client.readable_here(
             [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
         )
@@ -167,6 +193,10 @@ class Registry:
     def _copy(self, shard: ShardRef) -> Layout | None:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
         return parse_layout(stored)
+
+
+def _stored_shards(queue: QueueSpec) -> tuple[str, ...]:
+    return ("HGET", queue_key(queue.name), "shards")
 
 
 def parse_layout(stored: bytes | None) -> Layout | None:

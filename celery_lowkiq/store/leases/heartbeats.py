@@ -51,13 +51,14 @@ SHARDS = 500
 
 def read_nodes(client: Client) -> list[NodeReport]:
     """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
-    time, owners = client.commands([("TIME",), ("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
-    return read_reports(client, [parse_id(owner) for owner in owners], seconds(time))
+    (owners,) = client.commands([("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
+    return read_reports(client, [parse_id(owner) for owner in owners])
 
 
-def read_reports(client: Client, owners: Sequence[str], now: float) -> list[NodeReport]:
-    """Return the existing reports of owners in one round trip; ``now`` is Redis's time (Unix s)."""
-    replies = client.commands([report_command(owner) for owner in owners])
+def read_reports(client: Client, owners: Sequence[str]) -> list[NodeReport]:
+    """Return the existing reports of owners in one round trip."""
+    *replies, time = client.commands([*map(report_command, owners), ("TIME",)])
+    now = seconds(time)
     reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, replies, strict=True)]
     return [report for report in reports if report is not None]
 
