@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,17 @@ class Renewal:
     shard: int
     epoch: int
     called_at: float
+
+
+@dataclass(frozen=True)
+class Service:
+    """A lane, by its thread, serves a shard from ``at`` until it drops it, or its process ends."""
+
+    pid: int
+    thread: int
+    shard: int
+    at: float
+    until: float
 
 
 @dataclass(frozen=True)
@@ -128,6 +140,7 @@ class History:
     acquires: tuple[Acquire, ...] = ()
     renewals: tuple[Renewal, ...] = ()
     releases: tuple[Release, ...] = ()
+    services: tuple[Service, ...] = ()
     settles: tuple[Settle, ...] = ()
     deaths: tuple[Death, ...] = ()
     troubles: tuple[Trouble, ...] = ()
@@ -173,6 +186,7 @@ def history_of(
             for shard, epoch in line["epochs"].items()
         ),
         releases=tuple(Release(**_fields(line, Release)) for line in found.get("release", ())),
+        services=_services(found.get("serve", ()), found.get("drop", ()), deaths),
         settles=tuple(Settle(**_fields(line, Settle)) for line in found.get("settle", ())),
         deaths=tuple(deaths),
         troubles=tuple(_trouble(line) for line in found.get("trouble", ())),
@@ -197,6 +211,20 @@ def _fields(line: Line, kind: Any) -> dict[str, Any]:
 def _pushes(line: Line) -> Iterable[Push]:
     for job_id, payload in line["payloads"].items():
         yield Push(job_id, payload, line["called_at"], line["at"])
+
+
+def _services(serves: Iterable[Line], drops: Iterable[Line], deaths: Iterable[Death]) -> tuple[Service, ...]:
+    died = {death.pid: death.at for death in deaths}
+    begun: dict[tuple[int, int, int], float] = {}
+    found: list[Service] = []
+    for line in sorted((*serves, *drops), key=lambda line: line["at"]):
+        place = line["pid"], line["thread"], line["shard"]
+        if line["event"] == "serve":
+            begun.setdefault(place, line["at"])
+        elif place in begun:
+            found.append(Service(*place, begun.pop(place), line["at"]))
+    found += [Service(*place, at, died.get(place[0], math.inf)) for place, at in begun.items()]
+    return tuple(found)
 
 
 def _executions(

@@ -13,8 +13,10 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import Lease, Renewed
+from celery_lowkiq.rules.models import Lease, Renewed, ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.worker.lane.lane_state import LaneState
+from celery_lowkiq.worker.owned_shard import OwnedShard
 
 from .journal import Journal
 
@@ -34,6 +36,22 @@ class Recording:
         context: Any = context_of(app)
         open_store = context.open_store
         context.open_store = lambda connections: RecordedStore(open_store(connections), self)
+        self._record_lanes()
+
+    def _record_lanes(self) -> None:
+        """Which lane, by its thread, serves a shard from when to when."""
+        lane: Any = LaneState
+        serve, drop, note = lane.serve, lane.drop, self.journal.note
+
+        def serve_and_note(self: Any, owned: OwnedShard) -> None:
+            serve(self, owned)
+            note("serve", thread=self.thread.ident, shard=owned.shard.index)
+
+        def drop_and_note(self: Any, shard: ShardRef) -> None:
+            note("drop", thread=self.thread.ident, shard=shard.index)
+            drop(self, shard)
+
+        lane.serve, lane.drop = serve_and_note, drop_and_note
 
     def claims(self, lease: Lease, request: int) -> None:
         """A claim is asked for; asked again, it may have been answered the first time."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .history import Execution, History
+from .history import Execution, History, Service
 from .ownership import Leases
 from .report import EXAMPLES, Gate
 
@@ -17,7 +19,9 @@ FIND = 1.0
 
 
 class Silence(NamedTuple):
-    """A payload waited from ``since`` until its run began, though its shard and its lane were idle."""
+    """A payload waited from ``since`` until its run began, though its shard was idle, and so was the lane
+    that served the shard, if one did.
+    """
 
     since: float
     execution: Execution
@@ -49,7 +53,8 @@ def silences(history: History) -> Iterator[Silence]:
     """One for each run that had a payload which no run had claimed before."""
     pushed = {(push.id, push.payload): push.at for push in reversed(history.pushes)}
     idle_since: dict[tuple[int, int] | int, float] = {}
-    for execution in sorted(history.executions, key=lambda one: one.began_at):
+    lanes = _Lanes(history)
+    for execution in sorted(history.executions, key=_began_at):
         fresh = [
             pushed.pop((job_id, payload), math.inf)
             for job_id, payloads in execution.payloads.items()
@@ -57,11 +62,43 @@ def silences(history: History) -> Iterator[Silence]:
         ]
         lane = (execution.pid, execution.thread)
         since = max(min(fresh), idle_since.get(lane, 0.0), idle_since.get(execution.shard, 0.0))
+        since = lanes.busy_until(execution.shard, since, execution.began_at)
         if since < execution.began_at:
             yield Silence(since, execution)
         for place in (lane, execution.shard):
             ended_at = execution.ended_at or math.inf
             idle_since[place] = max(idle_since.get(place, 0.0), ended_at)
+
+
+class _Lanes:
+    """The lanes of each shard, one after the other, and their runs."""
+
+    def __init__(self, history: History) -> None:
+        self._services: dict[int, list[Service]] = defaultdict(list)
+        self._runs: dict[tuple[int, int], list[Execution]] = defaultdict(list)
+        for service in history.services:
+            self._services[service.shard].append(service)
+        for run in sorted(history.executions, key=_began_at):
+            self._runs[run.pid, run.thread].append(run)
+
+    def busy_until(self, shard: int, since: float, began_at: float) -> float:
+        """Return the last time after ``since`` at which a lane served the shard and ran another one, before
+        the run that ``began_at``; ``since`` without one.
+        """
+        for service in self._services[shard]:
+            if service.at > began_at or service.until <= since:
+                continue
+            runs = self._runs[service.pid, service.thread]
+            place = bisect_left(runs, min(service.until, began_at), key=_began_at)
+            ended_at = (runs[place - 1].ended_at or math.inf) if place else 0.0
+            busy_until = min(ended_at, service.until)
+            if service.at <= busy_until <= began_at:
+                since = max(since, busy_until)
+        return since
+
+
+def _began_at(execution: Execution) -> float:
+    return execution.began_at
 
 
 def _is_disturbed(history: History, leases: Leases, silence: Silence) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.chaos.checker import check
-from tests.chaos.history import Acquire, Death, Drain, Execution, History, Push, Trouble
+from tests.chaos.history import Acquire, Death, Drain, Execution, History, Push, Service, Trouble
 
 GATE = "silence of a healthy shard s"
 ONE, TWO = 101, 102
@@ -44,6 +44,19 @@ def test_it_is_not_while_the_lane_or_the_shard_is_at_work(place):
     pushes = (*SILENT.pushes, Push("b", 2, 19.0, 19.5))
     before = ran(ONE, 19.6, 22.5, b=(2,), **place)
     assert silence(pushes=pushes, executions=(before, *SILENT.executions)) == pytest.approx(0.5)
+
+
+def test_nor_while_the_lane_is_at_work_that_had_the_shard_before():
+    """The shard was moved, or released, while its lane ran another one: it had to wait for that."""
+    other = ran(TWO, 19.0, 30.0, shard=5, z=(9,))
+    services = (Service(TWO, 1, 0, 10.0, 22.0), Service(ONE, 1, 0, 22.4, 50.0))
+    executions = (other, *SILENT.executions)
+    assert silence(services=services, executions=executions) == pytest.approx(1.0)
+    # A lane that had ended its run does not count, nor one that began another run later.
+    ended = (replace(other, ended_at=20.5), *SILENT.executions)
+    assert silence(services=services, executions=ended) == pytest.approx(2.5)
+    later = (replace(other, began_at=22.2), *SILENT.executions)
+    assert silence(services=services, executions=later) == pytest.approx(3.0)
 
 
 def test_what_runs_again_was_claimed_before():

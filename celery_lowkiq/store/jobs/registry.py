@@ -7,7 +7,7 @@ code declares is that of a new queue: the stored one applies to all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.errors import (
@@ -69,10 +69,27 @@ class Registry:
                 refused[shard] = reply
             elif not reply and (damaged := self._unrestored(queue, shard, stored)):
                 refused[shard] = damaged
-        if refused and self.registered(queue) != stored:
+        if refused and (self._restarts_migration(queue, refused) or self.registered(queue) != stored):
             # A migration has begun or ended meanwhile.
             return self.open_shards(queue, shards, continue_migration)
         return refused
+
+    def _restarts_migration(self, queue: QueueSpec, refused: Mapping[ShardRef, StoreError]) -> bool:
+        """Begin the queue's last migration again when a failover has lost what it did in one of these shards.
+
+        Shards that lie on other masters than the queue's own key may be older than it.
+        """
+        damaged = [shard for shard, error in refused.items() if isinstance(error, ShardDamaged)]
+        copies = self._client.readable(
+            [("HMGET", shard_keys(shard)["meta"], "shards", "gen") for shard in damaged]
+        )
+        key = queue_key(queue.name)
+        ((gen, route),) = self._client.commands([("HMGET", key, "gen", "migration")])
+        layout = parse_layout(route)
+        if layout is None or not any(copy and is_left_behind(layout, int(gen), *copy) for copy in copies):
+            return False
+        call = load("restart_migration").call({"queue": key}, gen=gen, format=MIGRATING_FORMAT)
+        return bool(self._client.call(call))
 
     def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
         """Repair the shard's number of shards; return the damage if that is impossible."""
@@ -212,6 +229,16 @@ def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> 
     found = {layout for layout in found if layout and layout.former} or found
     # A caller may remember a migration of which a Redis without data knows nothing.
     return (found.pop() if len(found) == 1 else None) or Layout(queue.shards), gen
+
+
+def is_left_behind(last: Layout, gen: int, route: bytes | None, joined: bytes | None) -> bool:
+    """Whether a shard, by its route and the number of the migration that it has joined, has not ended the last
+    migration, of number ``gen``, or not begun it.
+    """
+    told = (route or b"").decode("latin-1")
+    if int(joined or 0) == gen:
+        return told in ("closed", last.route)
+    return int(joined or 0) == gen - 1 and told == str(last.former)
 
 
 def check_format(queue: str, stored: str) -> None:

@@ -124,10 +124,12 @@ class LeaseTable:
 
     # -- shards that are to be released
 
-    def leave(self, shard: ShardRef) -> None:
+    def leave(self, shard: ShardRef) -> OwnedShard:
         """Start no new batch of a shard; it is to be released, by the settle of its batch or right away."""
         self._lanes[shard].drop(shard)
-        self._owned[shard].leaving = True
+        owned = self._owned[shard]
+        owned.leaving = True
+        return owned
 
     def stay(self, owned: OwnedShard) -> None:
         """Serve a shard again that could not be released."""

@@ -30,18 +30,20 @@ class Rebalancing:
     def share(self, served: Collection[str], go_on: Callable[[], bool]) -> bool:
         """Release surplus shards, each when its batch has ended, while ``go_on()``.
 
+        A surplus shard is served until its turn comes, since a release may wait for a master that is away.
         Returns whether all were tried. Raises StoreError.
         """
         table = self._table
-        for shard in self._membership.surplus(table.without_retired(table.staying()), self._busy()):
-            table.leave(shard)
         for shard in table.staying():
             if shard.queue not in served:
                 table.leave(shard)
-        for owned in table.leaving():
+        leaving = [owned.shard for owned in table.leaving()]
+        surplus = self._membership.surplus(table.without_retired(table.staying()), self._busy())
+        for shard in (*surplus, *leaving):
             if not go_on():
                 return False
-            if not table.in_use(owned.shard):
+            owned = table.leave(shard)
+            if not table.in_use(shard):
                 self._release(owned)
         return True
 

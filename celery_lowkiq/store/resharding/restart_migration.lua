@@ -1,0 +1,17 @@
+-- Begins the last migration of a queue once more, in the queue's own key, under the next number: a failover has lost what the
+-- migration did in a shard. What is sorted stays where it is (begin_migration.lua).
+--
+-- KEYS: queue
+-- ARGV: gen format
+--   gen: of the migration that ended; format: storage format during the migration
+-- USES:
+-- FLAGS: allow-oom
+-- Returns: 1; 0 when another migration is going on, or this one has begun again.
+-- Cost: O(1).
+local stored = redis.call('HMGET', queue, 'gen', 'phase', 'migration')
+if stored[1] ~= gen or stored[2] ~= 'idle' then
+  return 0
+end
+redis.call('HSET', queue, 'gen', gen + 1, 'phase', 'flip', 'shards', stored[3], 'format', format)
+redis.call('HDEL', queue, 'migration_paused', 'migration_aborted')
+return 1
