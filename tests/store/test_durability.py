@@ -43,7 +43,7 @@ def test_replicated_waits_for_a_replica():
 
 def test_without_a_replica_the_caller_hears_that_it_is_not_confirmed(store, client, short):
     careful = RedisStore(client, Durability(Level.REPLICATED, 1))
-    with pytest.raises(StoreUnavailable, match="stored, but not confirmed as replicated"):
+    with pytest.raises(StoreUnavailable, match="it was stored, but not confirmed as replicated"):
         careful.push(ONE, [NewJob("1", b"x", 1.0)])
     assert waiting(store, "1") == [("x", 1)]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.resharding import Phase
+from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
@@ -53,7 +57,8 @@ def run_all(store):
     """Own each shard, and run what waits; the ids in the order of their runs."""
     (queue,) = Registry(store.client).as_stored([QUEUE])
     shards = queue.shard_refs()
-    watches = [LeaseWatch(queue, *each) for each in zip(shards, store.observe(shards), strict=True)]
+    states = eventually(lambda: None not in (seen := store.observe(shards)) and seen)
+    watches = [LeaseWatch(queue, *each) for each in zip(shards, states, strict=True)]
     done = []
     for watch in watches:
         lease = store.acquire(queue, watch.shard, "me", watch.seen, 0)
@@ -96,4 +101,33 @@ def test_a_shard_whose_master_has_lost_the_end_of_a_migration_is_moved_again(los
         assert {*map(str, range(1000, 1200))} <= {*done}
         if lost_from is Phase.SEAL:
             assert sorted(done, key=int) == [*map(str, range(300)), *map(str, range(1000, 1200))]
+        store.close()
+
+
+@pytest.mark.full
+def test_a_migration_waits_for_the_replica_of_a_master_that_has_one(monkeypatch):
+    """Though calls wait for none: what it moves was stored long before."""
+    monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.2)
+    with running_cluster(replicas=3, config=CONFIG) as cluster:
+        client = connect_cluster({"cluster": cluster.addresses}, pool_size=4, pool_timeout=5)
+        store = RedisStore(client)
+        store.push(FORMER, numbers(0, 300))
+        of_queue = cluster.owner(slot_of(queue_key("orders")))
+        homes = [cluster.owner(slot_of(shard_keys(shard)["meta"])) for shard in FORMER.shard_refs()]
+        victim = next(home for home in homes if home != of_queue)
+        eventually(lambda: is_in_sync(cluster, victim))
+        cluster.freeze(victim + 3)
+        mover, migrations = store.mover(FORMER), Migrations(store.client, "orders")
+        assert migrations.begin(12)
+        for _ in range(5):
+            with contextlib.suppress(StoreUnavailable):
+                mover.turn()
+        assert migrations.read().phase is Phase.FLIP
+        cluster.thaw(victim + 3)
+        monkeypatch.undo()
+        while migrations.read():
+            mover.turn()
+        fail_over(cluster, victim)
+        assert sorted(run_all(store), key=int) == [*map(str, range(300))]
+        assert store.client.commands([("HGET", queue_key("orders"), "gen")]) == [b"1"]
         store.close()

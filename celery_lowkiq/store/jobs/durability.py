@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
-from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import AccessDenied, ConfigurationError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -42,8 +42,8 @@ class Durability:
     ) -> Steps[None]:
         """Wait until earlier writes to the shards have reached the level.
 
-        Raises StoreUnavailable when they have not within CONFIRM_SECONDS: the push is stored, but not
-        confirmed, and may be repeated. Raises ConfigurationError when the server does not support the level.
+        Raises StoreUnavailable when they have not within CONFIRM_SECONDS: they are stored, but not confirmed,
+        and may be repeated. Raises ConfigurationError when the server does not support the level.
         """
         if self.level is Level.FAST:
             return
@@ -53,9 +53,19 @@ class Durability:
         while left := (yield from self._unconfirmed(client, left)):
             if now() >= deadline:
                 raise StoreUnavailable(
-                    f"the push was stored, but not confirmed as {self.level.value} within "
+                    f"it was stored, but not confirmed as {self.level.value} within "
                     f"{CONFIRM_SECONDS:.0f} s; to call again is safe"
                 )
+
+    def confirm_move_steps(self, client: Client, shards: Iterable[ShardRef]) -> Steps[None]:
+        """As :meth:`confirm_steps`; at FAST, wait for a replica of each server that has one.
+
+        What a migration writes anew was stored long before: a failover is to lose last calls only.
+        """
+        if self.level is not Level.FAST:
+            yield from self.confirm_steps(client, shards)
+        elif replicated := (yield from _replicated(client, client.streams(shards))):
+            yield from Durability(Level.REPLICATED).confirm_steps(client, replicated)
 
     def _unconfirmed(self, client: Client, shards: Sequence[ShardRef]) -> Steps[list[ShardRef]]:
         wait = ("WAIT", self.replicas, WAIT_MS) if self.level is Level.REPLICATED else WAIT_FSYNC
@@ -76,3 +86,18 @@ class Durability:
         if self.level is Level.REPLICATED:
             return [shard for shard, replicas in answers if replicas < self.replicas]
         return [shard for shard, (on_disk, _) in answers if on_disk < 1]
+
+
+def _replicated(client: Client, streams: Sequence[ShardRef]) -> Steps[list[ShardRef]]:
+    """Return those whose server has a replica; none where INFO is forbidden."""
+    # INFO has no key: on a cluster it goes where the command before it goes.
+    commands = [(("HLEN", shard_keys(shard)["meta"]), ("INFO", "replication")) for shard in streams]
+    try:
+        replies = yield from client.command_steps([command for pair in commands for command in pair])
+    except AccessDenied:
+        return []
+    return [
+        shard
+        for shard, about in zip(streams, replies[1::2], strict=True)
+        if about.get("connected_slaves") or about.get("connected_replicas")
+    ]

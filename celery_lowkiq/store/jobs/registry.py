@@ -232,8 +232,9 @@ def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> 
 
 
 def is_left_behind(last: Layout, gen: int, route: bytes | None, joined: bytes | None) -> bool:
-    """Whether a shard, by its route and the number of the migration that it has joined, has not ended the last
-    migration, of number ``gen``, or not begun it.
+    """Whether a shard has not ended the last migration, of number ``gen``, or not begun it.
+
+    ``route``: of the shard; ``joined``: the number of its last migration.
     """
     told = (route or b"").decode("latin-1")
     if int(joined or 0) == gen:

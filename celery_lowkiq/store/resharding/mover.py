@@ -374,7 +374,7 @@ class Mover:
         return [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
 
     def _confirm(self, shards: Iterable[int]) -> Steps[None]:
-        yield from self._durability.confirm_steps(self.client, map(self._shard, shards))
+        yield from self._durability.confirm_move_steps(self.client, map(self._shard, shards))
 
 
 def _moves(reply: list[Any]) -> ShardMoves:
