@@ -99,10 +99,13 @@ _READS = Role(
     ("tracked",),
 )
 _CALLER = Role(
-    _names("push register set_shard_count track_add track_close track_open track_page track_update"),
+    _names(
+        "push register restart_migration set_shard_count track_add track_close track_open track_page "
+        "track_update"
+    ),
     {
         "HGET": ("meta", "queue", "tracker"),
-        "HMGET": ("meta", "tracker"),
+        "HMGET": ("meta", "queue", "tracker"),
         "SUBSCRIBE": (),
         "UNSUBSCRIBE": (),
         "WAIT": (),
