@@ -225,3 +225,29 @@ def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
     assert table.get(SHARDS[3]) is None
     assert [table.get(shard) is None for shard in SHARDS[:2]] == [False, False]
     assert not any(SHARDS[3] in lane.shards() for lane in lanes)
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["", "of a master that is away"])
+def test_a_surplus_shard_is_served_until_its_turn_to_be_released(away, monkeypatch):
+    """A release may wait for a master, and the shards after it must not."""
+    node = Node(splitter=lease_splitter, lanes=2)
+    ownership, lanes = node.runtime._ownership, node.runtime._lanes
+    table, rebalancing = ownership._table, ownership._rebalancing
+    ownership._membership.update()
+    for shard in SHARDS:
+        node.store.leases[shard] = LeaseState("me", 1, 0)
+        table.add(OwnedShard(Q, Lease(shard, "me", 1), 60.0, time.monotonic()))
+    served = []
+
+    def release(lease):
+        served.append({shard for lane in lanes for shard in lane.shards()})
+        return None if away else True
+
+    monkeypatch.setattr(node.store, "release", release)
+    monkeypatch.setattr(ownership._membership, "surplus", lambda owned, busy: SHARDS[:3])
+    assert rebalancing.share({"q"}, go_on=lambda: True)
+    assert served == [{*SHARDS[1:]}, {*SHARDS[2:]}, {*SHARDS[3:]}]
+    # What did not fit into the turn is served until the next one.
+    monkeypatch.setattr(ownership._membership, "surplus", lambda owned, busy: SHARDS[3:])
+    assert not rebalancing.share({"q"}, go_on=lambda: False)
+    assert {shard for lane in lanes for shard in lane.shards()} == {*SHARDS[3:]}
