@@ -35,7 +35,7 @@ from celery_lowkiq.store.scripts.records import (
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import load
 
-from .queries import NO_MASTER, Queries
+from .queries import Queries
 
 #: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
@@ -100,7 +100,7 @@ class NodeReports:
         return tuple(
             _shard_report(reports, state, *told)
             if state.away is None and all(map(_is_there, told))
-            else ShardReport(state.shard.index, Stats(missing=1), away=state.away or NO_MASTER)
+            else ShardReport(state.shard.index, Stats(missing=1), away=self._queries.master_of(state.shard))
             for state, *told in zip(states, *columns, strict=True)
         )
 

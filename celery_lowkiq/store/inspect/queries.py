@@ -210,13 +210,15 @@ class Queries:
         self._client.check_away(away)
         raise_refused([reply for reply in replies if not isinstance(reply, (ShardDamaged, StoreUnavailable))])
         return [
-            self._away(shard) if isinstance(reply, StoreUnavailable) else _state(shard, reply)
+            ShardState(shard, Stats(missing=1), LeaseState(), away=self.master_of(shard))
+            if isinstance(reply, StoreUnavailable)
+            else _state(shard, reply)
             for shard, reply in zip(shards, replies, strict=True)
         ]
 
-    def _away(self, shard: ShardRef) -> ShardState:
-        master = self._client.master_of(shard) or NO_MASTER
-        return ShardState(shard, Stats(missing=1), LeaseState(), away=master)
+    def master_of(self, shard: ShardRef) -> str:
+        """Return the address of a shard's master, or that its slot has none."""
+        return self._client.master_of(shard) or NO_MASTER
 
     # -- pauses
 
