@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
+from celery_lowkiq.store.scripts.keys import FORMAT, SHARD_KEYS, queue_key
 
 from .helpers import contents
 from .resharding import NAME, ONE, begun, claimed, ended, key, owned, resharded, run, until
@@ -149,3 +151,42 @@ def test_a_source_that_a_failover_takes_back_after_it_was_finished_is_moved_agai
 
 def homes(name):
     return shard_of(name, 2), shard_of(name, 3)
+
+
+def test_a_transfer_that_comes_back_to_a_sealed_shard_moves_all_once_more(store, client, monkeypatch):
+    """Failovers lost the end of the transfer in its source, and the last phase in the queue's own key."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    mover = begun(store, ONE, 3)
+    until(client, mover, "move")
+    with monkeypatch.context() as patched:
+        patched.setattr(mover, "_confirm", Mock(side_effect=StoreUnavailable))
+        with pytest.raises(StoreUnavailable):
+            while True:
+                mover.turn()
+    keys = [*(key(name) for name in SHARD_KEYS), queue_key(NAME)]
+    lost = [(name, client.dump(name)) for name in keys]
+    until(client, mover, "seal")
+    for index in (1, 2):
+        run(store, "seal", index, gen=1, shards="1>3", sealed="3")
+    for name, data in lost:
+        client.delete(name)
+        if data is not None:
+            client.restore(name, 0, data)
+    until(client, Mover(store.client, ONE), "idle")
+    assert client.hget(queue_key(NAME), "gen") == b"2"
+    assert runs_of(store, replace(ONE, shards=3)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+def test_the_last_phase_begins_when_replicas_have_the_end_of_all_transfers(store, client):
+    """What is sealed takes no transfer: none may come back with a failover."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    mover, confirmed = begun(store, ONE, 3), []
+    confirm = mover._confirm
+
+    def confirming(shards):
+        confirmed.append((client.hget(queue_key(NAME), "phase"), list(shards)))
+        return confirm(confirmed[-1][1])
+
+    mover._confirm = confirming
+    until(client, mover, "seal")
+    assert confirmed[-1] == (b"move", [0, 1, 2])

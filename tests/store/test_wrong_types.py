@@ -75,6 +75,7 @@ def arguments(state):
         ),
         "apply_queue_pause": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
         "begin_migration": ({"gen": 0, "shards": 1, "wanted": 2, "format": 2}, ()),
+        "restart_migration": ({"gen": 1, "phase": "prepare", "format": 2}, ()),
         "bury": ({"merge": "min", "policy": POLICY, "only_failed": 1, "reason": "", **bounds}, ("failed",)),
         "claim": (
             {
@@ -365,7 +366,9 @@ STATES = {
     **dict.fromkeys(("import_jobs", "forget_transfer"), a_shard_with_a_transfer),
     "open": after(a_shard_with_jobs_everywhere, "fence"),
     "hold": a_shard_whose_jobs_stay,
-    **dict.fromkeys(("abort_migration", "pause_migration", "set_phase"), a_queue_in_migration),
+    **dict.fromkeys(
+        ("abort_migration", "pause_migration", "restart_migration", "set_phase"), a_queue_in_migration
+    ),
     "push of a new id": an_idle_shard,
     "claim of plain jobs": a_plain_job,
     "settle of done jobs": a_plain_job_in_processing,

@@ -88,7 +88,9 @@ class Registry:
         layout = parse_layout(route)
         if layout is None or not any(copy and is_left_behind(layout, int(gen), *copy) for copy in copies):
             return False
-        call = load("restart_migration").call({"queue": key}, gen=gen, format=MIGRATING_FORMAT)
+        call = load("restart_migration").call(
+            {"queue": key}, gen=gen, phase=Phase.IDLE.value, format=MIGRATING_FORMAT
+        )
         return bool(self._client.call(call))
 
     def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:

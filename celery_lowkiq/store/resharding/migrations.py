@@ -135,6 +135,14 @@ class Migrations:
             found.append(round((waiting - unsorted) * leaving / max(1, len(ids))))
         return found
 
+    def restart_steps(self, gen: int, phase: Phase) -> Steps[bool]:
+        """Steps that begin migration ``gen``, in this phase, once more under the next number: a failover has
+        lost what it did in a shard, and sealed shards take no transfer.
+        """
+        call = load("restart_migration").call(self._keys, gen=gen, phase=phase.value, format=MIGRATING_FORMAT)
+        (begun,) = yield from self._client.call_steps([call])
+        return bool(begun == 1)
+
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
         """Begin the next phase of a migration. False when another mover was first."""
         layout = migration.layout

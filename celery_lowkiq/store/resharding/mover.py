@@ -194,6 +194,8 @@ class Mover:
         last = [found for index in searched if (found := last_export(migration, index, moves[index]))]
         self._finished.update(n for n in searched if is_finished(migration, n, moves[n]))
         if len(self._finished) == migration.former:
+            # What is sealed takes no transfer: none may come back with a failover.
+            yield from self._confirm(migration.shards)
             return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
         relays = [self._release("relay", migration, *of_shard) for of_shard in done.relays.items()]
         self.sorted_jobs += sum(map(len, done.relays.values()))
@@ -263,6 +265,9 @@ class Mover:
                 self.sorted_jobs += len(export.ids) - len(none) - len(busy)
                 imports.append(self._import(migration, export, number, data))
         received = yield from self._send_here([*imports, *answered])
+        if STALE in received:
+            # A failover has lost the end of a transfer, and the phase after it, in which shards were sealed.
+            return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
         arrived = [each for each, reply in zip(taken, received, strict=False) if reply not in (STALE, None)]
         if arrived:
             yield from self._confirm(export.shard for export, _ in arrived)

@@ -2,14 +2,14 @@
 -- migration did in a shard. What is sorted stays where it is (begin_migration.lua).
 --
 -- KEYS: queue
--- ARGV: gen format
---   gen: of the migration that ended; format: storage format during the migration
+-- ARGV: gen phase format
+--   gen, phase: as the caller has read them; format: storage format during the migration
 -- USES:
 -- FLAGS: allow-oom
--- Returns: 1; 0 when another migration is going on, or this one has begun again.
+-- Returns: 1; 0 when its phase or another migration has begun since.
 -- Cost: O(1).
 local stored = redis.call('HMGET', queue, 'gen', 'phase', 'migration')
-if stored[1] ~= gen or stored[2] ~= 'idle' then
+if stored[1] ~= gen or stored[2] ~= phase then
   return 0
 end
 redis.call('HSET', queue, 'gen', gen + 1, 'phase', 'flip', 'shards', stored[3], 'format', format)
