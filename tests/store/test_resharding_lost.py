@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -153,16 +152,29 @@ def homes(name):
     return shard_of(name, 2), shard_of(name, 3)
 
 
+def until_unconfirmed(mover, monkeypatch, after):
+    """Have it do turns until a replica does not confirm; before, it confirms so many times."""
+    confirms = iter([True] * after)
+
+    def confirm(shards):
+        if list(shards) and not next(confirms, False):
+            raise StoreUnavailable("not confirmed")
+        return ()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mover, "_confirm", confirm)
+        with pytest.raises(StoreUnavailable):
+            while True:
+                mover.turn()
+
+
 def test_a_transfer_that_comes_back_to_a_sealed_shard_moves_all_once_more(store, client, monkeypatch):
     """Failovers lost the end of the transfer in its source, and the last phase in the queue's own key."""
     store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     mover = begun(store, ONE, 3)
     until(client, mover, "move")
-    with monkeypatch.context() as patched:
-        patched.setattr(mover, "_confirm", Mock(side_effect=StoreUnavailable))
-        with pytest.raises(StoreUnavailable):
-            while True:
-                mover.turn()
+    # The export is confirmed, and the import is not.
+    until_unconfirmed(mover, monkeypatch, after=1)
     keys = [*(key(name) for name in SHARD_KEYS), queue_key(NAME)]
     lost = [(name, client.dump(name)) for name in keys]
     until(client, mover, "seal")
@@ -190,3 +202,15 @@ def test_the_last_phase_begins_when_replicas_have_the_end_of_all_transfers(store
     mover._confirm = confirming
     until(client, mover, "seal")
     assert confirmed[-1] == (b"move", [0, 1, 2])
+
+
+def test_a_transfer_is_imported_when_replicas_have_its_export(store, client, monkeypatch):
+    """Else a failover of its source could bring back what has run in the other shard by then."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    mover = begun(store, ONE, 2)
+    until(client, mover, "move")
+    until_unconfirmed(mover, monkeypatch, after=0)
+    assert client.hexists(key("outbox"), "1")
+    assert not client.exists(key("jobs", 1), key("outbox", 1))
+    until(client, mover, "idle")
+    assert runs_of(store, replace(ONE, shards=2)) == {f"id-{n}": ["x"] for n in range(20)}

@@ -264,6 +264,8 @@ class Mover:
                 taken.append((export, number))
                 self.sorted_jobs += len(export.ids) - len(none) - len(busy)
                 imports.append(self._import(migration, export, number, data))
+        # A source that a failover takes back to before an export would send the same payloads again.
+        yield from self._confirm(export.source for export, _ in taken)
         received = yield from self._send_here([*imports, *answered])
         if STALE in received:
             # A failover has lost the end of a transfer, and the phase after it, in which shards were sealed.
@@ -379,7 +381,8 @@ class Mover:
         return [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
 
     def _confirm(self, shards: Iterable[int]) -> Steps[None]:
-        yield from self._durability.confirm_move_steps(self.client, map(self._shard, shards))
+        if refs := list(map(self._shard, shards)):
+            yield from self._durability.confirm_move_steps(self.client, refs)
 
 
 def _moves(reply: list[Any]) -> ShardMoves:
