@@ -53,6 +53,21 @@ def fail_over(cluster, master):
     eventually(lambda: any(a <= slot <= b for n in cluster.living for a, b in cluster.ranges(n)), 30)
 
 
+@contextlib.contextmanager
+def a_queue():
+    """A cluster with a queue, and a master without the queue's own key, whose replica is in sync."""
+    with running_cluster(replicas=3, config=CONFIG) as cluster:
+        client = connect_cluster({"cluster": cluster.addresses}, pool_size=4, pool_timeout=5)
+        store = RedisStore(client)
+        store.push(FORMER, numbers(0, 300))
+        of_queue = cluster.owner(slot_of(queue_key("orders")))
+        homes = [cluster.owner(slot_of(shard_keys(shard)["meta"])) for shard in FORMER.shard_refs()]
+        victim = next(home for home in homes if home != of_queue)
+        eventually(lambda: is_in_sync(cluster, victim))
+        yield cluster, store, victim
+        store.close()
+
+
 def run_all(store):
     """Own each shard, and run what waits; the ids in the order of their runs."""
     (queue,) = Registry(store.client).as_stored([QUEUE])
@@ -72,16 +87,7 @@ def run_all(store):
 @pytest.mark.full
 @pytest.mark.parametrize("lost_from", [None, Phase.MOVE, Phase.SEAL], ids=["begin", "move", "seal"])
 def test_a_shard_whose_master_has_lost_the_end_of_a_migration_is_moved_again(lost_from):
-    with running_cluster(replicas=3, config=CONFIG) as cluster:
-        client = connect_cluster({"cluster": cluster.addresses}, pool_size=4, pool_timeout=5)
-        store = RedisStore(client)
-        store.push(FORMER, numbers(0, 300))
-        of_queue = cluster.owner(slot_of(queue_key("orders")))
-        homes = [cluster.owner(slot_of(shard_keys(shard)["meta"])) for shard in FORMER.shard_refs()]
-        victim = next(home for home in homes if home != of_queue)
-        # The replica has the jobs before it is cut off.
-        eventually(lambda: is_in_sync(cluster, victim))
-
+    with a_queue() as (cluster, store, victim):
         mover, migrations = store.mover(FORMER), Migrations(store.client, "orders")
         assert migrations.begin(12)
         while lost_from is not None and migrations.read().phase is not lost_from:
@@ -101,21 +107,13 @@ def test_a_shard_whose_master_has_lost_the_end_of_a_migration_is_moved_again(los
         assert {*map(str, range(1000, 1200))} <= {*done}
         if lost_from is Phase.SEAL:
             assert sorted(done, key=int) == [*map(str, range(300)), *map(str, range(1000, 1200))]
-        store.close()
 
 
 @pytest.mark.full
 def test_a_migration_waits_for_the_replica_of_a_master_that_has_one(monkeypatch):
     """Though calls wait for none: what it moves was stored long before."""
     monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.2)
-    with running_cluster(replicas=3, config=CONFIG) as cluster:
-        client = connect_cluster({"cluster": cluster.addresses}, pool_size=4, pool_timeout=5)
-        store = RedisStore(client)
-        store.push(FORMER, numbers(0, 300))
-        of_queue = cluster.owner(slot_of(queue_key("orders")))
-        homes = [cluster.owner(slot_of(shard_keys(shard)["meta"])) for shard in FORMER.shard_refs()]
-        victim = next(home for home in homes if home != of_queue)
-        eventually(lambda: is_in_sync(cluster, victim))
+    with a_queue() as (cluster, store, victim):
         cluster.freeze(victim + 3)
         mover, migrations = store.mover(FORMER), Migrations(store.client, "orders")
         assert migrations.begin(12)
@@ -130,4 +128,3 @@ def test_a_migration_waits_for_the_replica_of_a_master_that_has_one(monkeypatch)
         fail_over(cluster, victim)
         assert sorted(run_all(store), key=int) == [*map(str, range(300))]
         assert store.client.commands([("HGET", queue_key("orders"), "gen")]) == [b"1"]
-        store.close()

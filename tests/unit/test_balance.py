@@ -204,14 +204,20 @@ class LosesIt:
         return getattr(self._lane, name)
 
 
+def an_owner():
+    """A node with two lanes that has all leases; its own threads do not run."""
+    node = Node(splitter=lease_splitter, lanes=2)
+    ownership = node.runtime._ownership
+    ownership._membership.update()
+    node.store.leases |= {shard: LeaseState("me", 1, 0) for shard in SHARDS}
+    return node, ownership, ownership._table, ownership._rebalancing
+
+
 @pytest.mark.parametrize("step", ["share", "level"])
 def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
-    node = Node(splitter=lease_splitter, lanes=2)
-    ownership, lanes = node.runtime._ownership, node.runtime._lanes
-    table, rebalancing = ownership._table, ownership._rebalancing
-    ownership._membership.update()
+    node, ownership, table, rebalancing = an_owner()
+    lanes = node.runtime._lanes
     for shard in SHARDS:
-        node.store.leases[shard] = LeaseState("me", 1, 0)
         owned = OwnedShard(Q, Lease(shard, "me", 1), 60.0, time.monotonic())
         loses_it = LosesIt(node.runtime._ctx.mailbox, lanes[0], owned)
         table.add(owned, loses_it if shard in SHARDS[2:] else lanes[0])
@@ -230,12 +236,9 @@ def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
 @pytest.mark.parametrize("away", [False, True], ids=["", "of a master that is away"])
 def test_a_surplus_shard_is_served_until_its_turn_to_be_released(away, monkeypatch):
     """A release may wait for a master, and the shards after it must not."""
-    node = Node(splitter=lease_splitter, lanes=2)
-    ownership, lanes = node.runtime._ownership, node.runtime._lanes
-    table, rebalancing = ownership._table, ownership._rebalancing
-    ownership._membership.update()
+    node, ownership, table, rebalancing = an_owner()
+    lanes = node.runtime._lanes
     for shard in SHARDS:
-        node.store.leases[shard] = LeaseState("me", 1, 0)
         table.add(OwnedShard(Q, Lease(shard, "me", 1), 60.0, time.monotonic()))
     served = []
 
