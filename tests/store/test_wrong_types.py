@@ -267,8 +267,7 @@ def a_shard_with_jobs_everywhere(store):
     """A suspect, a failed one and a long one waiting, one dead, one in processing."""
     push(store, "suspect", ("a", 1), perform_in=1.0)
     for owner in ("first", "second"):
-        died = take(store, owner=owner)
-        claim(store, died)
+        claim(store, died := take(store, owner=owner))
     lease = take(store)
     for job_id, disposition in (("dead", Disposition.BURY), ("failed", Disposition.RETRY)):
         push(store, job_id, ("a", 1), perform_in=1.0)
@@ -317,7 +316,7 @@ def after(prepare, *names):
 
 a_shard_in_migration = after(a_shard_with_jobs_everywhere, "fence", "open")
 a_shard_whose_jobs_stay = after(a_shard_in_migration, "stay")
-a_queue_in_migration = after(an_idle_shard, "begin_migration")
+a_moving_queue = after(an_idle_shard, "begin_migration")
 
 
 def a_shard_with_a_transfer(store):
@@ -366,9 +365,7 @@ STATES = {
     **dict.fromkeys(("import_jobs", "forget_transfer"), a_shard_with_a_transfer),
     "open": after(a_shard_with_jobs_everywhere, "fence"),
     "hold": a_shard_whose_jobs_stay,
-    **dict.fromkeys(
-        ("abort_migration", "pause_migration", "restart_migration", "set_phase"), a_queue_in_migration
-    ),
+    **dict.fromkeys(("abort_migration", "pause_migration", "restart_migration", "set_phase"), a_moving_queue),
     "push of a new id": an_idle_shard,
     "claim of plain jobs": a_plain_job,
     "settle of done jobs": a_plain_job_in_processing,

@@ -271,20 +271,12 @@ class Mover:
             # A failover has lost the end of a transfer, and the phase after it, in which shards were sealed.
             return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
         arrived = [each for each, reply in zip(taken, received, strict=False) if reply not in (STALE, None)]
-        if arrived:
-            yield from self._confirm(export.shard for export, _ in arrived)
-            yield from self._send_here(
-                [
-                    self._call(
-                        "forget_transfer",
-                        export.source,
-                        gen=migration.gen,
-                        shard=export.shard,
-                        number=number,
-                    )
-                    for export, number in arrived
-                ]
-            )
+        yield from self._confirm(export.shard for export, _ in arrived)
+        forgets = [
+            self._call("forget_transfer", export.source, gen=migration.gen, shard=export.shard, number=number)
+            for export, number in arrived
+        ]
+        yield from self._send_here(forgets)
         return bool(arrived or answered)
 
     def _received(self, exports: Sequence[Export]) -> Steps[dict[Export, int]]:
