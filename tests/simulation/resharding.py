@@ -38,6 +38,7 @@ from celery_lowkiq.rules.models import (
 )
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store import redis_store
+from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.claims import claim_call, claimed, settle_calls
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.resharding import mover as movers
@@ -64,12 +65,14 @@ LIMITS = (
     (rules, "TRANSFER_IDS", 3),
     (movers, "TRANSFER_PAYLOADS", 4),
     (movers, "TRANSFER_BYTES", 1500),
+    # Movers need not ask for replicas here: there are none.
+    (durability, "_replicated", lambda *_: iter(())),
 )
 #: Loaded before the first step, so that a seed replays.
 SCRIPTS = (
     *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
     *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
-    *("pause_migration", "stay", "hold", "abort_migration", "requeue", "hold_ids"),
+    *("pause_migration", "stay", "hold", "abort_migration", "restart_migration", "requeue", "hold_ids"),
 )
 #: What acts in each run.
 ACTORS = (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3), ("operator", 1))
