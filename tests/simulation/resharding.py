@@ -65,8 +65,7 @@ LIMITS = (
     (rules, "TRANSFER_IDS", 3),
     (movers, "TRANSFER_PAYLOADS", 4),
     (movers, "TRANSFER_BYTES", 1500),
-    # Movers need not ask for replicas here: there are none.
-    (durability, "_replicated", lambda *_: iter(())),
+    (durability, "_replicated", lambda *_: iter(())),  # there is no replica
 )
 #: Loaded before the first step, so that a seed replays.
 SCRIPTS = (
