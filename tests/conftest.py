@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a job that a shell runs in the background: all processes of tests would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile(
     "default",

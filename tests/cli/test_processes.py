@@ -254,10 +254,8 @@ def test_a_bar_moves_on_a_terminal_only(filled):
 
 
 def test_watch_repeats_until_it_is_interrupted(filled):
-    # What a shell starts in the background ignores the signal, and so do its children.
-    taken = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = start("stats", "--watch", "0.05", "--json", **pipes, **taken)
+    process = start("stats", "--watch", "0.05", "--json", **pipes)
     first = [json.loads(process.stdout.readline())["total"]["length"] for _ in range(3)]
     filled.delete(["w1"])
     eventually(lambda: json.loads(process.stdout.readline())["total"]["length"] == 1)

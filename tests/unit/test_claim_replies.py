@@ -37,10 +37,19 @@ def test_a_usual_record_says_which_calls_have_records(length, flag, recorded):
     assert job == Job("1", (Payload(b"ab", 1.5, recorded),), 5.5, claim=7, payload_count=1, last_call=12)
 
 
+WISH = ClaimRequest(QueueSpec("q"), Lease(ShardRef("q", 0), "me", 1), 1)
+
+
 def claim(*jobs: tuple[bytes, bytes], now: bytes = b"9"):
-    lease = Lease(ShardRef("q", 0), "me", 1)
     flat = [value for job_id, perform_in in jobs for value in (job_id, b"7 %s -1 0 1 1 x" % perform_in)]
-    return claimed(ClaimRequest(QueueSpec("q"), lease, 1), [now, b"", 7, 0, *flat])
+    return claimed(WISH, [now, b"", 7, 0, *flat])
+
+
+@pytest.mark.parametrize("number, unwanted", [(b"1.5", 0), (None, 0), (7, b"x"), (7, [])])
+def test_what_a_lane_compares_is_a_number(number, unwanted):
+    reply = [b"9", b"", number, 0, b"a", b"7 5 -1 0 1 1 x", [], [b"a", unwanted]]
+    with pytest.raises((TypeError, ValueError)):
+        claimed(WISH, reply)
 
 
 def test_jobs_run_by_time_then_by_the_bytes_of_their_ids():

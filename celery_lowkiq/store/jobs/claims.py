@@ -89,14 +89,14 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
     jobs = jobs_with_calls(_in_order(batch), calls)
     if unwanted:
         counts = dict(pairs(unwanted))
-        jobs = [job._replace(unwanted=counts.get(id_bytes(job.id), 0)) for job in jobs]
+        jobs = [job._replace(unwanted=int(counts.get(id_bytes(job.id), 0))) for job in jobs]
     if jobs and jobs[-1].perform_in > float(now):
         jobs = [job._replace(early=job.perform_in > float(now)) for job in jobs]
     if any(map(attrgetter("priority"), jobs)):
         max_wait = wish.queue.policies.priority_max_wait
         jobs.sort(key=lambda job: turn(job.priority, job.perform_in, float(now), max_wait))
     return Claim(
-        number=number if jobs else 0,
+        number=int(number) if jobs else 0,
         jobs=tuple(jobs),
         now=float(now),
         next_due=parse_time(next_due),
