@@ -45,10 +45,10 @@ class Recording:
 
         def serve_and_note(self: Any, owned: OwnedShard) -> None:
             serve(self, owned)
-            note("serve", thread=self.thread.ident, shard=owned.shard.index)
+            note("serve", thread=self.thread.ident, queue=owned.shard.queue, shard=owned.shard.index)
 
         def drop_and_note(self: Any, shard: ShardRef) -> None:
-            note("drop", thread=self.thread.ident, shard=shard.index)
+            note("drop", thread=self.thread.ident, queue=shard.queue, shard=shard.index)
             drop(self, shard)
 
         lane.serve, lane.drop = serve_and_note, drop_and_note

@@ -100,8 +100,9 @@ class Node:
     def in_time(self, ids):
         """What is pushed in the block runs at most a poll and RUN s later.
 
-        A second for which a thread of the node or of Redis was ready and had no processor does not count, for
-        each of the threads: on a busy machine, a later job may pass, and none fails that was not late.
+        A second for which a thread of the node, of Redis or of this process was ready and had no processor
+        does not count, for each of the threads: on a busy machine, a later job may pass, and none fails that
+        was not late.
         """
         began = time.monotonic() - without_processor(*self._pids)
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import pytest
 
@@ -28,7 +29,7 @@ class Worker(Node):
         self._numbers, self._ran = itertools.count(), folder / "ran"
         env = {"FUZZ_URL": server.url, "FUZZ_RAN": self._ran}
         self.process = worker(self.app, folder / "log", module="tests.fuzz.worker_app", **env)
-        self._pids = (self.process.container.process.pid, server.pid)
+        self._pids = (self.process.container.process.pid, server.pid, os.getpid())
 
     def has_run(self, ids):
         assert self.process.container.status == "running", self.process.logs()[-5000:]
