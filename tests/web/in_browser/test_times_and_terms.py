@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.keys import AUDIT_KEY, shard_keys
 from tests.waiting import eventually
 from tests.web import showcase
 from tests.web.serving import served
@@ -67,13 +67,16 @@ def due(browser):
 
 @pytest.fixture
 def tried(app, server):
-    """The page of a job with five tries, four of them similar and the last one 40 s ago."""
+    """The page of a job with five tries, four of them similar and the last one 40 s ago; nobody changed its
+    queue meanwhile.
+    """
     task, job_id, now = app.tasks["sync_order"], uuid4().hex, time.time()
     task.apply_async((job_id, {"version": 1}), countdown=600)
     lines = [f"{now - 640:.6f}\t0\tnode-1\tKeyError: 'sku'"]
     lines += [f"{now - 640 + 150 * n:.6f}\t{n}\tnode-1\tValueError: order {n}" for n in range(1, 5)]
     keys = shard_keys(task.queue_spec.shard_of(job_id))
     with redis.Redis(unix_socket_path=server.socket_path) as client:
+        client.delete(AUDIT_KEY)
         client.zadd(keys["failed"], {job_id: 5})
         client.hset(keys["errors"], job_id, "ValueError: order 4")
         client.hset(keys["tries"], job_id, "\n".join(lines))
