@@ -49,9 +49,10 @@ def operators(bench: Bench) -> Iterator[Row]:
         longest[text] = bench.longest_script(partial(_timed, act, seconds)) * 1000
         cost = seconds[0] * 1e6 / jobs
         yield Row(f"operators-{name}", f"operators, {jobs} jobs: {text}", "us/job", cost)
-    shown = ", ".join(f"{text} {took:.1f}" for text, took in longest.items())
-    about, longest_of_all = f"operators, {jobs} jobs: longest script ({shown})", max(longest.values())
-    yield Row("operators-script", about, "ms", longest_of_all, targets=(Target(20.0),), yardstick="machine")
+    slowest = sorted(longest.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{text} {took:.1f}" for text, took in slowest[:2])
+    about = f"operators, {jobs} jobs: longest script ({shown})"
+    yield Row("operators-script", about, "ms", slowest[0][1], targets=(Target(20.0),), yardstick="machine")
 
 
 def _timed(act: Callable[[], Any], seconds: list[float]) -> None:
