@@ -62,13 +62,13 @@ class NodeReports:
         On a cluster, the StoreUnavailable of a queue whose own master is away.
         """
         commands = [(("HVALS", history_key(queue.name, span)), ("TIME",)) for queue in queues]
-        found = self._readable_here([command for pair in commands for command in pair])
+        found = self._replies([command for pair in commands for command in pair])
         return [
             values if isinstance(values, StoreUnavailable) else parse_history(values, seconds(time), span)
             for values, time in zip(found[::2], found[1::2], strict=True)
         ]
 
-    def _readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _replies(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         return self._client.execute(self._client.answer_steps(commands)) if commands else []
 
     def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
@@ -81,7 +81,7 @@ class NodeReports:
         lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
         pause_reads = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
         moving_reads = [("ZCARD", shard_keys(shard)["moving"]) for shard in shards]
-        counters, time, *replies = self._readable_here(
+        counters, time, *replies = self._replies(
             [
                 ("HMGET", history_key(queue.name), *SHARDS_FIELDS),
                 ("TIME",),

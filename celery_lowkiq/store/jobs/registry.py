@@ -27,7 +27,7 @@ from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.replies import reads_replies
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 #: Phases of a migration in which shards may refuse calls.
 CLOSING_PHASES = (Phase.FLIP.value, Phase.MOVE.value, Phase.SEAL.value)
@@ -83,15 +83,11 @@ class Registry:
         copies = self._client.readable(
             [("HMGET", shard_keys(shard)["meta"], "shards", "gen") for shard in damaged]
         )
-        key = queue_key(queue.name)
-        ((gen, route),) = self._client.commands([("HMGET", key, "gen", "migration")])
+        ((gen, route),) = self._client.commands([("HMGET", queue_key(queue.name), "gen", "migration")])
         layout = parse_layout(route)
         if layout is None or not any(copy and is_left_behind(layout, int(gen), *copy) for copy in copies):
             return False
-        call = load("restart_migration").call(
-            {"queue": key}, gen=gen, phase=Phase.IDLE.value, format=MIGRATING_FORMAT
-        )
-        return bool(self._client.call(call))
+        return bool(self._client.call(restart_call(queue.name, int(gen), Phase.IDLE)))
 
     def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
         """Repair the shard's number of shards; return the damage if that is impossible."""
@@ -212,6 +208,12 @@ class Registry:
     def _copy(self, shard: ShardRef) -> Layout | None:
         (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
         return parse_layout(stored)
+
+
+def restart_call(queue: str, gen: int, phase: Phase) -> ScriptCall:
+    """Return the script call that begins migration ``gen``, in this phase, once more."""
+    keys = {"queue": queue_key(queue)}
+    return load("restart_migration").call(keys, gen=gen, phase=phase.value, format=MIGRATING_FORMAT)
 
 
 def _stored_shards(queue: QueueSpec) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, ShardProgress
-from celery_lowkiq.store.jobs.registry import check_format
+from celery_lowkiq.store.jobs.registry import check_format, restart_call
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
@@ -139,8 +139,7 @@ class Migrations:
         """Steps that begin migration ``gen``, in this phase, once more under the next number: a failover has
         lost what it did in a shard, and sealed shards take no transfer.
         """
-        call = load("restart_migration").call(self._keys, gen=gen, phase=phase.value, format=MIGRATING_FORMAT)
-        (begun,) = yield from self._client.call_steps([call])
+        (begun,) = yield from self._client.call_steps([restart_call(self._queue, gen, phase)])
         return bool(begun == 1)
 
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
