@@ -30,7 +30,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.connect import RETRIES, connect
 from celery_lowkiq.store.scripts.redis_errors import store_error
-from tests.outages import away
+from tests.outages import Front, away
 from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, claim, end, push, take, waiting
@@ -292,6 +292,20 @@ def test_behind_sentinels(redis_server, tmp_path):
 )
 def test_a_server_that_cannot_write_for_now_is_an_outage(error):
     assert isinstance(store_error(error), StoreUnavailable)
+
+
+@pytest.mark.one_server
+def test_what_is_no_reply_is_an_outage(empty_redis, tmp_path):
+    """A lane ended for it."""
+    with Front(empty_redis, tmp_path) as front:
+        store = RedisStore(connect({"path": front.path}, pool_size=2, pool_timeout=5))
+        push(store, "1", ("a", 1))
+        front.change = lambda data: b"no reply\r\n" + data
+        with pytest.raises(StoreUnavailable):
+            push(store, "2", ("b", 1))
+        front.change = lambda data: data
+        push(store, "3", ("c", 1))
+        assert waiting(store, "3") == [("c", 1.0)]
 
 
 @pytest.mark.one_server

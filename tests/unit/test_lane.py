@@ -282,6 +282,27 @@ def test_a_refused_question_about_all_shards_is_no_crash(node, caplog):
     assert "WRONGTYPE" in caplog.text
 
 
+def test_a_settle_that_fails_as_a_whole_is_no_crash(node, caplog):
+    """A lane ended for it, and with it the worker."""
+    one = node(lanes=1, queues=[ONE])
+    exchange, refused = one.store.exchange, []
+
+    def refuses_one_settle(settle, claim):
+        if settle is not None and not refused:
+            refused.append(settle)
+            raise StoreError("Redis refused a command: NOPERM")
+        return exchange(settle, claim)
+
+    one.store.exchange = refuses_one_settle
+    one.store.push(SHARD, "1", announce=False)
+    one.start()
+    eventually(lambda: refused and one.runtime._lanes[0]._cycle.unsettled is None)
+    one.runtime.drain()
+    assert one.runtime.join(10)
+    assert one.host.stops == []
+    assert "NOPERM" in caplog.text
+
+
 class TestOutage:
     def test_a_thread_that_fares_well_does_not_end_the_outage_of_another(self, caplog):
         caplog.set_level(logging.WARNING)

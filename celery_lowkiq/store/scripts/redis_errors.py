@@ -33,6 +33,9 @@ UNAVAILABLE = (
 AWAY = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
+    # What came is no reply: redis-py closes the connection, and how the request ended is as unknown as when
+    # it is lost.
+    exceptions.InvalidResponse,
     exceptions.ReadOnlyError,
     exceptions.MasterDownError,
     exceptions.ClusterDownError,

@@ -98,10 +98,10 @@ class ClaimCycle:
         """Settle what has run, without another claim."""
         try:
             self._settle_and_claim(None)
-        except StoreUnavailable as error:
+        except StoreError as error:
             window, self._window = self._window, None
             if window is not None:
-                self._on_store_error(window.owned, error)
+                self._on_settled(window, error)
 
     def settle_after_crash(self) -> None:
         """Settle all batches of a crashed lane but the running one: only that counts as crashed."""
