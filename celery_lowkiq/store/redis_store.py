@@ -58,6 +58,7 @@ from celery_lowkiq.store.scripts.records import (
     number_text,
     parse_beats,
     parse_id,
+    parse_seconds,
 )
 from celery_lowkiq.store.scripts.replies import read_or_error, reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
@@ -287,7 +288,7 @@ class RedisStore:
         if isinstance(reply, StoreUnavailable):
             return reply
         granted, wait = reply
-        return Tokens(granted, float(wait))
+        return Tokens(granted, parse_seconds(wait))
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         """Return the masters that answer, with memory limit, eviction policy and refused commands."""
