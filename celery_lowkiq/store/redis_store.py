@@ -199,9 +199,10 @@ class RedisStore:
         found: list[tuple[Any, str | None]] = []
         for reply in answers:
             found += [(None, None)] if isinstance(reply, StoreUnavailable) else parse_beats(reply)
+        answered = list(zip(queues, found, strict=True))
         return BeatResult(
-            [members for members, _ in found],
-            [route for _, route in found],
+            [members for _, (members, _) in answered],
+            [route for _, (_, route) in answered],
             heartbeat_reply(self.client, news, replies[len(beats) :]) if news else None,
         )
 
