@@ -289,7 +289,7 @@ class RedisStore:
         if isinstance(reply, StoreUnavailable):
             return reply
         granted, wait = reply
-        return Tokens(granted, parse_seconds(wait))
+        return Tokens(int(granted), parse_seconds(wait))
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         """Return the masters that answer, with memory limit, eviction policy and refused commands."""

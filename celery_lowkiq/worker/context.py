@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from celery_lowkiq.rules.clock import Clock
 from celery_lowkiq.rules.loggers import worker_logger as logger
@@ -76,9 +78,26 @@ class WorkerContext:
         def run() -> None:
             try:
                 main()
-            except Exception as error:
-                logger.exception("thread %s ends: the worker stops", name)
-                self.host.last_words(error)
-                self.host.stop(EXIT_CRASHED, f"{name}: {error!r}")
+            except BaseException as error:  # noqa: BLE001 - such as the SystemExit of a handler of the log
+                log = partial(logger.critical, "thread %s ends: the worker stops", name, exc_info=True)
+                self.stop_worker(name, error, EXIT_CRASHED, log)
 
         return threading.Thread(target=run, name=name, daemon=True)
+
+    def stop_worker(self, thread: str, error: BaseException, exitcode: int, log: Callable[[], None]) -> None:
+        """Stop the worker for an error that ends a thread, after a line and the user's last words.
+
+        It stops whatever these raise: a worker without one of its threads would wait for ever.
+        """
+        with suppress(BaseException):
+            log()
+        with suppress(BaseException):
+            self.host.last_words(error)
+        self.host.stop(exitcode, f"{thread}: {_text(error)}")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return repr(error)
+    except BaseException:  # noqa: BLE001 - the class is the user's
+        return type(error).__name__

@@ -39,7 +39,11 @@ class Migrations:
         self._queues, self._nodes = queues, nodes
         if queues and (self._thread is None or not self._thread.is_alive()):
             self._thread = self._ctx.thread("lowkiq-mover", self._main)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                # The next turn of ownership tries again.
+                logger.error("queues do not move yet: %s", error)
 
     def stop(self) -> None:
         """End after the turn that is being done."""

@@ -395,6 +395,22 @@ def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
     eventually(lambda: isinstance(store.acquire_all(wanted[:1], "me")[0], Lease))
 
 
+def test_a_repair_waits_when_no_thread_can_start(store, client, monkeypatch):
+    """Ownership ended with the error, and the worker with it."""
+
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    push(store, "a", ("1", 1.0))
+    client.delete(KEYS["meta"])
+    wanted = [LeaseWatch(ONE, SHARD, *store.observe([SHARD]))]
+    with monkeypatch.context() as at_limit:
+        at_limit.setattr(threading.Thread, "start", no_thread)
+        (refused,) = store.acquire_all(wanted, "me")
+    assert isinstance(refused, ShardRepairing)
+    eventually(lambda: isinstance(store.acquire_all(wanted, "me")[0], Lease))
+
+
 def test_a_long_job_that_is_deleted_was_not_lost(store, caplog):
     """O6: between two steps of its end, a claim finds no mark without payloads."""
     lease = take(store)

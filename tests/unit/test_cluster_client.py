@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts import cluster_client, cluster_map
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.cluster_map import ClusterMap, slot_of
@@ -98,6 +100,39 @@ def test_a_cluster_that_is_away_at_first_is_found_later(cluster, make_client, mo
         results(client, A)
     client.cluster._seeds.append(cluster.nodes[2].address)
     assert results(client, A) == [1]
+
+
+def test_the_first_question_about_masters_that_are_away_is_an_outage(make_client):
+    """A worker that started before its cluster ended by an error of redis-py."""
+    with pytest.raises(StoreUnavailable):
+        RedisStore(make_client([("127.0.0.1", 1)]), sending=lambda client: client).masters([ShardRef("q", 0)])
+
+
+@pytest.mark.parametrize(
+    "lie", [b"*1\r\n:1\r\n", b"+OK\r\n", b"*1\r\n*3\r\n:0\r\n:99999\r\n*2\r\n$1\r\nh\r\n:1\r\n"]
+)
+def test_a_map_that_cannot_be_read_is_asked_for_again(cluster, client, monkeypatch, lie):
+    """The thread that reads it ended, and no other one ever read it: a failover was not followed."""
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    right, cluster.nodes[0]._slots = cluster.nodes[0]._slots, lambda: lie
+    with pytest.raises(StoreUnavailable, match="CLUSTER SLOTS cannot be read"):
+        results(client, A)
+    cluster.nodes[0]._slots = right
+    assert results(client, A) == [1]
+
+
+def test_a_map_is_asked_for_again_when_no_thread_could_start(client, monkeypatch):
+    """As above, where the limit of threads was reached once."""
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    with monkeypatch.context() as at_limit:
+        at_limit.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(StoreUnavailable, match="can't start new thread"):
+            results(client, A)
+    assert results(client, A) == [1]
+
+
+def no_thread(thread):
+    raise RuntimeError("can't start new thread")
 
 
 def test_one_dead_seed_is_enough_to_try_the_next(cluster, make_client):

@@ -96,6 +96,21 @@ def test_a_queue_that_cannot_move_is_not_tried_all_the_time(moved):
     assert refused.turns == 1
 
 
+def test_a_mover_starts_later_when_no_thread_can_start(moved, monkeypatch, caplog):
+    """Ownership ended with the error, and the worker with it."""
+
+    def no_thread(thread):
+        raise RuntimeError("can't start new thread")
+
+    mover = FakeMover()
+    with monkeypatch.context() as at_limit:
+        at_limit.setattr(threading.Thread, "start", no_thread)
+        migrations, _ = moved(queue=mover)
+    assert "can't start new thread" in caplog.text
+    migrations.move([QueueSpec("queue", shards=1)], 1)
+    eventually(lambda: mover.turns)
+
+
 def test_redis_is_back_for_a_mover_that_has_no_more_queues(moved, caplog):
     away = FakeMover(*[StoreUnavailable("away")] * 1000)
     migrations, _ = moved(away=away)

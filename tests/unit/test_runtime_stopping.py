@@ -7,9 +7,11 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.loggers import worker_logger
 from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.worker import runtime
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
+from celery_lowkiq.worker.lane import claim_window
 from celery_lowkiq.worker.lane.lane import Lane
 from tests.unit.meters import Tally
 from tests.unit.nodes import SHARDS
@@ -254,6 +256,64 @@ class TestCrashes:
         ((code, reason),) = eventually(lambda: one.host.stops)
         assert (code, one.host.words) == (70, [bug])
         assert "a bug" in reason
+
+    @pytest.mark.parametrize("name", ["observe", "subscribe"])
+    def test_a_helper_thread_that_is_told_to_exit_is_no_silent_death(self, node, name):
+        """As by a handler of the log that exits at an error: the worker renewed no lease any more."""
+        one = node()
+        one.store.fail[name] = lambda after: _raise(SystemExit(1))
+        one.start()
+        eventually(lambda: one.host.stops)
+
+    @pytest.mark.parametrize("what", ["last words", "log", "text"])
+    def test_a_lane_that_ends_stops_the_worker_whatever_users_code_raises(self, node, monkeypatch, what):
+        """The lane was gone, and the worker went on without it."""
+
+        class Untold(SystemExit):
+            def __repr__(self):
+                raise SystemExit(1)
+
+        one = node()
+        one.runner.act = lambda batch: _raise(Untold(3) if what == "text" else SystemExit(3))
+        if what == "last words":
+            one.host.last_words = lambda error: _raise(SystemExit(1))
+        if what == "log":
+            monkeypatch.setattr(worker_logger, "critical", lambda *about, **options: _raise(SystemExit(1)))
+        one.store.push(SHARDS[0], "1", announce=False)
+        one.start()
+        eventually(lambda: one.host.stops)
+        assert one.host.stops[0][0] == 3
+
+    def test_a_refused_settle_beside_a_run_is_no_crash(self, node, monkeypatch):
+        """The thread that returns what waits behind a long run ended, and the worker with it."""
+        monkeypatch.setattr(runtime, "MAX_WAIT_BEHIND_RUN", 0.02)
+        monkeypatch.setattr(claim_window, "MAX_WAIT_BEHIND_RUN", 0.02)
+        one = node(lanes=1)
+        exchange, refused = one.store.exchange, []
+
+        def refuses_one_settle(settle, claim):
+            if not (refused or one.gate.is_set()):
+                refused.append(settle)
+                raise StoreError("Redis refused a command: NOPERM")
+            return exchange(settle, claim)
+
+        one.store.push(SHARDS[0], "fast", announce=False)
+        one.start()
+        one.ran("fast")
+
+        def act(batch):
+            if batch.jobs[0].id == "long":
+                one.store.exchange = refuses_one_settle
+                one.gate.wait(10)
+
+        one.runner.act = act
+        with one.store.lock:
+            for job_id in ("long", "waits"):
+                one.store.push(SHARDS[0], job_id)
+        eventually(lambda: refused)
+        one.gate.set()
+        one.ran("long", "waits")
+        assert one.host.stops == []
 
     def test_a_shard_with_a_broken_script_does_not_stop_the_others(self, node, caplog):
         one = node(lanes=1)

@@ -131,9 +131,10 @@ class CeleryHost:
         """Drain, then exit with the status; the first call wins."""
         if self.exitcode is None:
             self.exitcode = exitcode
-            logger.critical("the worker stops: %s", reason)
             state.should_stop = exitcode  # type: ignore[assignment]
             wake_event_loop(self._consumer)
+            # Last, since a handler of the log may raise anything.
+            logger.critical("the worker stops: %s", reason)
 
     def alarm(self, batch: Batch, seconds: float) -> None:
         """Log an overdue batch and send the event ``lowkiq-overdue``."""
@@ -272,9 +273,11 @@ class Engine:
             self._shutdown.exit_with(self._host.exitcode)
 
     def _on_dead_loop(self, error: BaseException | None) -> None:
-        if error is not None:
-            self._host.last_words(error)
-        self._host.stop(EXIT_CRASHED, f"the event loop of async def tasks has ended: {error!r}")
+        try:
+            if error is not None:
+                self._host.last_words(error)
+        finally:
+            self._host.stop(EXIT_CRASHED, f"the event loop of async def tasks has ended: {error!r}")
 
 
 def freeze_objects() -> None:

@@ -49,13 +49,17 @@ class LaneProcess:
         self._name = name
         self._has_ended = False
         self._lock = threading.Lock()
-        self._start(options)
+        try:
+            self._start(options)
+        except (OSError, EOFError, RuntimeError) as error:
+            raise NotStarted(f"{name} has no child process: {error!r}") from error
         _living.add(self)
         #: When it answered last (monotonic s).
         self._answered_at = time.monotonic()
         self._wait_until_ready()
 
     def _start(self, options: ChildOptions) -> None:
+        """Raises OSError, EOFError, RuntimeError."""
         os.environ[PRELOADED_APP] = ",".join((options.app, *options.modules))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([preload.__name__])
@@ -68,9 +72,9 @@ class LaneProcess:
         self._process = context.Process(target=main, args=arguments, name=self._name)
         try:
             self._process.start()
-        except (OSError, EOFError) as error:
+        except BaseException:
             self.close_pipes()
-            raise NotStarted(f"{self._name} has no child process: {error!r}") from error
+            raise
         finally:
             for one in (childs_end, controls_end, lifelines_end):
                 one.close()

@@ -160,10 +160,10 @@ class ProcessRunner:
         found = [job for of, dead in lane.dead if of is batch for job in dead if job.id in accepted]
         if not found:
             return
-        message = messages.write((messages.EXHAUSTED, batch.queue.name, pickle.dumps(found)))
         try:
+            message = messages.write((messages.EXHAUSTED, batch.queue.name, pickle.dumps(found)))
             self._ask(lane, message)
-        except (NotStarted, ProcessDied) as error:
+        except Exception as error:  # noqa: BLE001 - the jobs are settled, and payloads are the user's
             logger.error("on_retries_exhausted of %s failed: %s", batch.queue.name, error)
 
     def close(self) -> None:

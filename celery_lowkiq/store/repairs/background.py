@@ -43,7 +43,11 @@ class BackgroundRepairs(Repairs):
                 self._todo.put((shard, repair))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._main, name="lowkiq-repairs", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError as error:
+                    # The next look at a damaged shard tries again.
+                    logger.error("the repair of shard %s waits: %s", shard, error)
         return ShardRepairing(shard.queue, shard.index, "some of its keys were lost and are being repaired")
 
     def _main(self) -> None:

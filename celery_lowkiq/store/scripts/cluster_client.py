@@ -121,7 +121,7 @@ class ClusterClient(Client):
 
     def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
         """Return one shard of each master."""
-        slots = self.cluster.slots()
+        slots = self._map()
         return list({slots[slot_of(shard_keys(shard)["meta"])]: shard for shard in shards}.values())
 
     def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:

@@ -124,7 +124,11 @@ class ClusterMap:
             if self._is_reading or time.monotonic() < self._next_reading:
                 return
             self._is_reading = True
-        threading.Thread(target=self._read, name="lowkiq-cluster-map", daemon=True).start()
+        try:
+            threading.Thread(target=self._read, name="lowkiq-cluster-map", daemon=True).start()
+        except RuntimeError as error:
+            # The next outage asks again.
+            self._end_reading(None, exceptions.ConnectionError(str(error)))
 
     def pool(self, address: Address) -> KeepingPool:
         """Return the pool of a node."""
@@ -163,20 +167,25 @@ class ClusterMap:
                 break
             except (exceptions.RedisError, OSError) as failure:
                 error = failure
+            except Exception as failure:  # noqa: BLE001 - this is the only reader, and callers wait for it
+                error = exceptions.InvalidResponse(f"CLUSTER SLOTS cannot be read: {failure!r:.200}")
+        self._end_reading(found, error)
+        for address in list(self.away):
+            if found and address not in found:
+                self._end_outage(address, "has no slots any more")
+        self._ask_silent()
+
+    def _end_reading(self, found: Slots | None, error: Exception | None) -> None:
         with self._changed:
             self._slots = found or self._slots
             self._error = error
             self._is_reading = False
             self._next_reading = time.monotonic() + BETWEEN_READINGS
             self._changed.notify_all()
-        for address in list(self.away):
-            if found and address not in found:
-                self._end_outage(address, "has no slots any more")
-        self._ask_silent()
 
     def _ask_silent(self) -> None:
         for address in list(self.silent):
-            with contextlib.suppress(exceptions.RedisError, OSError):
+            with contextlib.suppress(Exception):
                 self._read_from(address)
                 self.silent.discard(address)
 
@@ -197,6 +206,8 @@ def parse_slots(reply: Sequence[Any], asked: Address) -> Slots:
     slots: Slots = [None] * SLOTS
     for first, last, (host, port, *_), *_ in reply:
         address = (_text(host) or asked[0], int(port))
+        if not 0 <= first <= last < SLOTS:
+            raise ValueError(f"no slots: {first} to {last}")
         slots[first : last + 1] = [address] * (last + 1 - first)
     return slots
 

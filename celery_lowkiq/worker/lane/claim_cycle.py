@@ -125,7 +125,7 @@ class ClaimCycle:
     def _try_settle(self, to_settle: SettleRequest) -> StoreError | None:
         try:
             answer, _ = self._ctx.store.exchange(to_settle, None)
-        except StoreUnavailable as error:
+        except StoreError as error:
             return error
         return answer if isinstance(answer, StoreError) else None
 

@@ -125,12 +125,15 @@ class Lane(LaneState):
     def _crash(self, error: BaseException) -> None:
         self.crashed = True
         batch = self._cycle.batch
-        self._cycle.settle_after_crash()
-        logger.critical("%s ends with %r on %s: the worker stops", self.name, error, batch and batch.shard)
-        self._ctx.host.last_words(error)
         code = error.code if isinstance(error, SystemExit) else EXIT_CRASHED
         exitcode = code if isinstance(code, int) and code else EXIT_CRASHED
-        self._ctx.host.stop(exitcode, f"{self.name}: {error!r}")
+
+        def log() -> None:
+            self._cycle.settle_after_crash()
+            shard = batch and batch.shard
+            logger.critical("%s ends with %r on %s: the worker stops", self.name, error, shard)
+
+        self._ctx.stop_worker(self.name, error, exitcode, log)
 
 
 class ShardPicker:

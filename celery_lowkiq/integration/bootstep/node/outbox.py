@@ -64,7 +64,20 @@ class Outbox:
                 if counts is not None:
                     messages.insert(0, ("counts", *counts))
                 if messages:
-                    self._connection.send(messages)
+                    self._send(messages)
+
+    def _send(self, messages: list[Message]) -> None:
+        """Send messages together; one by one, and without those that cannot be pickled, if that fails."""
+        try:
+            self._connection.send(messages)
+        except OSError:
+            raise
+        except Exception:
+            if len(messages) == 1:
+                logger.exception("%r could not be sent to the worker", messages[0][0])
+                return
+            for message in messages:
+                self._send([message])
 
     def _next_part(self) -> list[Message | None]:
         part: list[Message | None] = []

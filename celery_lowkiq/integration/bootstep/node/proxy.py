@@ -255,6 +255,9 @@ class NodeProxy:
                 except (EOFError, OSError):
                     self._on_end()
                     return
+                except Exception:
+                    logger.exception("what the node process has sent cannot be read")
+                    continue
                 for kind, *about in messages:
                     self._take[kind](self, *about)
 
@@ -294,7 +297,7 @@ class NodeProxy:
                 return
             try:
                 # A process that is stopped reads nothing: then this one must not wait for it.
-                if select.select([], [self._connection], [], 0)[1]:
+                if _can_send(self._connection):
                     self._connection.send((ticket, name, about))
             except OSError:
                 self._on_end()
@@ -388,3 +391,10 @@ class NodeProxy:
     def restart(self) -> None:
         """Replace the process by one that imports all modules anew, after the running batches."""
         self._signal(signal.SIGTERM)
+
+
+def _can_send(connection: Connection) -> bool:
+    # Not by `select`, which refuses the descriptors of a worker that has more than 1,024.
+    writable = select.poll()
+    writable.register(connection, select.POLLOUT)
+    return bool(writable.poll(0))
