@@ -288,6 +288,7 @@ def test_behind_sentinels(redis_server, tmp_path):
         exceptions.ClusterDownError("The cluster is down"),
         exceptions.TryAgainError("Multiple keys request during rehashing of slot"),
         exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots"),
+        exceptions.NoScriptError("No matching script. Please use EVAL."),
     ],
 )
 def test_a_server_that_cannot_write_for_now_is_an_outage(error):

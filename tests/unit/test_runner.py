@@ -80,6 +80,21 @@ def test_what_fails_after_the_function_returned_does_not_repeat_it(run, hook):
     assert settlement.disposition is Disposition.DONE
 
 
+class Odd(Exception):
+    def __getattribute__(self, name):
+        raise RuntimeError(f"no {name}")
+
+
+def test_an_exception_whose_attributes_cannot_be_read_is_a_failure(run):
+    """The lane ended with it, and so did the worker."""
+
+    def raises_odd(*_):
+        raise Odd
+
+    settlement, _ = run(raises_odd)
+    assert settlement.disposition is Disposition.RETRY
+
+
 def test_a_job_whose_function_never_ran_is_not_done(run):
     settlement, _ = run(returns, init=fails)
     assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, "RuntimeError: around")

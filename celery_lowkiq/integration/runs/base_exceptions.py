@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kombu.utils.encoding import safe_repr
 
@@ -20,6 +20,10 @@ class RunAborted(LowkiqError):
 
     Celery takes only an ``Exception`` for a failure.
     """
+
+
+_cause: Any = vars(BaseException)["__cause__"]
+_context: Any = vars(BaseException)["__context__"]
 
 
 def may_fail(kind: type[BaseException]) -> bool:
@@ -48,7 +52,8 @@ def forget_tracebacks(errors: Iterable[BaseException]) -> None:
     for error in found:
         # An exception that is a frozen dataclass refuses assignments.
         BaseException.with_traceback(error, None)
-        for earlier in (error.__cause__, error.__context__):
+        # Read as the interpreter does: the class may have a property of this name, or a __getattribute__.
+        for earlier in (_cause.__get__(error), _context.__get__(error)):
             if earlier is not None and not any(earlier is known for known in found):
                 found.append(earlier)
 

@@ -36,6 +36,8 @@ AWAY = (
     # What came is no reply: redis-py closes the connection, and how the request ended is as unknown as when
     # it is lost.
     exceptions.InvalidResponse,
+    # The server forgets scripts as fast as they are loaded, as while it is flushed: none of them has run.
+    exceptions.NoScriptError,
     exceptions.ReadOnlyError,
     exceptions.MasterDownError,
     exceptions.ClusterDownError,

@@ -1,0 +1,66 @@
+"""What ends a worker ends it whatever the log does; a child process that cannot start ends none."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery.worker import state
+
+from celery_lowkiq.integration.bootstep.engine import CeleryHost, Engine
+from celery_lowkiq.integration.processes import lane_process
+from celery_lowkiq.integration.processes.child import ChildOptions
+from celery_lowkiq.integration.processes.lane_process import LaneProcess, NotStarted
+from celery_lowkiq.integration.processes.process_runner import ProcessRunner
+from celery_lowkiq.integration.runs.decode import RunJob
+from celery_lowkiq.rules.loggers import package_logger
+from celery_lowkiq.rules.models import QueueSpec
+
+
+def exits(*about, **options):
+    raise SystemExit(1)
+
+
+@pytest.fixture
+def host(monkeypatch):
+    monkeypatch.setattr(state, "should_stop", None)
+    return CeleryHost(SimpleNamespace(call_soon=lambda p: None), SimpleNamespace(last_words=exits))
+
+
+def test_a_log_that_exits_does_not_keep_the_worker_alive(host, monkeypatch):
+    """The recipe of a handler that ends the process at an error ended the thread alone."""
+    monkeypatch.setattr(package_logger, "critical", exits)
+    with pytest.raises(SystemExit):
+        host.stop(70, "a lane has ended")
+    assert state.should_stop == 70
+
+
+def test_last_words_that_exit_do_not_keep_a_worker_without_its_event_loop(host):
+    with pytest.raises(SystemExit):
+        Engine._on_dead_loop(SimpleNamespace(_host=host), ValueError("gone"))
+    assert state.should_stop == 70
+
+
+def test_a_child_process_without_descriptors_is_one_that_does_not_start(monkeypatch):
+    """The lane ended where it had to tell the process of dead jobs, and the worker with it."""
+
+    def no_descriptors():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(lane_process.socket, "socketpair", no_descriptors)
+    with pytest.raises(NotStarted, match="lane-0 has no child process"):
+        LaneProcess("lane-0", ChildOptions("app:app", (), "host", None, None, None))
+
+
+def test_dead_jobs_that_cannot_be_told_of_end_no_lane(caplog):
+    """As above, for payloads that cannot be pickled."""
+    runner = ProcessRunner.__new__(ProcessRunner)
+    runner._local, runner._lanes = threading.local(), []
+    runner._in_lane = SimpleNamespace(settled=lambda batch, accepted: None)
+    batch = SimpleNamespace(queue=QueueSpec("orders"))
+    job = RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")
+    runner._lane.dead = [(batch, [job])]
+    runner.settled(batch, frozenset({"1"}))
+    assert "on_retries_exhausted of orders failed" in caplog.text
