@@ -20,6 +20,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, QueueSpec
 from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.store.scripts.script import load_all
 from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KillLogger, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
 from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
@@ -179,6 +180,7 @@ class Engine:
         _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
         set_up_log()
         self._consumer, self._tasks, self._shutdown = consumer, tasks, shutdown
+        load_all()
         self._store = context.open_store(lanes + OTHER_CONNECTIONS)
         self._store.client.wait_less()
         self._runner = ProcessRunner(tasks, consumer, context, self._store.client)

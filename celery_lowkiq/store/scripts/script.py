@@ -196,3 +196,12 @@ def load(name: str) -> Script:
     body = binding + _with_probes(_parts(source), [key for key in declared if key in keys])
     repeated = header(source, "KEYS").partition("[")[2].partition("]")[0]
     return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies), tuple(repeated.split()))
+
+
+def load_all() -> None:
+    """Load all scripts: what runs for long needs neither descriptors for their files later, nor the files,
+    which an upgrade replaces.
+    """
+    for name in lua_files():
+        if "/" not in name:
+            load(name.removesuffix(".lua"))
