@@ -17,6 +17,7 @@ from celery_lowkiq.integration.processes.process_runner import ProcessRunner
 from celery_lowkiq.integration.runs.decode import RunJob
 from celery_lowkiq.rules.loggers import package_logger
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.store.scripts.script import load, lua_files
 
 
 def exits(*about, **options):
@@ -64,3 +65,11 @@ def test_dead_jobs_that_cannot_be_told_of_end_no_lane(caplog):
     runner._lane.dead = [(batch, [job])]
     runner.settled(batch, frozenset({"1"}))
     assert "on_retries_exhausted of orders failed" in caplog.text
+
+
+def test_a_worker_reads_all_scripts_at_its_start(app):
+    """The first use of a script without a descriptor for its file ended a lane, or ownership."""
+    load.cache_clear()
+    consumer = SimpleNamespace(app=app, hostname="w", event_dispatcher=None, disable_rate_limits=False)
+    Engine(consumer, {}, (), 1, SimpleNamespace())
+    assert load.cache_info().currsize == sum("/" not in name for name in lua_files()) > 50

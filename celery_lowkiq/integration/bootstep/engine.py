@@ -11,7 +11,7 @@ from celery import Celery
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.processes.process_runner import ProcessRunner
 from celery_lowkiq.integration.runs.log_lines import set_up_log
@@ -20,6 +20,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, QueueSpec
 from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.script import load_all
 from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KillLogger, Strict
 from celery_lowkiq.worker.kernel_timer import KernelTimer
@@ -180,9 +181,7 @@ class Engine:
         _warn_idle_lanes(lanes, sum(spec.shards for spec in specs if spec.name in served))
         set_up_log()
         self._consumer, self._tasks, self._shutdown = consumer, tasks, shutdown
-        load_all()
-        self._store = context.open_store(lanes + OTHER_CONNECTIONS)
-        self._store.client.wait_less()
+        self._store = _open_store(context, lanes)
         self._runner = ProcessRunner(tasks, consumer, context, self._store.client)
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)
@@ -280,6 +279,13 @@ class Engine:
                 self._host.last_words(error)
         finally:
             self._host.stop(EXIT_CRASHED, f"the event loop of async def tasks has ended: {error!r}")
+
+
+def _open_store(context: AppContext, lanes: int) -> RedisStore:
+    load_all()
+    store = context.open_store(lanes + OTHER_CONNECTIONS)
+    store.client.wait_less()
+    return store
 
 
 def freeze_objects() -> None:
