@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.replies import UnexpectedReply
-
-SHARD = ShardRef("q", 0)
 
 
 class Lying(Client):
@@ -24,17 +21,9 @@ class Lying(Client):
         return [self._reply for _ in commands]
 
 
-@pytest.mark.parametrize(
-    "reply, ask",
-    [
-        ([b"server", []], lambda store: store.observe([SHARD])),
-        ([[]], lambda store: store.beat(["q"], "w 1", 1, 1)),
-        ([[[]], 0, b"4", 0, b"4"], lambda store: store.beat(["q"], "w 1", 1, 1)),
-        ([b"x", b"0"], lambda store: store.tokens(TokenRequest("q", "me 1", 1, 5.0, wanted=1))),
-    ],
-    ids=["no lease", "no heartbeats", "heartbeats of two queues", "tokens"],
-)
-def test_each_question_has_one_answer_of_its_kind(reply, ask):
-    """More or fewer answers, or a text for a number, ended ownership or a lane."""
+def test_a_number_of_tokens_is_a_number():
+    """A text for it ended the lane that compared it, and the worker with it."""
     with pytest.raises(UnexpectedReply):
-        ask(RedisStore(Lying(reply), sending=lambda client: client))
+        RedisStore(Lying([b"x", b"0"]), sending=lambda client: client).tokens(
+            TokenRequest("q", "me 1", 1, 5.0, wanted=1)
+        )
