@@ -138,6 +138,28 @@ class TestRevokedCalls:
         assert [what for _, what, _ in runs] == ["first", "last"]
         assert ended == [calls[1].id, calls[2].id]
         assert save.ordered_queue.stats().dropped == 2
+
+    def test_one_whose_end_cannot_be_stored_waits(self, lowkiq, lowkiq_app, revoke, monkeypatch, caplog):
+        """The lane ended, and with it the worker."""
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, ignore_result=True)
+        def save(order_id, state): ...
+
+        revoke(save.delay(1, "gone"))
+        # A deploy has changed it since the call.
+        save.store_errors_even_if_ignored = True
+
+        def refuse(*args, **kwargs):
+            raise OSError("the backend is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(save.backend, "mark_as_revoked", refuse)
+            lowkiq.drain()
+        assert "cannot be revoked" in caplog.text
+        assert save.ordered_queue.stats().dropped == 0
+        lowkiq.clock.move(100)
+        lowkiq.drain()
+        assert save.ordered_queue.stats().dropped == 1
         assert save.ignore_result or calls[1].state == "REVOKED"
 
     def test_run_now_ends_the_call_that_the_others_wait_for(self, lowkiq, save, revoke):

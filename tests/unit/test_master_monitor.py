@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.worker.ownership.monitors import MasterMonitor
 from tests.unit.fakes import FakeStore
@@ -58,6 +59,21 @@ def test_an_error_at_once_and_each_minute_until_it_is_mended(store, minutes, cap
     assert "any more: maxmemory-policy noeviction" in caplog.text
     store.server = EVICTS
     assert minutes(2) == ["ERROR"] * 2
+
+
+def test_what_cannot_be_read_ends_one_turn_a_minute(store, minutes, monkeypatch):
+    """It ended each, before the turn looked for shards to take."""
+    asked = []
+
+    def masters(shards):
+        asked.append(shards)
+        raise StoreError("the reply of INFO cannot be read")
+
+    monkeypatch.setattr(store, "masters", masters)
+    with pytest.raises(StoreError):
+        minutes(1)
+    assert minutes(1) == []
+    assert len(asked) == 1
 
 
 def test_what_expires_may_be_thrown_away_too(store, minutes, caplog):

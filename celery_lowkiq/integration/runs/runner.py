@@ -110,7 +110,12 @@ class CeleryRunner:
             return self._run_recorded(rules, batch, decoded, replay)
         if revoked is not None:
             (job,) = batch.jobs
-            call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1).full().revoked()
+            request = call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1)
+            try:
+                request.full().revoked()
+            except Exception:
+                logger.exception("a call of %s waits, since it cannot be revoked", batch.queue.name)
+                return return_batch(batch)
             decoded = rules.decode(batch, {job.id: {0}})
         return self._run_uncalled(Run(decoded, rules, replay=replay))
 

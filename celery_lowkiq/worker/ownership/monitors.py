@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
 from celery_lowkiq.rules.balance import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.findings import ERROR
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import worker_logger as logger
@@ -111,7 +112,15 @@ class MasterMonitor:
         now = self._clock.monotonic()
         if now < self._next:
             return
-        masters = self._store.masters([s for queue in self._queues.values() for s in queue.shard_refs()])
+        shards = [shard for queue in self._queues.values() for shard in queue.shard_refs()]
+        try:
+            masters = self._store.masters(shards)
+        except StoreUnavailable:
+            raise
+        except StoreError:
+            # What cannot be read now must not keep each turn from the leases.
+            self._next = now + POLICY_INTERVAL
+            raise
         self._next = now + POLICY_INTERVAL
         for master in masters:
             name = "Redis" if master.slots is None else f"Redis {master.address}"
