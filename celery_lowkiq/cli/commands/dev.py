@@ -78,7 +78,7 @@ def dev(
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
             programs.append(dashboard)
         tree = None if no_reload else source_tree_of(app)
-        inspector.app.conf.lowkiq_url = server.url  # this process reads the jobs there
+        inspector.app.conf.update(lowkiq_url=server.url)  # this process reads the jobs there
         context.exit(_Dev(programs, environ, tree, partial(_processing, inspector)).run())
 
 
