@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from celery_lowkiq.integration.calls.validation import BulkEntry
 from celery_lowkiq.integration.runs.base_exceptions import RunAborted
 from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure, ById, JobsFailed
@@ -9,6 +11,7 @@ from celery_lowkiq.integration.task.decorator import ordered_task
 from celery_lowkiq.integration.task.task import OrderedTask
 from celery_lowkiq.integration.tracking.tracker import Tracker, track, trackers
 from celery_lowkiq.rules.errors import (
+    AccessDenied,
     ConfigurationError,
     FormatMismatch,
     InvalidCall,
@@ -26,16 +29,23 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
     UnknownTracker,
 )
+from celery_lowkiq.rules.failure_filter import FailureFilter
+
+if TYPE_CHECKING:
+    from celery_lowkiq.integration.operations.inspector import Inspector
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccessDenied",
     "Again",
     "BulkEntry",
     "BusinessFailure",
     "ById",
     "ConfigurationError",
+    "FailureFilter",
     "FormatMismatch",
+    "Inspector",
     "InvalidCall",
     "JobsFailed",
     "LowkiqError",
@@ -58,3 +68,12 @@ __all__ = [
     "track",
     "trackers",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what programs that only call do not need."""
+    if name == "Inspector":
+        from celery_lowkiq.integration.operations.inspector import Inspector
+
+        return Inspector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

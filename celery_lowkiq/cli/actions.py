@@ -10,7 +10,7 @@ from typing import Any
 import click
 from celery import Celery
 
-from celery_lowkiq.integration.operations.action_parts import Action, Target, Verb
+from celery_lowkiq.integration.operations.action_parts import FILTERS, Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.audit import Audit, Change
 from celery_lowkiq.integration.operations.inspector import Inspector
@@ -105,6 +105,9 @@ def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any
     for one in actions:
         if set(one.all_options) == options and one.suits(names | ({"ids"} if ids else set())):
             return one
+    filters = {one.name for one in FILTERS}
+    if names & {one.name for action in actions for one in action.optional} and not names & filters:
+        raise click.UsageError("--rate and --limit go with --error, --failure or --since")
     raise click.UsageError(f"expected one of: {', '.join(map(_usage, actions))}")
 
 

@@ -40,8 +40,8 @@ def source_tree_of(app: str) -> SourceTree:
     return SourceTree((Path(str(module.__file__)).parent,), recursive=False)
 
 
-def watch_files(tree: SourceTree, stop: threading.Event) -> Iterator[None]:
-    """Yield after each change, until ``stop`` is set."""
+def watch_files(tree: SourceTree, stop: threading.Event) -> Iterator[frozenset[Path]]:
+    """Yield the changed files after each change, until ``stop`` is set."""
     try:
         import watchfiles
     except ImportError:
@@ -49,17 +49,20 @@ def watch_files(tree: SourceTree, stop: threading.Event) -> Iterator[None]:
     found = watchfiles.watch(
         *tree.directories, watch_filter=watchfiles.PythonFilter(), stop_event=stop, recursive=tree.recursive
     )
-    return (None for _ in found)
+    return (frozenset(Path(path) for _, path in changes) for changes in found)
 
 
-def poll_files(tree: SourceTree, stop: threading.Event, interval: float = POLL_INTERVAL) -> Iterator[None]:
-    """Yield after each change; files are read every ``interval`` s."""
+def poll_files(
+    tree: SourceTree, stop: threading.Event, interval: float = POLL_INTERVAL
+) -> Iterator[frozenset[Path]]:
+    """Yield the changed files after each change; files are read every ``interval`` s."""
     before = _state(tree)
     while not stop.wait(interval):
         now = _state(tree)
         if now != before:
+            changed = {path for path, _ in before.items() ^ now.items()}
             before = now
-            yield
+            yield frozenset(changed)
 
 
 def _state(tree: SourceTree) -> dict[Path, tuple[int, int]]:

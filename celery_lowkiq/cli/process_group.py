@@ -6,28 +6,29 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-#: Seconds that a process gets to end after TERM.
-PATIENCE = 10.0
+#: Seconds after which the caller hears that a process has not ended yet.
+LATE = 1.0
 #: Longest wait for a lock in s: a signal that another thread has received is handled after it.
 SLICE = 0.1
 
 
 @dataclass(frozen=True)
 class Program:
-    """A command line to run."""
+    """A command line to run. After TERM, its process gets ``patience`` s to end."""
 
     name: str
     words: Sequence[str]
+    patience: float = 10.0
 
 
 @dataclass(eq=False)
 class Child:
     """A started process."""
 
-    name: str
+    program: Program
     process: subprocess.Popen[bytes]
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -35,38 +36,41 @@ class Child:
 class ProcessGroup:
     """Child processes, each in its own session: Ctrl-C reaches only this process, which ends them by pid."""
 
-    def __init__(
-        self, commands: Sequence[Program], environ: Mapping[str, str], ended: Callable[[Child], None]
-    ) -> None:
+    def __init__(self, environ: Mapping[str, str], ended: Callable[[Child], None]) -> None:
         """``ended`` is called in a thread for each process that has ended, for any reason."""
-        self._commands = commands
         self._environ = {**os.environ, **environ}
         self._ended = ended
         self._children: list[Child] = []
 
-    def start(self) -> None:
+    def start(self, programs: Iterable[Program]) -> None:
         """Start each program."""
-        for command in self._commands:
+        for program in programs:
             process = subprocess.Popen(  # noqa: S603 - a list of our own words
-                list(command.words), env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
+                list(program.words), env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
             )
-            child = Child(command.name, process)
+            child = Child(program, process)
             self._children.append(child)
             threading.Thread(
-                target=self._wait, args=(child,), name=f"wait for {child.name}", daemon=True
+                target=self._wait, args=(child,), name=f"wait for {program.name}", daemon=True
             ).start()
 
-    def stop(self) -> bool:
-        """End all processes. Return whether each ended in time, without being killed."""
-        for child in self._children:
+    def stop(self, programs: Collection[Program], late: Callable[[], None]) -> bool:
+        """End the processes of some programs. Return whether each ended in time, without being killed.
+
+        ``late`` is called once if one of them runs for more than ``LATE`` s after TERM.
+        """
+        children = [child for child in self._children if child.program in programs]
+        for child in children:
             child.process.terminate()
-        deadline = time.monotonic() + PATIENCE
-        late = [child for child in self._children if not _ended_by(child, deadline)]
-        self.kill()
-        for child in self._children:
+        begin = time.monotonic()
+        if not all(_ended_by(child, begin + LATE) for child in children):
+            late()
+        in_time = [_ended_by(child, begin + child.program.patience) for child in children]
+        for child in children:
+            child.process.kill()
             child.ended.wait()
-        self._children.clear()
-        return not late
+            self._children.remove(child)
+        return all(in_time)
 
     def kill(self) -> None:
         """Kill all running processes. A signal handler may call it while another call waits."""

@@ -7,6 +7,8 @@ import math
 import re
 
 import pytest
+from celery.bin.celery import celery
+from click.testing import CliRunner
 
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import context_of
@@ -165,7 +167,12 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),
         ("requeue sync_order", 2, "expected one of: IDS, --all, --error (or --failure, --since), --force"),
         ("requeue sync_order --all --error x", 2, "expected one of: IDS"),
-        ("requeue sync_order --limit 5", 2, "expected one of: IDS"),
+        ("requeue sync_order --limit 5", 2, "--rate and --limit go with --error, --failure or --since"),
+        (
+            "requeue sync_order --all --rate 5/s",
+            2,
+            "--rate and --limit go with --error, --failure or --since",
+        ),
         ("requeue sync_order --all --dry-run", 2, "--dry-run goes with --error, --failure or --since"),
         ("requeue sync_order --since lunch", 2, "since='lunch' is invalid: expected an age such as 30min"),
         ("requeue sync_order --error x --rate fast", 2, "rate='fast' is invalid: expected a rate such as"),
@@ -364,6 +371,16 @@ def test_push_reads_stdin_and_spans(queue, run):
 def test_push_for_a_task_that_finds_its_ids_itself(run):
     assert run("push", "keyed", "42", '{"id": 42}').exit_code == 0
     assert proj.keyed.ordered_queue.job("42").waiting is not None
+
+
+def test_push_for_a_task_whose_calls_have_arguments(server):
+    words = ["-A", "tests.cli.by_proj:app", "lowkiq", "push", "save_order", "42", "{}"]
+    found = CliRunner().invoke(celery, words, prog_name="celery")
+    assert found.exit_code == 2
+    assert (
+        "push: save order has by=, so its calls have arguments, (order_id, status='paid'): "
+        "celery -A tests.cli.by_proj:app call 'save order' --args='[...]'\n"
+    ) in found.output
 
 
 def test_the_doctor_says_what_to_do(filled, run):

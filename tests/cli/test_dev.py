@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from tests.cli.conftest import ROOT
 from tests.waiting import eventually
 
 APP = """
+import time
+
 from celery import Celery
 from celery_lowkiq import ordered_task
 
@@ -34,6 +37,8 @@ app.conf.update({settings})
 @ordered_task(app=app, name="hello")
 def hello(payloads_by_id):
     print("{greeting}", payloads_by_id, flush=True)
+    while "long" in payloads_by_id and "{greeting}" == "hello one":
+        time.sleep(0.1)
 """
 
 
@@ -71,10 +76,10 @@ class Dev:
 
         eventually(said, 60)
 
-    def push(self) -> None:
+    def push(self, id_: str = "1") -> None:
         url = re.search(r"CELERY_BROKER_URL=(\S+)", self.log()).group(1)
         environ = self._environ(CELERY_BROKER_URL=url)
-        words = [*self._celery(), "push", "hello", "1", "1"]
+        words = [*self._celery(), "push", "hello", id_, "1"]
         subprocess.run(words, cwd=self._directory, env=environ, check=True, stdout=subprocess.DEVNULL)
 
     def end(self) -> None:
@@ -92,6 +97,12 @@ class Dev:
     def _environ(self, **more: str) -> dict[str, str]:
         path = f"{self._directory}:{ROOT}"
         return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -135,6 +146,28 @@ def test_changed_code_runs_and_nothing_is_left_behind(start_dev):
 
 
 @pytest.mark.full
+def test_a_run_that_outlives_a_reload_is_named_and_starts_again_at_once(start_dev):
+    port = free_port()
+    dev = start_dev("--web-port", str(port))
+    dev.says(" ready.")
+    dev.says("the dashboard is at")
+    dev.push("long")
+    dev.says("hello one")
+    dev.write("hello two")
+    dev.says("dev: devapp.py has changed\n")
+    dev.says("dev: waiting up to 15 s for 1 running job (id long)\n")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
+        assert page.status == 200  # the dashboard does not wait for the run
+    dev.says("dev: 1 running job (id long) did not end within 15 s: starting again\n")
+    dev.says(" ready.", 2)
+    ready = time.monotonic()
+    dev.says("hello two")
+    assert time.monotonic() - ready < 5  # the lease is 10 s
+    dev.says("the dashboard is at", 2)
+    assert "was killed" not in dev.log()
+
+
+@pytest.mark.full
 def test_a_setting_of_the_app_does_not_lead_the_worker_elsewhere(start_dev):
     dev = start_dev("--no-web", "--no-reload", lowkiq_url="redis://192.0.2.1:1/0")
     dev.says("the app sets lowkiq_url")
@@ -143,9 +176,7 @@ def test_a_setting_of_the_app_does_not_lead_the_worker_elsewhere(start_dev):
 
 @pytest.mark.full
 def test_the_dashboard_comes_with_it(start_dev):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     dev = start_dev("--no-reload", "--web-port", str(port))
     dev.says("the dashboard is at")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as page:
@@ -194,8 +225,8 @@ def test_signals_that_another_thread_receives_are_obeyed():
             dev._events.put(STOP)
 
     ended, other = threading.Event(), threading.Thread(target=receive)
-    dev = _Dev([], {}, None)
-    dev._group = SimpleNamespace(start=other.start, stop=lambda: True)
+    dev = _Dev([], {}, None, list)
+    dev._group = SimpleNamespace(start=lambda _: other.start(), stop=lambda *_: True)
     assert dev.run() == 0
     ended.set()
     other.join(30)
@@ -205,7 +236,7 @@ def test_signals_that_another_thread_receives_are_obeyed():
 @pytest.mark.parametrize("line", range(8))
 def test_a_second_signal_may_come_in_the_middle_of_the_first(line):
     kills, lines = [], itertools.count()
-    dev = _Dev([], {}, None)
+    dev = _Dev([], {}, None, list)
     dev._group = SimpleNamespace(kill=lambda: kills.append("all"))
 
     def trace(_, event, __):
@@ -260,10 +291,11 @@ WATCHES = {"watchfiles": watch_files, "polled": lambda tree, stop: poll_files(tr
 @pytest.mark.parametrize("watch", WATCHES)
 @pytest.mark.parametrize("edit", EDITS)
 def test_what_changes_is_seen(package, edit, watch):
-    stop, seen = threading.Event(), threading.Event()
+    stop, seen, names = threading.Event(), threading.Event(), set()
 
     def look():
-        for _ in WATCHES[watch](SourceTree((package,), recursive=True), stop):
+        for paths in WATCHES[watch](SourceTree((package,), recursive=True), stop):
+            names.update(path.name for path in paths)
             seen.set()
 
     thread = threading.Thread(target=look)
@@ -271,11 +303,13 @@ def test_what_changes_is_seen(package, edit, watch):
     try:
         # The first edits may come before the watch begins.
         numbers = itertools.count()
-        eventually(lambda: EDITS[edit](package, next(numbers)) or seen.wait(0.1))
+        eventually(lambda: (EDITS[edit](package, next(numbers)), seen.wait(0.1))[1])
     finally:
         stop.set()
         thread.join(30)
     assert not thread.is_alive()
+    assert names
+    assert all(re.fullmatch(r"(a|b|new)\d*\.py", name) for name in names)
 
 
 def test_without_watchfiles_it_is_polled(package, monkeypatch):

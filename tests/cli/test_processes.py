@@ -126,6 +126,15 @@ def test_without_an_app_it_is_asked_for(monkeypatch, words):
     assert "no app is given: write celery -A proj lowkiq ..." in found.stderr
 
 
+def test_without_an_app_but_with_a_broker_it_is_asked_for(server):
+    """The quickstart exports CELERY_BROKER_URL; the answer was a table without queues."""
+    words = [sys.executable, "-m", "celery", "lowkiq", "stats"]
+    environ = {**os.environ, "CELERY_BROKER_URL": server.url}
+    found = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "no app is given: write celery -A proj lowkiq ..." in found.stderr
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("words", ["stats", "web --port 0"])
 def test_an_option_that_is_wrong_is_told_with_its_task(server, words):

@@ -86,6 +86,18 @@ def test_a_queue_is_resharded(stored, queue, run):
     assert "shards, the code declares" not in run("doctor").output
 
 
+def test_a_queue_is_resharded_and_watched(stored, queue, run):
+    found = run("reshard", "sync_order", "4", "--watch")
+    assert (found.exit_code, found.stdout) == (0, "queue sync_order has 4 shards\n")
+    assert "6>4, " in found.stderr
+
+
+def test_a_move_that_goes_on_is_followed(stored, queue, run):
+    Migrations(stored.client, queue.name).begin(4)
+    assert run("reshard", "sync_order", "4", "--watch").stdout == "queue sync_order has 4 shards\n"
+    assert run("reshard", "sync_order", "4", "--watch", "--pause").exit_code == 2
+
+
 def test_the_number_of_shards_is_checked(queue, run):
     with pytest.raises(InvalidCall, match="shards=0 is invalid: expected a whole number from 1 to 4096"):
         queue.reshard(0)

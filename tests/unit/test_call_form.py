@@ -198,6 +198,14 @@ class TestOptions:
         with pytest.raises(TypeError):
             task.entry_of((), {"status": 1}, None)
 
+    def test_a_payload_alone_is_no_id(self):
+        @ordered_task(app=Celery("alone", set_as_current=False))
+        def function(payloads_by_id): ...
+
+        message = r"id={'id': 1} is invalid: expected a str, an int or a UUID. Call delay\(id, payload\)"
+        with pytest.raises(InvalidCall, match=message):
+            function.delay({"id": 1})
+
     def test_a_bulk_call_is_refused(self):
         @ordered_task(app=Celery("bulk", set_as_current=False), by=0)
         def function(order_id): ...

@@ -109,7 +109,7 @@ def test_a_shared_task_and_a_pydantic_one(lowkiq, lowkiq_app):
         ({"by": "x"}, "save: by='x' is invalid"),
         ({"buy": "order_id"}, "buy"),
         ({"by": "order_id", "time_limit": 5}, "time_limit=5 is invalid"),
-        ({}, "cannot be called with one argument"),
+        ({}, "cannot be called with one argument.*, or name the argument that has the id: by='order_id'$"),
         ({"by": "order_id", "name": "other"}, "name='other' is invalid: expected no such option"),
         ({"by": "order_id", "pydantic": True}, "pydantic=True is invalid: expected no such option"),
         ({"by": "order_id", "bind": True}, "bind=True is invalid: expected no such option"),

@@ -131,7 +131,7 @@ def test_it(celery_app, celery_worker, caplog):
     celery_worker.reload()
     said = [record.getMessage() for record in caplog.records if "late" in record.getMessage()]
     assert said == [
-        "ordered queues (late) are not served: ordered queues need a thread pool: "
+        "ordered queues (late) are not served: ordered queues need the pool threads or prefork: "
         "start a worker with -P threads"
     ]
 """,

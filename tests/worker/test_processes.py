@@ -78,7 +78,8 @@ def test_a_process_that_dies_is_a_crash_of_its_batch_only(app, start, ledger, ho
     assert [act.delay(str(n), "good").get(timeout=30) for n in range(9)] == ["good done"] * 9
     assert node.container.status == "running"
     (buried,) = act.ordered_queue.morgue().items
-    assert (buried.id, buried.error.startswith("poison pill")) == ("killer", True)
+    said = f"it crashed its worker or process {act.max_crashes} times (max_crashes)"
+    assert (buried.id, buried.error) == ("killer", f"poison pill: run alone as a suspect, {said}")
     assert suspects(act) == 0
 
 

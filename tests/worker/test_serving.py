@@ -129,5 +129,6 @@ def test_other_pools_say_why_they_cannot(app, start_worker):
     start_worker(pool="solo", lanes=1)
     (answer,) = command(app, "add_consumer", "w0@test", queue="record")
     assert answer == {
-        "error": "ordered queue record: ordered queues need a thread pool: start a worker with -P threads"
+        "error": "ordered queue record: ordered queues need the pool threads or prefork: "
+        "start a worker with -P threads"
     }

@@ -219,9 +219,9 @@ class TestOtherPools:
         node = start_worker(pool="solo", lanes=1)
         app.tasks["plain"].delay(1)
         ledger.wait_for("plain")
-        assert node.logs().count("are not served: ordered queues need a thread pool") == 1
+        assert node.logs().count("are not served: ordered queues need the pool threads or prefork") == 1
         assert not ledger.lines("start")
-        assert "(ordered queues need a thread pool: " in node.logs().partition("[tasks]")[0]
+        assert "(ordered queues need the pool threads or prefork: " in node.logs().partition("[tasks]")[0]
         node.kill("SIGTERM")
         assert node.exit_status() == 0
         assert app.tasks["record"].ordered_queue.stats().length == 1
@@ -229,7 +229,10 @@ class TestOtherPools:
     def test_they_are_refused_an_ordered_queue_by_name(self, app, start_worker):
         node = start_worker("-Q", "celery,record", pool="solo", lanes=1, wait=False)
         assert node.exit_status() != 0
-        assert "-Q names the ordered queues record: ordered queues need a thread pool" in node.logs()
+        assert (
+            "-Q names the ordered queues record: ordered queues need the pool threads or prefork"
+            in node.logs()
+        )
 
 
 @pytest.fixture

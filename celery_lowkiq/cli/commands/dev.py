@@ -7,9 +7,11 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
 
@@ -17,20 +19,27 @@ import click
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.rules.errors import LowkiqError
 
 from ..file_watcher import SourceTree, source_tree_of, watch_files
 from ..main import FAILED
 from ..params import binding, command
 from ..process_group import SLICE, Child, ProcessGroup, Program
 
-STOP, CHANGED = "stop", "changed"
+STOP = "stop"
+#: Seconds for which the worker that ends waits for its running batches.
+RUN_TIMEOUT = 15
+#: Seconds that the worker has to end after that, with releases and exit functions.
+EXIT_TIMEOUT = 5.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: Packages that the dashboard needs.
 DASHBOARD = ("uvicorn", "starlette", "jinja2")
 #: Environment variables that Celery reads the URL of the broker from.
 URLS = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
+#: Ids that a line shows.
+SHOWN_JOBS = 10
 
-Event: TypeAlias = "str | Child"
+Event: TypeAlias = "str | Child | frozenset[Path]"
 
 
 @command("Redis, worker and dashboard on your machine.", ["dev", "dev --lanes 8 --redis-port 6399"])
@@ -52,8 +61,9 @@ def dev(
 ) -> None:
     """Start a private Redis, a worker, and the dashboard if it is installed. Ctrl-C stops them.
 
-    When a Python file of the app changes, worker and dashboard restart. The Redis starts empty, and its data
-    is lost at the end. With --no-reload, the exit status is that of the worker.
+    When a Python file of the app's directory changes, worker and dashboard restart. A run that does not end
+    within 15 s is ended and runs again. The Redis starts empty, and its data is lost at the end. With
+    --no-reload, the exit status is that of the worker.
     """
     context = click.get_current_context()
     app = context.find_root().params.get("app")
@@ -68,16 +78,20 @@ def dev(
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
             programs.append(dashboard)
         tree = None if no_reload else source_tree_of(app)
-        context.exit(_Dev(programs, environ, tree).run())
+        inspector.app.conf.update(lowkiq_url=server.url)  # this process reads the jobs there
+        context.exit(_Dev(programs, environ, tree, partial(_processing, inspector)).run())
 
 
 def _worker(app: Any, name: str, url: str, lanes: int) -> Program:
     """The app's lowkiq_url has precedence over the broker's URL; only the command line overrides it."""
-    words = [*_celery(name), "worker", "-P", "threads", "-c", str(lanes), "-l", "INFO", "-E"]
+    words = [*_celery(name), "worker", "-P", "threads", "-c", str(lanes), "-l", "INFO", "-E", "--"]
+    timeout = app.conf.get("lowkiq_shutdown_timeout")
+    if timeout is None or (isinstance(timeout, (int, float)) and timeout > RUN_TIMEOUT):
+        words += [f"lowkiq.shutdown_timeout=(int){RUN_TIMEOUT}"]
     if app.conf.get("lowkiq_url"):
         _say("the app sets lowkiq_url: the worker uses this Redis anyway, other programs do not")
-        words += ["--", f"lowkiq.url=(string){url}"]
-    return Program("worker", words)
+        words += [f"lowkiq.url=(string){url}"]
+    return Program("worker", words, patience=RUN_TIMEOUT + EXIT_TIMEOUT)
 
 
 def _dashboard(app: Any, name: str, port: int) -> Program | None:
@@ -101,6 +115,14 @@ def _in_shell(environ: dict[str, str]) -> str:
     return " ".join(f"{name}={url}" for name, url in environ.items() if name not in URLS[1:])
 
 
+def _processing(inspector: Inspector) -> list[str]:
+    """The ids of jobs in processing: those that run, and after the worker's end those that it left."""
+    with suppress(LowkiqError):
+        queues = inspector.queues().values()
+        return [job.id for queue in queues for job in queue.processing(limit=100).items]
+    return []
+
+
 def _celery(name: str) -> list[str]:
     return [sys.executable, "-m", "celery", "-A", name]
 
@@ -108,28 +130,38 @@ def _celery(name: str) -> list[str]:
 class _Dev:
     """Handles events: a signal, a change of the code, the end of a process."""
 
-    def __init__(self, programs: list[Program], environ: dict[str, str], tree: SourceTree | None) -> None:
-        """``tree``: the source tree to watch; None: none."""
+    def __init__(
+        self,
+        programs: list[Program],
+        environ: dict[str, str],
+        tree: SourceTree | None,
+        processing: Callable[[], list[str]],
+    ) -> None:
+        """``programs``: the worker first. ``tree``: the source tree to watch; None: none.
+        ``processing`` returns the ids of jobs in processing.
+        """
+        self._programs = programs
         self._tree = tree
+        self._processing = processing
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._stopping = threading.Event()
         self._stopped = False
         self._signal_count = itertools.count()
-        self._group = ProcessGroup(programs, environ, self._events.put)
+        self._group = ProcessGroup(environ, self._events.put)
 
     def run(self) -> int:
         """Return the exit status: 0 if a signal ended it and all processes ended in time."""
         with self._signals():
             if self._tree is not None:
                 threading.Thread(target=self._watch, args=(self._tree,), daemon=True).start()
-            self._group.start()
+            self._group.start(self._programs)
             status = None
             try:
                 while status is None:
                     status = self._after(self._next())
             finally:
                 self._stopping.set()
-                in_time = self._group.stop()
+                in_time = self._group.stop(self._programs, self._tell_wait)
             return status if in_time else FAILED
 
     def _next(self) -> Event:
@@ -142,25 +174,48 @@ class _Dev:
             return 0
         if isinstance(event, Child):
             return self._ended(event)
-        _say("code has changed")
-        self._group.stop()
-        if not self._stopped:
-            self._group.start()
+        if isinstance(event, frozenset):
+            self._restart(event)
         return None
+
+    def _restart(self, changed: frozenset[Path]) -> None:
+        """Restart one program after the other, so that the dashboard shows how the worker ends."""
+        names = sorted({path.name for path in changed})
+        _say(f"{', '.join(names)} {'have' if names[1:] else 'has'} changed")
+        worker, *others = self._programs
+        in_time = self._group.stop([worker], self._tell_wait)
+        if not self._stopped:
+            self._tell_left(in_time)
+            self._group.start([worker])
+            self._group.stop(others, lambda: None)
+        if not self._stopped:
+            self._group.start(others)
+
+    def _tell_wait(self) -> None:
+        if ids := self._processing():
+            hint = "; Ctrl-C again does not wait" if self._stopped else ""
+            _say(f"waiting up to {RUN_TIMEOUT} s for {_jobs(ids)}{hint}")
+
+    def _tell_left(self, in_time: bool) -> None:
+        """Say what the worker left to the next one. A killed one keeps its lease for a while."""
+        if not in_time:
+            _say("the worker did not end in time and was killed; its jobs start again when its lease is over")
+        elif ids := self._processing():
+            _say(f"{_jobs(ids)} did not end within {RUN_TIMEOUT} s: starting again")
 
     def _ended(self, child: Child) -> int | None:
         if child not in self._group:
             return None  # stopped by the group
         code = child.process.returncode
         if self._tree is None:
-            _say(f"the {child.name} has ended with status {code}")
+            _say(f"the {child.program.name} has ended with status {code}")
             return code if code >= 0 else FAILED
-        _say(f"the {child.name} has ended with status {code}; it starts anew when code changes")
+        _say(f"the {child.program.name} has ended with status {code}; it starts anew when code changes")
         return None
 
     def _watch(self, tree: SourceTree) -> None:
-        for _ in watch_files(tree, self._stopping):
-            self._events.put(CHANGED)
+        for changed in watch_files(tree, self._stopping):
+            self._events.put(changed)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -179,6 +234,11 @@ class _Dev:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _jobs(ids: list[str]) -> str:
+    shown = ", ".join(ids[:SHOWN_JOBS]) + ", ..." * (len(ids) > SHOWN_JOBS)
+    return f"{len(ids)} running job{'s' * (len(ids) != 1)} (id {shown})"
 
 
 def _say(text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import shlex
 from typing import Any
 
 import click
@@ -30,8 +32,21 @@ def push(
     """Call the task of QUEUE: PAYLOAD (JSON; - reads it from stdin) for ID. Prints the call's task id."""
     job: dict[str, Any] = {"id": id_, "payload": _read(payload), "score": score}
     job["perform_in"] = at
-    (result,) = inspector.task(queue).perform_async([job], results=True)
+    task = inspector.task(queue)
+    if task.by is not None:
+        raise click.UsageError(_by_arguments(task))
+    (result,) = task.perform_async([job], results=True)
     click.echo(result.id)
+
+
+def _by_arguments(task: Any) -> str:
+    """How to call a task whose calls have arguments in place of id and payload."""
+    app = click.get_current_context().find_root().params.get("app")
+    words = ["celery", "-A", app if isinstance(app, str) else "proj", "call", task.name]
+    return (
+        f"push: {task.name} has by=, so its calls have arguments, {inspect.signature(task.run)}: "
+        f"{shlex.join(words)} --args='[...]'"
+    )
 
 
 def _read(text: str) -> Any:

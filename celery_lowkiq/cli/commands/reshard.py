@@ -20,6 +20,7 @@ from ..params import command, queue_argument
 EXAMPLES = [
     "reshard sync_order 48 --dry-run",
     "reshard sync_order 48",
+    "reshard sync_order 48 --watch",
     "reshard sync_order --watch",
     "reshard sync_order --pause",
     "reshard sync_order --abort",
@@ -36,7 +37,7 @@ NO_WORKER = (
 @queue_argument
 @click.argument("shards", type=click.IntRange(1, MAX_SHARDS), required=False)
 @click.option("--dry-run", is_flag=True, help="Show the expected cost; change nothing.")
-@click.option("--watch", is_flag=True, help="Show the progress of a move that is going on.")
+@click.option("--watch", is_flag=True, help="Show the progress, until the move ends.")
 @click.option("--pause", is_flag=True, help="Stop moving jobs, in all nodes.")
 @click.option("--resume", is_flag=True, help="Move jobs again.")
 @click.option("--abort", is_flag=True, help="Move back to the former number of shards.")
@@ -44,25 +45,28 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, **options: boo
     """Move QUEUE to SHARDS shards, while calls and workers go on.
 
     Each id keeps its order, and callers and workers follow without a restart. If the command is ended, the
-    workers of the queue go on; --watch, or the same command, waits for the end.
+    workers of the queue go on; --watch, or the same command, waits for the end. SHARDS --watch shows the
+    progress line by line also without a terminal.
 
     Nothing waits for a paused move: jobs run where they are, and an id is moved when a call comes for it.
     """
     verbs = [name for name, is_given in options.items() if is_given]
     verb = verbs[0] if verbs else None
-    takes_shards = verb in (None, "dry_run")
+    takes_shards = {None: True, "dry_run": True, "watch": shards is not None}.get(verb, False)
     if len(verbs) > 1 or takes_shards != (shards is not None):
-        raise click.UsageError("expected SHARDS, SHARDS --dry-run, --watch, --pause, --resume or --abort")
+        raise click.UsageError(
+            "expected SHARDS, SHARDS --dry-run, SHARDS --watch, --watch, --pause, --resume or --abort"
+        )
     ordered = inspector.queue(queue)
     if verb == "dry_run":
         _show_cost(ordered, shards or 0)
-    elif verb == "watch":
+    elif verb == "watch" and shards is None:
         _watch(ordered)
     elif verb in ("pause", "resume"):
         _pause(ordered, verb)
     else:
         shards = shards or ordered.abort_migration()
-        with Progress(ordered) as progress:
+        with Progress(ordered, lines=verb == "watch") as progress:
             ordered.reshard(shards, progress.update)
         click.echo(f"queue {queue} has {shards} shards")
 

@@ -32,7 +32,7 @@ from .node.proxy import NodeProxy
 from .service import Service
 from .shutdown import ConsumerShutdown
 
-NO_THREADS = "ordered queues need a thread pool: start a worker with -P threads"
+NO_THREADS = "ordered queues need the pool threads or prefork: start a worker with -P threads"
 
 
 class OrderedQueues(bootsteps.StartStopStep):

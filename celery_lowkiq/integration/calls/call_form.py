@@ -110,7 +110,11 @@ class BatchForm:
             # Python's own message for a wrong type names internals of a task.
             check_arguments(args, kwargs)
             raise
-        return job_id if self._key is None else id_of(self._key, payload), payload
+        if self._key is not None:
+            return id_of(self._key, payload), payload
+        if isinstance(job_id, (dict, list)):
+            read_id(job_id, ". Call delay(id, payload)")
+        return job_id, payload
 
     def timed(self, entry: Entry, now: float) -> Entry:
         """The time of the job is enough: its calls run together."""

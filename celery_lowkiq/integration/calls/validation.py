@@ -158,15 +158,15 @@ def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) 
     return Entry(read_id(job_id), job.get("payload", ""), score, perform_in, delay, priority)
 
 
-def read_id(value: Any) -> str:
-    """Text of an id. Raises InvalidCall."""
+def read_id(value: Any, advice: str = "") -> str:
+    """Text of an id. Raises InvalidCall, with ``advice`` for a value of another type."""
     # Nearly all are one of these.
     if type(value) is int and 0 <= value < USUAL_NUMBERS:
         return str(value)
     if type(value) is str and 0 < len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
         return value
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
-        raise InvalidCall(f"id={_shown(value)} is invalid: expected a str, an int or a UUID")
+        raise InvalidCall(f"id={_shown(value)} is invalid: expected a str, an int or a UUID{advice}")
     text = _plain_text(value)
     try:
         size = len(text.encode())

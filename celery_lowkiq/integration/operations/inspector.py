@@ -100,9 +100,13 @@ class Inspector:
         """Return the ordered tasks by queue name, sorted.
 
         Imports the modules that the app names by ``include``, ``imports`` or ``autodiscover_tasks``.
+        Raises ConfigurationError if no app is given and Celery's fallback has none.
         """
         self.app.loader.import_default_modules()
-        return ordered_tasks(self.app)
+        tasks = ordered_tasks(self.app)
+        if not tasks and is_fallback_app(self.app):
+            raise ConfigurationError(NO_APP)
+        return tasks
 
     def queues(self) -> dict[str, OrderedQueue]:
         """Return the ordered queues by name, sorted."""
@@ -136,8 +140,6 @@ class Inspector:
     def task(self, queue: str) -> Any:
         """Return the ordered task of a queue, named as for :meth:`queue`. Raises InvalidCall."""
         tasks = self.tasks()
-        if not tasks and is_fallback_app(self.app):
-            raise ConfigurationError(NO_APP)
         return tasks[read_queue_name(queue, tasks)]
 
     def overview(self, names: Iterable[str] | None = None) -> Overview:

@@ -48,7 +48,7 @@ AT_ONCE = 1e-6
 
 
 class PoisonPill(LowkiqError):
-    """A payload is in the morgue, since it took its worker down too often."""
+    """A payload is in the morgue, since it crashed its worker or process too often."""
 
 
 class Rejected(LowkiqError):

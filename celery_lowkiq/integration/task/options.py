@@ -131,8 +131,10 @@ class BasicOptions(TypedDict, total=False):
         Option(
             3,
             whole(1),
-            "Number of worker crashes within 72 hours that make a payload a poison pill, which goes to the "
-            "morgue. The crash that first made its job suspect does not count.",
+            "Number of crashes, within 72 hours, of its worker or process that make a payload which runs "
+            "alone a poison pill; it goes to the morgue. The crash that first made its job suspect does not "
+            "count, nor does one of the job's payloads together: with 3, a job of one payload runs 4 times, "
+            "one of several 5 times.",
         ),
     ]
     max_run: Annotated[
@@ -347,7 +349,11 @@ def check_function(
         signature.bind(*given)
     except TypeError:
         form = f"def sync_order({', '.join(given)}): ..."
-        raise ConfigurationError(f"{name}{signature} cannot be called with {taken}: write {form}") from None
+        names = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        first = names[bound : bound + 1] if not per_id else []
+        hint = f", or name the argument that has the id: by={first[0]!r}" if first else ""
+        message = f"{name}{signature} cannot be called with {taken}: write {form}{hint}"
+        raise ConfigurationError(message) from None
 
 
 def as_attributes(options: Mapping[str, Any], owner: str = "") -> dict[str, Any]:

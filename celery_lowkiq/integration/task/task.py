@@ -44,7 +44,10 @@ from .run_mixin import RunMixin
 
 install()
 
-POISON = "poison pill: the job took its worker down {max_crashes} times"
+#: The crash of the batch in which the job was, and for several payloads one of the job, come before.
+POISON = (
+    "poison pill: run alone as a suspect, it crashed its worker or process {max_crashes} times (max_crashes)"
+)
 
 _spec_lock = ProcessLock()
 

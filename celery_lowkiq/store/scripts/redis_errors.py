@@ -143,8 +143,9 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
         return LoginRefused(f"Redis refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
     if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
         return AccessDenied(
-            f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give its user the rights of its "
-            "role, which `celery -A proj lowkiq acl --role ROLE` writes"
+            f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL} the rights of "
+            "what this process does: `celery -A proj lowkiq acl --role ROLE` writes those of a caller, a "
+            "worker, a reader or an operator"
         )
     return None
 
