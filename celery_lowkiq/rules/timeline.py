@@ -124,7 +124,7 @@ def _future(facts: DiagnosisFacts, past: Sequence[Entry]) -> Iterator[Entry]:
     if stop := _stop(facts):
         yield Entry("stopped", text=f"{run} {stop}")
     elif facts.claimed:
-        yield Entry("next", text=f"{run} when the one before it has ended")
+        yield Entry("next", text=f"{run} when this run has ended")
     elif waiting.perform_in > facts.now:
         owned = f", if a worker owns shard {facts.shard.index} by then" if facts.owner is None else ""
         yield Entry("next", waiting.perform_in, run + owned)
@@ -145,10 +145,12 @@ def _stop(facts: DiagnosisFacts) -> str:
 
 
 def _run_name(facts: DiagnosisFacts, waiting: Waiting, past: Sequence[Entry]) -> str:
+    merged = f" with {waiting.payloads:,} payloads" if facts.merges and waiting.payloads > 1 else ""
     if waiting.retry_count < 0:
-        return "The next run" if past else "The first run"
+        first = "The next run" if past or facts.claimed else "The first run"
+        return f"One run{merged}" if merged else first
     retry, most = waiting.retry_count + 1, facts.max_retries
-    return f"Retry {retry} of {most}" if most is not None and retry <= most else f"Retry {retry}"
+    return f"Retry {retry}{f' of {most}' if most is not None and retry <= most else ''}{merged}"
 
 
 def _folded(past: Sequence[Entry]) -> list[Entry]:

@@ -107,7 +107,19 @@ def test_changes_of_the_whole_queue_count_from_the_first_try_on():
         ({"queue_paused": 1.0, "id_paused": 2.0}, "stopped", "when queue orders and id 42 are resumed"),
         ({"held_since": 1.0}, "stopped", "when the dead payload is requeued, or the id goes on"),
         ({"moving": True}, "stopped", "when the job has its place in the new shards"),
-        ({"claimed": True}, "next", "when the one before it has ended"),
+        ({"claimed": True}, "next", "Retry 6 of 8 when this run has ended"),
+        ({"claimed": True, "waiting": Waiting(900.0)}, "next", "The next run when this run has ended"),
+        (
+            {"claimed": True, "waiting": Waiting(900.0, payloads=3)},
+            "next",
+            "One run with 3 payloads when this run has ended",
+        ),
+        (
+            {"claimed": True, "waiting": Waiting(900.0, payloads=3), "merges": False},
+            "next",
+            "The next run when this run has ended",
+        ),
+        ({"waiting": Waiting(1100.0, 5, payloads=3)}, "next", "Retry 6 of 8 with 3 payloads"),
     ],
 )
 def test_what_is_next(more, kind, text):
