@@ -41,6 +41,7 @@ GAUGES = (
     Figure("lowkiq_retries", "Waiting jobs that failed before", lambda stats: stats.retries),
     Figure("lowkiq_morgue_length", "Jobs in the morgue", lambda stats: stats.morgue_length),
     Figure("lowkiq_paused_jobs", "Waiting jobs of paused or held ids", lambda stats: stats.paused_jobs),
+    Figure("lowkiq_paused_ids", "Paused ids, with or without a waiting job", lambda stats: stats.paused_ids),
     Figure("lowkiq_held", "Ids that a dead payload holds", lambda stats: stats.held),
     Figure("lowkiq_held_seconds", "How long the oldest of these is held", lambda stats: stats.held_for),
     Figure("lowkiq_busy", "Jobs in processing", lambda stats: stats.busy),

@@ -15,10 +15,14 @@ TOKEN_TOLERANCE = 0.001
 
 
 class Terms(TypedDict):
-    """Options of the task that a diagnosis needs: ``rate`` in runs per second, and ``max_retries``."""
+    """Options of the task that a diagnosis needs: ``rate`` in runs per second, and ``max_retries``.
+
+    ``merges``: one run gets all payloads of a job; otherwise (``by=``) each call runs alone.
+    """
 
     rate: float | None
     max_retries: int | None
+    merges: bool
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class Waiting:
     ahead: int = 0
     #: Maximum size of its next batch after its last batch failed as a whole; 0: not limited.
     largest_batch: int = 0
+    #: Number of its payloads.
+    payloads: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ class DiagnosisFacts:
     rate: float | None = None
     token_wait: float = 0.0
     max_retries: int | None = None
+    #: Whether one run gets all payloads of the job.
+    merges: bool = True
     #: Rate limit of each id (runs per second), and the Unix time (s) at which this id has a token.
     id_rate: float | None = None
     id_token_at: float = 0.0
@@ -140,7 +148,7 @@ def _reasons(facts: DiagnosisFacts) -> Iterator[Reason]:
     if facts.claimed:
         yield _claimed(facts)
         if facts.waiting is not None:
-            yield Reason("behind_itself", "Another call waits behind it, and runs after it.")
+            yield Reason("behind_itself", _behind_itself(facts, facts.waiting))
     elif facts.waiting is not None and facts.held_since is not None:
         yield _behind_dead(facts, facts.held_since)
         yield from _pauses(facts)
@@ -172,6 +180,15 @@ def _claimed(facts: DiagnosisFacts) -> Reason:
         return Reason("running", f"It has been running for {_run_time(owner, run)}, on {owner.place}.")
     activity = _is_running(facts, owner, run)
     return Reason("claimed", f"It is claimed by {owner.place}, which {activity}: it runs with that, or next.")
+
+
+def _behind_itself(facts: DiagnosisFacts, waiting: Waiting) -> str:
+    count = f"{waiting.payloads:,}"
+    if waiting.payloads <= 1:
+        return "Another call waits behind it, and runs after it."
+    if not facts.merges:
+        return f"{count} calls wait behind it, and run after it, one by one."
+    return f"Later calls wait behind it, merged into one job with {count} payloads, which runs after it."
 
 
 def _reasons_to_wait(facts: DiagnosisFacts, waiting: Waiting) -> Iterator[Reason]:

@@ -1,4 +1,4 @@
-"""The timeline of an id: what is next, its failed tries, the pauses between them, and changes by people."""
+"""The timeline of an id: what is next, its failed tries, the times between them, and changes by people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .views import Try
 FOLDED = 3
 #: Seconds within which a state and a change by a person are the same event.
 SAME = 5.0
-#: Length (px) of the longest pause and the minimum of others.
+#: Length (px) of the longest time and the minimum of others.
 LONGEST, SHORTEST = 96, 18
 
 
@@ -42,7 +42,7 @@ class Entry:
     #: Older tries that are similar, the latest first.
     folded: tuple[Entry, ...] = ()
     #: Seconds from the entry before it in time, and the length of its line in px.
-    pause: float | None = None
+    gap: float | None = None
     length: int = 0
 
     @property
@@ -124,7 +124,7 @@ def _future(facts: DiagnosisFacts, past: Sequence[Entry]) -> Iterator[Entry]:
     if stop := _stop(facts):
         yield Entry("stopped", text=f"{run} {stop}")
     elif facts.claimed:
-        yield Entry("next", text=f"{run} when the one before it has ended")
+        yield Entry("next", text=f"{run} when this run has ended")
     elif waiting.perform_in > facts.now:
         owned = f", if a worker owns shard {facts.shard.index} by then" if facts.owner is None else ""
         yield Entry("next", waiting.perform_in, run + owned)
@@ -145,10 +145,12 @@ def _stop(facts: DiagnosisFacts) -> str:
 
 
 def _run_name(facts: DiagnosisFacts, waiting: Waiting, past: Sequence[Entry]) -> str:
+    merged = f" with {waiting.payloads:,} payloads" if facts.merges and waiting.payloads > 1 else ""
     if waiting.retry_count < 0:
-        return "The next run" if past else "The first run"
+        first = "The next run" if past or facts.claimed else "The first run"
+        return f"One run{merged}" if merged else first
     retry, most = waiting.retry_count + 1, facts.max_retries
-    return f"Retry {retry} of {most}" if most is not None and retry <= most else f"Retry {retry}"
+    return f"Retry {retry}{f' of {most}' if most is not None and retry <= most else ''}{merged}"
 
 
 def _folded(past: Sequence[Entry]) -> list[Entry]:
@@ -165,23 +167,23 @@ def _folded(past: Sequence[Entry]) -> list[Entry]:
 
 
 def _to_scale(shown: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Add the pauses, with one scale for all."""
-    with_pauses = [*_with_pauses([replace(one, folded=(*_with_pauses(one.folded),)) for one in shown])]
-    longest = max((part.pause or 0.0 for one in with_pauses for part in (one, *one.folded)), default=0.0)
+    """Add the times between them, with one scale for all."""
+    with_gaps = [*_with_gaps([replace(one, folded=(*_with_gaps(one.folded),)) for one in shown])]
+    longest = max((part.gap or 0.0 for one in with_gaps for part in (one, *one.folded)), default=0.0)
     return tuple(
         replace(_drawn(one, longest), folded=tuple(_drawn(part, longest) for part in one.folded))
-        for one in with_pauses
+        for one in with_gaps
     )
 
 
-def _with_pauses(entries: Sequence[Entry]) -> Iterator[Entry]:
+def _with_gaps(entries: Sequence[Entry]) -> Iterator[Entry]:
     for place, one in enumerate(entries):
         older = next((other.at for other in entries[place + 1 :] if other.at is not None), None)
         began = one.began_at
-        yield one if began is None or older is None else replace(one, pause=max(0.0, began - older))
+        yield one if began is None or older is None else replace(one, gap=max(0.0, began - older))
 
 
 def _drawn(one: Entry, longest: float) -> Entry:
-    if one.pause is None or not longest:
+    if one.gap is None or not longest:
         return one
-    return replace(one, length=max(SHORTEST, round(LONGEST * one.pause / longest)))
+    return replace(one, length=max(SHORTEST, round(LONGEST * one.gap / longest)))

@@ -37,6 +37,8 @@ class Stats:
     oldest: float = 0.0
     #: Waiting jobs whose ids are paused, or held by a death.
     paused_jobs: int = 0
+    #: Ids that are paused, with or without a waiting job.
+    paused_ids: int = 0
     #: Paused shards, by themselves or with their queue.
     paused: int = 0
     #: Payloads that were dropped without a run: revoked, expired, or by a policy.

@@ -29,15 +29,22 @@ def _shown(entry: AuditEntry, facts: DiagnosisFacts) -> ShownChange | None:
         return None
     whole = not entry.id_count
     concerned = entry.shard in (None, facts.shard.index) if whole else facts.id in entry.ids
-    if not concerned:
+    if not concerned or (entry.filter and _was_dead_throughout(action, entry, facts)):
         return None
     text = _text(action, entry) if whole else _text_of_ids(action, entry)
     return ShownChange(entry.at, text[:1].upper() + text[1:], entry.user, entry.reason, whole)
 
 
+def _was_dead_throughout(action: Action, entry: AuditEntry, facts: DiagnosisFacts) -> bool:
+    """Whether a change of dead jobs has left the id as it was."""
+    return action.scope.kind == "dead" and facts.dead is not None and facts.dead.updated_at < entry.at
+
+
 def _text(action: Action, entry: AuditEntry) -> str:
     values = {} if entry.shard is None else {SHARD.name: entry.shard}
-    return action.said(entry.queue, Target((), values), entry.jobs or 0)
+    said = action.said(entry.queue, Target((), values), entry.jobs or 0)
+    # The log has the filter, and not which jobs matched it within its limit.
+    return f"{said}, perhaps not this one" if entry.filter else said
 
 
 def _text_of_ids(action: Action, entry: AuditEntry) -> str:

@@ -155,7 +155,13 @@ def job(request: Request) -> Response:
         paused=why.facts.id_paused,
         held=why.facts.held_since,
         edited=edited,
-        plain=plain,
+        plain=plain and bool(site_of(request).redactor),
+        masks=any(
+            payload.masked and payload.masked.hides
+            for place in (places.waiting, places.processing, places.dead)
+            if place
+            for payload in place.payloads
+        ),
         actions=ACTIONS,
         offered=offered,
         mark_of=mark_of,

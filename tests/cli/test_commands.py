@@ -348,6 +348,9 @@ def test_hold_and_go_on(queue, run):
     assert run("pause", "sync_order", "2").exit_code == 0
     assert run("held", "sync_order").stdout.splitlines()[1].endswith("UTC, and paused")
     assert "2 ids are held by dead payloads" in run("doctor").stdout
+    (header, row, *_) = run("stats", "sync_order").stdout.splitlines()
+    assert row.split()[header.split().index("paused")] == "1"
+    assert row.endswith("2 ids held")
     assert run("go-on", "sync_order", "1", "--yes").stdout == "released 1 held id of queue sync_order\n"
     assert run("requeue", "sync_order", "2").exit_code == 0
     assert run("held", "sync_order").output == "none\n"

@@ -416,6 +416,7 @@ class StoreMachine(PeopleRules):
         assert (stats.paused_jobs, stats.paused) == (paused_jobs, bool(self.model.pauses))
         paused = {paused.id for paused in self.queries.paused_ids(self.queue).items}
         held = self.queries.held_ids(self.queue).items
+        assert stats.paused_ids == len(self.model.paused)
         assert paused | {one.id for one in held if one.paused} == self.model.paused
         assert {one.id for one in held} == self.model.held
         assert (stats.held, stats.held_for > 0) == (len(held), bool(held))

@@ -408,11 +408,15 @@ def test_counts_of_held_ids(store, shard):
     kill(shard, "2")
     shard.push("1", b"newer", 2)
     found = stats(store, shard.spec)
-    assert (found.held, found.paused_jobs, found.lag) == (2, 1, 0)
+    assert (found.held, found.paused_jobs, found.paused_ids, found.lag) == (2, 1, 0, 0)
     assert 0 < found.held_for < 60
     assert held(store, shard.spec) == ["1", "2"]
     page = Queries(store).held_ids(shard.spec, limit=1)
     assert [one.id for one in Queries(store).held_ids(shard.spec, limit=1, after=page.next).items] == ["2"]
+    # An id that is held and paused, and one that is only paused.
+    assert Pausing(store.client).pause_ids(shard.spec, ["2", "3"]) == 2
+    found = stats(store, shard.spec)
+    assert (found.held, found.paused_ids) == (2, 2)
     job = Queries(store).job(shard.spec, "1")
     assert (job.waiting.held, job.waiting.paused, job.dead.held_since > 0) == (True, False, True)
 

@@ -83,6 +83,9 @@ def test_an_id_on_its_way(store, node_reports):
     assert kinds(node_reports, "1") == ["running"]
     push(store, "1", ("b", 1))
     assert kinds(node_reports, "1") == ["running", "behind_itself"]
+    assert facts(node_reports, "1").waiting.payloads == 1
+    push(store, "1", ("c", 2), ("d", 3))
+    assert facts(node_reports, "1").waiting.payloads == 3
     end(store, lease, claimed, Disposition.BURY, error=b"boom")
     tell(store, quiet=True)
     assert kinds(node_reports, "1") == ["leaving", "dead"]

@@ -122,6 +122,17 @@ ANSWERS = {
         ["running", "behind_itself"],
         f"It has been running for 40 s, on {X}. Another call waits behind it, and runs after it.",
     ),
+    "running with merged calls behind it": (
+        {"claimed": True, "waiting": replace(DUE, payloads=3), "owner": owner(run("42"))},
+        ["running", "behind_itself"],
+        f"It has been running for 40 s, on {X}. Later calls wait behind it, merged into one job with 3 "
+        "payloads, which runs after it.",
+    ),
+    "running with calls behind it that run alone": (
+        {"claimed": True, "waiting": replace(DUE, payloads=3), "owner": owner(run("42")), "merges": False},
+        ["running", "behind_itself"],
+        f"It has been running for 40 s, on {X}. 3 calls wait behind it, and run after it, one by one.",
+    ),
     "behind a dead payload": (
         {"waiting": DUE, "owner": owner(), "held_since": NOW - 60, "dead": Dead(NOW - 60, "KeyError: 'GBP'")},
         ["behind_dead"],

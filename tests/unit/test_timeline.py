@@ -37,9 +37,9 @@ def test_the_next_run_stands_above_now_and_tries_below():
     assert [entry.failed.retry_count for entry in found[2:]] == [1, 0]
 
 
-def test_pauses_are_to_scale_with_a_shortest_line():
+def test_times_between_are_to_scale_with_a_shortest_line():
     found = timeline(FAILING, failed(599.0, 600.0, error="E"), ())
-    assert [entry.pause for entry in found] == [100.0, 400.0, 1.0, None]
+    assert [entry.gap for entry in found] == [100.0, 400.0, 1.0, None]
     assert [entry.length for entry in found] == [LONGEST // 4, LONGEST, SHORTEST, 0]
 
 
@@ -49,8 +49,8 @@ def test_similar_tries_in_a_row_are_folded_behind_the_latest():
     assert kinds(found) == ["next", "now", "try", "fold", "try"]
     assert found[2].failed.at == 900.0
     assert [entry.at for entry in found[3].folded] == [500.0, 300.0, 200.0]
-    assert [entry.pause for entry in found] == [100.0, 100.0, 400.0, 100.0, None]
-    assert [entry.pause for entry in found[3].folded] == [200.0, 100.0, None]
+    assert [entry.gap for entry in found] == [100.0, 100.0, 400.0, 100.0, None]
+    assert [entry.gap for entry in found[3].folded] == [200.0, 100.0, None]
 
 
 def test_two_similar_tries_are_not_folded():
@@ -69,8 +69,8 @@ def test_retries_that_began_again_without_a_known_reason_are_divided_too():
     tries = (*failed(100.0, 200.0, error="E"), *failed(700.0, error="E"))
     found = timeline(replace(FAILING, waiting=Waiting(1100.0, 0)), tries, ())
     assert kinds(found) == ["next", "now", "try", "again", "try", "try"]
-    # The pause reaches over the divider.
-    assert found[2].pause == 500.0
+    # The time reaches over the divider.
+    assert found[2].gap == 500.0
     requeued = timeline(replace(FAILING, waiting=Waiting(1100.0)), tries[:2], ())
     assert kinds(requeued) == ["next", "now", "again", "try", "try"]
     assert requeued[0].text == "The next run"
@@ -107,7 +107,19 @@ def test_changes_of_the_whole_queue_count_from_the_first_try_on():
         ({"queue_paused": 1.0, "id_paused": 2.0}, "stopped", "when queue orders and id 42 are resumed"),
         ({"held_since": 1.0}, "stopped", "when the dead payload is requeued, or the id goes on"),
         ({"moving": True}, "stopped", "when the job has its place in the new shards"),
-        ({"claimed": True}, "next", "when the one before it has ended"),
+        ({"claimed": True}, "next", "Retry 6 of 8 when this run has ended"),
+        ({"claimed": True, "waiting": Waiting(900.0)}, "next", "The next run when this run has ended"),
+        (
+            {"claimed": True, "waiting": Waiting(900.0, payloads=3)},
+            "next",
+            "One run with 3 payloads when this run has ended",
+        ),
+        (
+            {"claimed": True, "waiting": Waiting(900.0, payloads=3), "merges": False},
+            "next",
+            "The next run when this run has ended",
+        ),
+        ({"waiting": Waiting(1100.0, 5, payloads=3)}, "next", "Retry 6 of 8 with 3 payloads"),
     ],
 )
 def test_what_is_next(more, kind, text):

@@ -70,7 +70,8 @@ def test_held_ids_are_on_the_overview_and_can_be_requeued_from_their_listing(bro
     assert "record has 1 id held by dead payloads" in re.sub("<[^>]+>", "", overview)
     listing = browser.get("/queue?queue=record&list=held").text
     assert 'value="requeue"' in listing
-    assert 'value="go_on"' in listing
+    assert re.search('value="go_on"[^>]*>Let the id go on<', listing)
+    assert re.search(">Let the id go on</button>", browser.get("/job?queue=record&id=42").text)
 
 
 def test_a_waiting_job_is_in_its_listing_and_has_a_page(browser, app):

@@ -332,6 +332,15 @@ def test_operators_see_secrets_when_they_ask_and_the_log_says_so(app, staff, rec
     assert (entry.user, entry.action, entry.ids) == ("olga", "read_plain", ("1",))
 
 
+def test_secrets_are_offered_only_where_something_is_masked(staff, record):
+    """Each look is an entry of the audit log."""
+    record.apply_async(("1", PAYLOAD), countdown=1000)
+    record.apply_async(("2", {"id": 2}), countdown=1000)
+    assert "Show secrets" in staff(OLGA).get("/job?queue=record&id=1").text
+    assert "Mask secrets" in staff(OLGA).get("/job?queue=record&id=1&plain=1").text
+    assert "Show secrets" not in staff(OLGA).get("/job?queue=record&id=2").text
+
+
 @pytest.mark.parametrize("role", ["viewer", "operator"])
 def test_a_payload_with_masks_has_no_digest_for_those_who_see_no_secrets(visit, record, role):
     """It was that of the whole payload, by which a PIN can be guessed."""

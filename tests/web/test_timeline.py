@@ -90,6 +90,31 @@ def test_changes_of_the_whole_queue_or_shard_count_since_the_first_try(browser, 
     assert text.count("anna") == 2
 
 
+def test_a_change_by_a_filter_is_said_to_be_none_of_this_job_perhaps(browser, app):
+    app.tasks["record"].apply_async(("42", "x"), countdown=5430)
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    client.hset(shard_keys(queue.spec.shard_of("42"))["tries"], "42", f"{1e9:.6f}\t0\tnode\tValueError: x")
+    filtered = Change("anna", "::1", "requeue_matching", "record", filter={"error": "x*", "limit": 200})
+    Audit(app).write(filtered, "done", 200)
+    Audit(app).write(Change("carl", "::1", "requeue_all", "record"), "cancelled", 3)
+    text = shown(browser)
+    assert "Requeued 200 dead jobs of queue record, perhaps not this one by anna" in text
+    assert "carl" not in text
+    queue.bury(["42"])
+    assert "anna" in shown(browser)
+    Audit(app).write(filtered, "done", 199)
+    # It is dead since before: that change did not reach it.
+    assert "199" not in shown(browser)
+
+
+def test_the_time_between_two_events_is_said_as_such(browser, app):
+    app.tasks["record"].apply_async(("42", "x"), countdown=5430)
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    lines = [f"{1e9 + at:.6f}\t{n}\tnode\t{error}" for n, (at, error) in enumerate([(0, "a"), (22, "b")])]
+    client.hset(shard_keys(queue.spec.shard_of("42"))["tries"], "42", "\n".join(lines))
+    assert "ago on node 22 s later than 1 a" in shown(browser)
+
+
 def test_similar_tries_are_folded(browser, app):
     app.tasks["record"].apply_async(("42", "x"), countdown=5430)
     queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis

@@ -37,6 +37,7 @@ def test_a_queue(app, measured, ledger):
         "lowkiq_fresh": 3,
         "lowkiq_retries": 0,
         "lowkiq_paused_jobs": 0,
+        "lowkiq_paused_ids": 0,
         "lowkiq_morgue_length": 0,
         "lowkiq_held": 0,
         "lowkiq_held_seconds": 0,

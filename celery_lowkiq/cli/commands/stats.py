@@ -20,7 +20,7 @@ from ..main import FAILED
 from ..output import table, write_json
 from ..params import command, json_option
 
-COUNTS = ("length", "fresh", "retries", "paused_jobs", "busy", "morgue_length")
+COUNTS = ("length", "fresh", "retries", "paused_ids", "busy", "morgue_length")
 AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")
 HEADER = (*AMOUNTS, ">processed", ">processed/s", ">failed", ">failed/s", "state")
 #: The row of a queue whose counts cannot be read, between its name and the last cell.
@@ -38,9 +38,9 @@ EXAMPLES = ["stats", "stats sync_order --json", "stats --watch 1", "stats sync_o
 def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | None, json_: bool) -> None:
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.
 
-    length: waiting jobs; fresh, retries: those that never failed, and the others; paused: those whose ids are
-    paused, or held by a dead payload; busy: being processed; morgue: dead jobs; lag: how long the oldest due
-    job has waited; processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
+    length: waiting jobs; fresh, retries: those that never failed, and the others; paused: paused ids, with or
+    without a job; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited;
+    processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
     state: moving to another number of shards, paused shards, ids held by a dead payload, damaged, or shards
     that are in no count since their master is away.
 

@@ -143,7 +143,7 @@ ALL_DEAD = Scope("dead", total=lambda stats: stats.morgue_length, option="all", 
 MATCHING_FAILED = Scope("failed")
 MATCHING_DEAD = Scope("dead")
 ALL_PAUSED_IDS = Scope(
-    "paused", "id", total=lambda stats: stats.paused_jobs, option="all-ids", listings=("paused",)
+    "paused", "id", total=lambda stats: stats.paused_ids, option="all-ids", listings=("paused",)
 )
 
 #: Returns how many jobs or ids changed.

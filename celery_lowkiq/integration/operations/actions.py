@@ -274,7 +274,7 @@ VERBS = (
         Action(
             "go_on",
             HELD_IDS,
-            "Bury and go on",
+            "Let the id go on",
             "The dead payloads of these ids stay in the morgue, and newer ones run over the gap.",
         ),
         dangerous=True,

@@ -44,7 +44,7 @@ class HoldsMixin(SigningMixin):
         return self._holds.hold(self._resting(), map(read_id, ids), progress)
 
     def go_on(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Let held ids go on over the gap: their dead payloads stay in the morgue, buried.
+        """Let held ids go on over the gap: their dead payloads stay in the morgue.
 
         Return how many were held. Raises InvalidCall.
         """

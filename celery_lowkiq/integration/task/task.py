@@ -135,7 +135,11 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
         return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
 
     def _terms(self) -> Terms:
-        return {"rate": read_rate(self.rate_limit), "max_retries": self.max_retries}
+        return {
+            "rate": read_rate(self.rate_limit),
+            "max_retries": self.max_retries,
+            "merges": self.by is None,
+        }
 
     # -- messages that come by the broker
 

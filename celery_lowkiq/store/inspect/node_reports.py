@@ -23,7 +23,7 @@ from celery_lowkiq.store.leases.heartbeats import (
 )
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
-from celery_lowkiq.store.scripts.keys import history_key, shard_keys, tokens_key
+from celery_lowkiq.store.scripts.keys import WAITING_KEYS, KeyAliases, history_key, shard_keys, tokens_key
 from celery_lowkiq.store.scripts.records import (
     id_bytes,
     parse_id,
@@ -33,10 +33,12 @@ from celery_lowkiq.store.scripts.records import (
     parse_whole,
 )
 from celery_lowkiq.store.scripts.replies import reads_replies
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 from .queries import Queries
 
+#: Place of the number of payloads in a reply of ``peek.lua``.
+PAYLOAD_COUNT = 3
 #: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
 
@@ -119,16 +121,28 @@ class NodeReports:
         return _token_wait(left, rate, None, seconds(time))[0] is not None
 
     def facts(
-        self, queue: QueueSpec, job_id: str, *, rate: float | None, max_retries: int | None, read: ReadError
+        self,
+        queue: QueueSpec,
+        job_id: str,
+        *,
+        rate: float | None,
+        max_retries: int | None,
+        read: ReadError,
+        merges: bool = True,
     ) -> DiagnosisFacts:
         """Return the facts for the diagnosis of an id, in two round trips, or four without an owner.
 
         ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
-        decodes a stored error. In a migration, they are those of the shard where the id has most to do.
+        decodes a stored error; ``merges``: one run gets all payloads of a job. In a migration, they are
+        those of the shard where the id has most to do.
         """
         shards = queue.shards_of(job_id)
-        replies = self._client.all([load("why").call(shard_keys(s), id=id_bytes(job_id)) for s in shards])
-        shard, reply = max(zip(shards, replies, strict=True), key=lambda found: _urgency(found[1]))
+        name = id_bytes(job_id)
+        whys = [load("why").call(shard_keys(one), id=name) for one in shards]
+        counts = [_count_of_payloads(one, name) for one in shards]
+        replies = self._client.all([*whys, *counts])
+        looks = zip(shards, replies[: len(shards)], replies[len(shards) :], strict=True)
+        shard, reply, (counted,) = max(looks, key=lambda found: _urgency(found[1]))
         now, owner, since, shard_paused, queue_paused, pause, claimed, suspect, *rest = reply
         *waiting, died_at, last_error, full_at, moving = rest
         id_rate = queue.policies.rate_per_id
@@ -144,7 +158,7 @@ class NodeReports:
             claimed=bool(claimed),
             suspect=bool(suspect),
             moving=bool(moving),
-            waiting=_waiting(waiting, read),
+            waiting=_waiting(waiting, counted[PAYLOAD_COUNT], read),
             dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
             owner=_owner(parse_id(owner), parse_moment(since), shard, node) if owner else None,
             unowned_since=None if owner else parse_moment(since),
@@ -156,6 +170,7 @@ class NodeReports:
             rate=rate,
             token_wait=token_wait,
             max_retries=max_retries,
+            merges=merges,
             id_rate=id_rate,
             id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
         )
@@ -197,12 +212,18 @@ def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:
     return bool(reply[6]), bool(reply[8]), bool(reply[12])
 
 
-def _waiting(reply: Sequence[Any], read: ReadError) -> Waiting | None:
+def _count_of_payloads(shard: ShardRef, job_id: bytes) -> ScriptCall:
+    return load("peek").call(
+        KeyAliases(shard_keys(shard), WAITING_KEYS), [job_id], limit=1, max_bytes=1, cut=1
+    )
+
+
+def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | None:
     perform_in, tried, ahead, error = reply
     if not perform_in:
         return None
     retry_count, isolation = parse_retry_count(tried)
-    return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest)
+    return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest, payloads)
 
 
 def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | None) -> Owner:

@@ -58,7 +58,7 @@ PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 #: Counts of a shard in the order of ``stats.lua``.
 COUNTS = (
     *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
-    *("paused_jobs", "paused", "dropped", "due", "held"),
+    *("paused_jobs", "paused", "dropped", "due", "held", "paused_ids"),
 )
 #: A line of ``scripts/lib/tries.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")

@@ -57,4 +57,5 @@ return {
   counter(counters[5]),
   redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', due_prioritized, '-inf', now),
   any_paused and redis.call('ZCOUNT', paused, '-inf', '(0') or 0,
+  any_paused and redis.call('ZCOUNT', paused, 0, '+inf') + redis.call('ZCOUNT', paused, '-inf', '(-' .. BOTH) or 0,
 }

@@ -97,13 +97,13 @@ def test_the_fold_of_similar_tries_opens_and_stays_open(browser, visit, keys, tr
     assert text(browser, ".timeline .timeline").count("on node-1") == 3
 
 
-def test_pauses_are_drawn_to_scale(browser, visit, tried):
+def test_times_between_events_are_drawn_to_scale(browser, visit, tried):
     visit(tried)
-    lines = browser.find_elements("css selector", "#timeline > section > .timeline > .pause svg")
+    lines = browser.find_elements("css selector", "#timeline > section > .timeline > .gap svg")
     # 10 min, 40 s, which would be too short, and 150 s twice.
     assert [line.size["height"] for line in lines] == [pytest.approx(one, abs=2) for one in (96, 18, 24, 24)]
     browser.find_element("css selector", "#timeline summary").click()
-    (line, _) = browser.find_elements("css selector", ".timeline .timeline .pause svg")
+    (line, _) = browser.find_elements("css selector", ".timeline .timeline .gap svg")
     assert line.size["height"] == pytest.approx(24, abs=2)
 
 
