@@ -24,9 +24,10 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import by_load
+from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.topology import Topology, check_topology
 from celery_lowkiq.rules.tracking import TrackerView
-from celery_lowkiq.rules.views import Page, ShardState, Stats, by_master
+from celery_lowkiq.rules.views import Page, ShardState, Stats
 from celery_lowkiq.rules.views import sum_of as sum_of_states
 from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.masters import MasterReader
@@ -159,7 +160,7 @@ class Inspector:
             shards=shards,
             damaged=damaged,
             migrating=_migrating(specs),
-            away=by_master((state.away, state.shard) for state in states if state.away is not None),
+            away=by_master({state.shard: state.away for state in states if state.away is not None}),
         )
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
@@ -194,7 +195,7 @@ class Inspector:
         """Return the shards of all queues, or of the named ones, as a record for JSON. Raises InvalidCall."""
         queues: list[QueueShardsJson] = []
         damaged: dict[str, str] = {}
-        away: list[tuple[str, ShardRef]] = []
+        away: dict[ShardRef, str] = {}
         for name, queue in self._chosen(names).items():
             try:
                 shards = queue.shards()
@@ -203,7 +204,7 @@ class Inspector:
                 damaged[name] = str(error)
             else:
                 queues.append(QueueShardsJson(name, by_load(shards)))
-                away += [(one.away, ShardRef(name, one.index)) for one in shards if one.away is not None]
+                away |= {ShardRef(name, one.index): one.away for one in shards if one.away is not None}
         return ShardsJson(queues, damaged, by_master(away))
 
     @property

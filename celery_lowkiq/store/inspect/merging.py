@@ -9,10 +9,11 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.cursors import dump_position
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import number_text, pairs
+
+from .shard_reads import ShardReads
 
 if TYPE_CHECKING:
     from .pages import Listing
@@ -46,8 +47,14 @@ class _Part:
     entries: list[IndexEntry] = field(default_factory=list)
     ended: bool = False
 
-    def add(self, reply: list[bytes], most: int) -> None:
-        """Add a reply. The next one is twice as long, for indexes of unequal load, and ``most`` at most."""
+    def add(self, reply: list[bytes] | None, most: int) -> None:
+        """Add a reply. The next one is twice as long, for indexes of unequal load, and ``most`` at most.
+
+        None: the shard's master is away.
+        """
+        if reply is None:
+            self.ended = True
+            return
         found = [IndexEntry(float(score), one, self.shard, self.index) for one, score in pairs(reply)]
         self.entries += found
         self.ended = len(found) < self.listing.limit
@@ -65,10 +72,8 @@ class _Part:
         return found
 
 
-def filled(
-    client: Client, shards: Sequence[ShardRef], indexes: Sequence[str], listing: Listing
-) -> dict[tuple[ShardRef, str], int]:
-    """Return the indexes of shards that have entries within the bounds of a listing, and how many.
+def filled(reads: ShardReads, indexes: Sequence[str], listing: Listing) -> dict[tuple[ShardRef, str], int]:
+    """Return the indexes that have entries within the bounds of a listing, and how many.
 
     Takes one round trip. Of many shards, most indexes are empty, and a count costs less than a page. Raises
     InvalidCall for an invalid cursor.
@@ -76,13 +81,16 @@ def filled(
     listing.start()
     low = number_text(-math.inf if listing.minimum is None else listing.minimum)
     high = number_text(math.inf if listing.maximum is None else listing.maximum)
-    places = [(shard, index) for shard in shards for index in indexes]
-    counts = client.commands([("ZCOUNT", shard_keys(shard)[index], low, high) for shard, index in places])
+    places = [(shard, index) for shard in reads.shards for index in indexes]
+    counts = reads.commands(
+        [shard for shard, _ in places],
+        [("ZCOUNT", shard_keys(shard)[index], low, high) for shard, index in places],
+    )
     return {place: count for place, count in zip(places, counts, strict=True) if count}
 
 
 def merged(
-    client: Client, places: Collection[tuple[ShardRef, str]], listing: Listing, wanted: int
+    reads: ShardReads, places: Collection[tuple[ShardRef, str]], listing: Listing, wanted: int
 ) -> Iterator[IndexEntry]:
     """Yield the entries of the indexes at ``places`` in the order of a listing; its limit does not count.
 
@@ -92,7 +100,8 @@ def merged(
     parts = [_Part(*place, replace(listing, limit=size)) for place in places]
     while parts:
         short = [part for part in parts if not part.ended and len(part.entries) < size // 2 + 1]
-        replies = client.all([part.listing.call(part.shard, part.index) for part in short])
+        calls = [part.listing.call(part.shard, part.index) for part in short]
+        replies = reads.calls([part.shard for part in short], calls)
         for part, reply in zip(short, replies, strict=True):
             part.add(reply, max(size, min(wanted, READ // 2)))
         # What comes before the last entry of each index that goes on is complete.
