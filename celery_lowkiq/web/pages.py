@@ -17,9 +17,10 @@ from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.integration.operations.shown_jobs import ShownJob
 from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
 from celery_lowkiq.rules.job_filter import job_state
+from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
-from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.rules.text import by_master, ranges
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import Stats
 
@@ -83,9 +84,9 @@ def search(request: Request) -> Response:
         return RedirectResponse(link(request, "/"), 303)
     found = inspector.find(sought)
     # An id may begin or end with a space, which mostly is one copied too many.
-    if not found and typed != sought and (found := inspector.find(typed)):
-        sought = typed
-    if len(found) == 1:
+    if not found and typed != sought and (other := inspector.find(typed)):
+        sought, found = typed, other
+    if len(found) == 1 and not found.away:
         return RedirectResponse(link(request, "/job", queue=next(iter(found)), id=sought), 303)
     return page(request, "search.html", sought=sought, found=found)
 
@@ -98,14 +99,11 @@ def queue(request: Request) -> Response:
     search = ListingQuery.of(params, listed) if listed in SORTS else None
     ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
     found = search.of_queue(shown) if search else ids(after=params.cursor()) if ids else None
-    shards, nodes, hour, now = (
-        shown.shards(),
-        site_of(request).inspector.nodes(),
-        shown.history(),
-        time.time(),
-    )
+    inspector, shards, now = site_of(request).inspector, shown.shards(), time.time()
+    nodes, history = inspector.nodes_if_there(), inspector.history([shown.name])
+    hour = history.by_queue[shown.name]
     # Its counts are watched: they are read last.
-    migration = shown.migration()
+    migration = shown.migration_if_there()
     return page(
         request,
         "queue.html",
@@ -115,7 +113,10 @@ def queue(request: Request) -> Response:
         stats=sum((shard.stats for shard in shards), Stats()),
         hints=shown.shard_hints(shards) if listed == "shards" else (),
         by_load=by_load,
-        map=lane_map(shown.name, shards, nodes, migration),
+        map=lane_map(shown.name, shards, nodes or (), migration),
+        away=by_master({ShardRef(shown.name, one.index): one.away for one in shards if one.away is not None}),
+        nodes_unknown=nodes is None,
+        history_unknown=bool(history.unknown),
         state_of=partial(_state_of, now),
         states=STATES.get(listed, ()),
         ages=AGES,
@@ -126,7 +127,13 @@ def queue(request: Request) -> Response:
         search=search,
         found=found,
         rates=rates(hour, now),
-        chart=charts.chart_of(hour if span == HOUR else shown.history(span.name), now, span),
+        chart=charts.chart_of(
+            hour
+            if span == HOUR or history.unknown
+            else inspector.history([shown.name], span.name).by_queue[shown.name],
+            now,
+            span,
+        ),
         actions=ACTIONS,
         offered=offered,
         bytes_text=bytes_text,

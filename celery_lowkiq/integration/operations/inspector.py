@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -82,6 +81,16 @@ class Histories:
         return None if self.unknown else rates(self.total, now)
 
 
+class FoundId(dict[str, ShownPlaces]):
+    """The queues that have a job of an id, with its places.
+
+    On a cluster, ``away`` has the names of the id's shards that were not read, by the address of their
+    master.
+    """
+
+    away: Mapping[str, str]
+
+
 class Inspector:
     """Reads over all ordered queues of an app. Needs no worker.
 
@@ -120,18 +129,26 @@ class Inspector:
         queue = queue.raw() if self._raw else queue
         return queue.masked(self._load) if self._masked else queue
 
-    def find(self, job_id: Any) -> dict[str, ShownPlaces]:
+    def find(self, job_id: Any) -> FoundId:
         """Return the queues that have a job of an id, with its places; few payloads are read of each.
 
         Takes two round trips for each queue of the app. A queue where the id's shard is damaged is left out:
         :meth:`overview` names it. Raises InvalidCall.
         """
-        found = {}
+        found, away = FoundId(), dict[ShardRef, str]()
         for name, queue in self.queues().items():
-            with contextlib.suppress(ShardDamaged):
+            try:
                 places = queue.job(job_id, payload_limit=1)
+            except ShardDamaged:
+                continue
+            except StoreUnavailable as error:
+                self._store.client.check_away([error])
+                shard = ShardRef(name, queue.shard_of(job_id))
+                away[shard] = self._store.client.master_name(shard)
+            else:
                 if places.waiting or places.processing or places.dead:
                     found[name] = places
+        found.away = by_master(away)
         return found
 
     def task(self, queue: str) -> Any:
@@ -232,11 +249,7 @@ class Inspector:
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
         """Return :meth:`nodes`; on a cluster, None while the master with the reports is away."""
-        try:
-            return self.nodes()
-        except StoreUnavailable as error:
-            self._store.client.check_away([error])
-            return None
+        return self._store.client.unless_away(self.nodes)
 
     def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
         """Return the counters of all queues, or of the named ones, as :meth:`OrderedQueue.history`.

@@ -181,14 +181,13 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
         On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is away.
         """
+        return self._context.store.client.unless_away(lambda: self._hints(shards)) or []
+
+    def _hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         spec, reports = self.stored_spec(), self._node_reports
-        try:
-            if spec.former_shards is not None or reports.is_limited(spec):
-                return []
-            return shard_hints(spec.name, spec.shards, shards, reports.nodes())
-        except StoreUnavailable as error:
-            self._context.store.client.check_away([error])
+        if spec.former_shards is not None or reports.is_limited(spec):
             return []
+        return shard_hints(spec.name, spec.shards, shards, reports.nodes())
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""

@@ -103,11 +103,8 @@ class NodeReports:
 
     def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
         """Return reports by owner; on a cluster, None when their master is away."""
-        try:
-            return {report.owner: report for report in read_reports(self._client, sorted(owners))}
-        except StoreUnavailable as error:
-            self._client.check_away([error])
-            return None
+        found = self._client.unless_away(lambda: read_reports(self._client, sorted(owners)))
+        return None if found is None else {report.owner: report for report in found}
 
     def is_limited(self, queue: QueueSpec) -> bool:
         """Return whether workers have just asked for tokens of the queue's rate limit."""

@@ -123,6 +123,14 @@ class Client:
             if isinstance(reply, StoreUnavailable):
                 raise reply
 
+    def unless_away(self, read: Callable[[], T]) -> T | None:
+        """Return what ``read`` returns; on a cluster, None when it needs a master that is away."""
+        try:
+            return read()
+        except StoreUnavailable as error:
+            self.check_away([error])
+            return None
+
     # -- scripts and commands
 
     def execute(self, steps: Steps[T]) -> T:
