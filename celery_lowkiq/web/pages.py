@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -13,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from celery_lowkiq.integration.operations.action_parts import FILTERS
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.integration.operations.shown_jobs import ShownJob
 from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
@@ -100,8 +102,7 @@ def queue(request: Request) -> Response:
     ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
     found = search.of_queue(shown) if search else ids(after=params.cursor()) if ids else None
     inspector, shards, now = site_of(request).inspector, shown.shards(), time.time()
-    nodes, history = inspector.nodes_if_there(), inspector.history([shown.name])
-    hour = history.by_queue[shown.name]
+    nodes = inspector.nodes_if_there()
     # Its counts are watched: they are read last.
     migration = shown.migration_if_there()
     return page(
@@ -116,7 +117,6 @@ def queue(request: Request) -> Response:
         map=lane_map(shown.name, shards, nodes or (), migration),
         away=by_master({ShardRef(shown.name, one.index): one.away for one in shards if one.away is not None}),
         nodes_unknown=nodes is None,
-        history_unknown=bool(history.unknown),
         state_of=partial(_state_of, now),
         states=STATES.get(listed, ()),
         ages=AGES,
@@ -126,18 +126,22 @@ def queue(request: Request) -> Response:
         picture=picture_of(migration) if migration else None,
         search=search,
         found=found,
-        rates=rates(hour, now),
-        chart=charts.chart_of(
-            hour
-            if span == HOUR or history.unknown
-            else inspector.history([shown.name], span.name).by_queue[shown.name],
-            now,
-            span,
-        ),
+        **_past(inspector, shown.name, span, now),
         actions=ACTIONS,
         offered=offered,
         bytes_text=bytes_text,
     )
+
+
+def _past(inspector: Inspector, name: str, span: Span, now: float) -> dict[str, Any]:
+    """The rates and the chart of a queue, and whether its history is unknown."""
+    history = inspector.history([name])
+    shown = history if span == HOUR else inspector.history([name], span.name)
+    return {
+        "rates": rates(history.by_queue[name], now),
+        "chart": charts.chart_of(shown.by_queue[name], now, span),
+        "history_unknown": bool(history.unknown),
+    }
 
 
 def _state_of(now: float, job: ShownJob) -> str:

@@ -25,7 +25,7 @@ class ShardReads:
     def __init__(self, client: Client, queue: QueueSpec, after: str | None = None) -> None:
         """``after``: the cursor of the page before, which names shards that it lacks. Raises InvalidCall."""
         self.client = client
-        self.shards = queue.shard_refs()
+        self.shards: tuple[ShardRef, ...] = queue.shard_refs()
         self._away: set[ShardRef] = set()
         self._before = load_missing(after) if after is not None else frozenset()
 
@@ -41,10 +41,6 @@ class ShardReads:
     def away(self) -> dict[str, str]:
         """The names of the shards that were left out, by the address of their master."""
         return by_master(self.missing)
-
-    def is_away(self, shard: ShardRef) -> bool:
-        """Whether a shard has not answered."""
-        return shard in self._away
 
     def cursor(self, position: str | None) -> str | None:
         """Return the cursor of the next page, which names the shards that were left out until here."""
