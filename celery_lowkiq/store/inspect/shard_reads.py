@@ -63,7 +63,7 @@ class ShardReads:
         """Return the time (Unix s) of a master that answers."""
         for shard in self.shards:
             if shard not in self._away:
-                where = ("EXISTS", shard_keys(shard)["meta"])
+                where = ("HGET", shard_keys(shard)["meta"], "shards")
                 _, time = self.commands([shard, shard], [where, ("TIME",)])
                 if time is not None:
                     return seconds(time)
