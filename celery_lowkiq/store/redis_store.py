@@ -58,6 +58,7 @@ from celery_lowkiq.store.scripts.records import (
     number_text,
     parse_beats,
     parse_id,
+    parse_seconds,
 )
 from celery_lowkiq.store.scripts.replies import read_or_error, reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
@@ -198,9 +199,10 @@ class RedisStore:
         found: list[tuple[Any, str | None]] = []
         for reply in answers:
             found += [(None, None)] if isinstance(reply, StoreUnavailable) else parse_beats(reply)
+        answered = list(zip(queues, found, strict=True))
         return BeatResult(
-            [members for members, _ in found],
-            [route for _, route in found],
+            [members for _, (members, _) in answered],
+            [route for _, (_, route) in answered],
             heartbeat_reply(self.client, news, replies[len(beats) :]) if news else None,
         )
 
@@ -287,7 +289,7 @@ class RedisStore:
         if isinstance(reply, StoreUnavailable):
             return reply
         granted, wait = reply
-        return Tokens(granted, float(wait))
+        return Tokens(granted, parse_seconds(wait))
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         """Return the masters that answer, with memory limit, eviction policy and refused commands."""

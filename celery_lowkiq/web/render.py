@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.terms import Terms
+from celery_lowkiq.rules.terms import TERMS, Terms
 from celery_lowkiq.rules.text import duration, lacking, last_error_line, number, size
 
 from . import formatting
@@ -89,6 +89,7 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         here=path_of(request.scope) or "/",
         times=context_of(site.app).settings.web_times,
         terms=Terms(),
+        meanings=TERMS,
         plain_text=formatting.plain,
         now=now,
         user=user_of(request.scope),

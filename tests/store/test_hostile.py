@@ -10,6 +10,7 @@ from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.replies import UnexpectedReply
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -32,6 +33,17 @@ IDS = [
     "-1",
 ]
 DATA = [b"", b"\0", b"\xff\xfe", b"5 3 abc", b"S", b"-1 0 ", "😀".encode(), b"\r\n$5\r\n", b"x" * 70_000]
+
+
+@pytest.mark.one_server
+def test_a_reply_that_leaves_something_out_cannot_be_read(store, monkeypatch):
+    """The thread of the leases pairs what it asked with the answers: it ended, and with it the worker."""
+    monkeypatch.setattr(store.client, "calls", lambda calls: [[[]] for _ in calls])
+    with pytest.raises(UnexpectedReply):
+        store.beat(["orders", "payments"], "me 1", 1, 1)
+    monkeypatch.setattr(store.client, "answers", lambda calls: [[b"server", []] for _ in calls])
+    with pytest.raises(UnexpectedReply):
+        store.observe([SHARD])
 
 
 @pytest.mark.parametrize("job_id", IDS)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.claims import ClaimRequest
 from celery_lowkiq.rules.models import Job, Lease, Payload, QueueSpec, Recorded, ShardRef
+from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.store.jobs.claims import claimed
+from celery_lowkiq.store.jobs.due_times import _due
+from celery_lowkiq.store.leases.heartbeats import heartbeat_reply
 from celery_lowkiq.store.scripts import records
 
 numbers = st.from_regex(r"\A[0-9]{1,20}(\.[0-9]{1,20})?\Z") | st.sampled_from(
@@ -37,6 +44,7 @@ def test_a_usual_record_says_which_calls_have_records(length, flag, recorded):
     assert job == Job("1", (Payload(b"ab", 1.5, recorded),), 5.5, claim=7, payload_count=1, last_call=12)
 
 
+REPORT = NodeReport("w", "w 1", 1, 10.0, False, False, (), (), 1.0, 1.0, 0.0)
 WISH = ClaimRequest(QueueSpec("q"), Lease(ShardRef("q", 0), "me", 1), 1)
 
 
@@ -50,6 +58,26 @@ def test_what_a_lane_compares_is_a_number(number, unwanted):
     reply = [b"9", b"", number, 0, b"a", b"7 5 -1 0 1 1 x", [], [b"a", unwanted]]
     with pytest.raises((TypeError, ValueError)):
         claimed(WISH, reply)
+
+
+@pytest.mark.parametrize("now", [b"nan", b"inf", b"-inf"])
+def test_the_time_of_a_reply_is_one(now):
+    """A lane and the thread of the leases calculate with it: one ended for NaN, and with it the worker."""
+    client: Any = SimpleNamespace(slices=lambda shards, size: [shards])
+    assert claim(now=b"9").now == 9.0
+    for read in (
+        lambda: claim(now=now),
+        lambda: heartbeat_reply(client, NodeUpdate(REPORT, 1.0), [now]),
+        lambda: _due([now, b""]),
+    ):
+        with pytest.raises(ValueError, match="no time"):
+            read()
+
+
+def test_the_time_of_the_next_job_is_one():
+    assert records.parse_time(b"inf") == math.inf
+    with pytest.raises(ValueError, match="no time"):
+        records.parse_time(b"nan")
 
 
 def test_jobs_run_by_time_then_by_the_bytes_of_their_ids():

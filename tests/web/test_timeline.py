@@ -139,6 +139,21 @@ def test_each_term_of_a_page_has_its_explanation_once(browser, app, path):
     assert sorted(targets) == sorted(re.findall(r'<div popover id="([^"]+)"', page))
 
 
+@pytest.mark.parametrize(
+    "listed, word",
+    [
+        ("jobs", "waiting"),
+        ("retries", "retry"),
+        ("shards", "shard"),
+        *((name, name) for name in ("morgue", "processing", "paused", "held")),
+    ],
+)
+def test_a_tab_says_what_it_lists(browser, listed, word):
+    text = html.unescape(browser.get(f"/queue?queue=record&list={listed}").text)
+    said = re.sub("</?code>", "`", text)
+    assert f'<p class="muted meaning">{word.capitalize()}: {TERMS[word]}.</p>' in said
+
+
 def test_no_word_is_explained_that_no_page_uses():
     text = "".join(path.read_text() for path in TEMPLATES.glob("*.html")).lower()
     flower = (TEMPLATES.parents[1] / "flower" / "templates").glob("*.html")

@@ -19,6 +19,7 @@ from celery_lowkiq.store.scripts.records import (
     pairs,
     parse_id,
     parse_processing,
+    parse_seconds,
     parse_time,
     retry_count_text,
 )
@@ -82,7 +83,8 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
     """Read the reply of a claim: jobs in the order in which they run, by their own perform_in."""
     if isinstance(reply, StoreError):
         return reply
-    now, next_due, number, kind, *batch = reply
+    sent_at, next_due, number, kind, *batch = reply
+    now = parse_seconds(sent_at)
     kind %= ERRORS_DIFFER
     unwanted = batch.pop() if len(batch) > 1 and isinstance(batch[-2], list) else []
     calls = batch.pop() if len(batch) % 2 else []
@@ -90,15 +92,15 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
     if unwanted:
         counts = dict(pairs(unwanted))
         jobs = [job._replace(unwanted=int(counts.get(id_bytes(job.id), 0))) for job in jobs]
-    if jobs and jobs[-1].perform_in > float(now):
-        jobs = [job._replace(early=job.perform_in > float(now)) for job in jobs]
+    if jobs and jobs[-1].perform_in > now:
+        jobs = [job._replace(early=job.perform_in > now) for job in jobs]
     if any(map(attrgetter("priority"), jobs)):
         max_wait = wish.queue.policies.priority_max_wait
-        jobs.sort(key=lambda job: turn(job.priority, job.perform_in, float(now), max_wait))
+        jobs.sort(key=lambda job: turn(job.priority, job.perform_in, now, max_wait))
     return Claim(
         number=int(number) if jobs else 0,
         jobs=tuple(jobs),
-        now=float(now),
+        now=now,
         next_due=parse_time(next_due),
         suspect=kind == SUSPECT,
         suspect_due=kind == ONLY_SUSPECTS,
@@ -152,7 +154,7 @@ class SettleCalls:
                 return reply
         now, next_due, all_done, *ids = answer
         accepted = frozenset(map(parse_id, ids)) | (self.done if all_done else frozenset())
-        return SettleReply(accepted, float(now), parse_time(next_due), released)
+        return SettleReply(accepted, parse_seconds(now), parse_time(next_due), released)
 
 
 def settle_calls(settle: SettleRequest) -> SettleCalls:

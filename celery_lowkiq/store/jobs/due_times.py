@@ -10,7 +10,7 @@ from celery_lowkiq.rules.errors import ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.records import parse_time
+from celery_lowkiq.store.scripts.records import parse_seconds, parse_time
 from celery_lowkiq.store.scripts.script import load
 
 from .claims import open_claims
@@ -41,7 +41,7 @@ def _due(reply: Any) -> Due | ShardDamaged | None:
     if isinstance(reply, StoreUnavailable):
         return None
     raise_refused([reply])
-    return Due(parse_time(reply[1]), float(reply[0]))
+    return Due(parse_time(reply[1]), parse_seconds(reply[0]))
 
 
 def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due | None]:
@@ -56,7 +56,7 @@ def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[i
             dues.update(dict.fromkeys(part))
             continue
         now, *positions = reply
-        dues.update(dict.fromkeys(part, Due(None, float(now))))
+        dues.update(dict.fromkeys(part, Due(None, parse_seconds(now))))
         for position in positions:
             del dues[part[position - 1]]
     return dues

@@ -31,7 +31,7 @@ from celery_lowkiq.store.scripts.keys import (
     reports_key,
     shard_keys,
 )
-from celery_lowkiq.store.scripts.records import number_text, parse_id
+from celery_lowkiq.store.scripts.records import number_text, parse_id, parse_seconds
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Seconds for which a node's last report is kept.
@@ -120,7 +120,7 @@ def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) ->
     """Return the parsed replies to :func:`report_calls`, or the first error among them."""
     if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
         return error
-    now = float(replies[0])
+    now = parse_seconds(replies[0])
     counters = iter(replies[1:])
     samples = []
     for queue in news.counted:

@@ -167,8 +167,19 @@ def parse_pause(text: bytes) -> tuple[float | None, float | None]:
 
 
 def parse_time(text: bytes) -> float | None:
-    """Parse Unix s; None for the empty text."""
-    return float(text) if text else None
+    """Parse the Unix s at which a job is due; None for the empty text. Raises ValueError for NaN."""
+    time = float(text) if text else None
+    if time is not None and math.isnan(time):
+        raise ValueError(f"{text!r} is no time")
+    return time
+
+
+def parse_seconds(text: bytes) -> float:
+    """Parse the Unix s of Redis's clock, or s to wait. Raises ValueError for one that is not finite."""
+    seconds = float(text)
+    if not math.isfinite(seconds):
+        raise ValueError(f"{text!r} is no time of a clock")
+    return seconds
 
 
 def parse_beats(reply: Any) -> list[tuple[dict[str, tuple[int, int]], str]]:
