@@ -225,7 +225,11 @@ def cluster(session: nox.Session) -> None:
     session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_CLUSTER": "1"})
     if not words:
         session.run(
-            "pytest", *PARALLEL, "-m", "full", "tests/store/test_cluster.py", "tests/worker/test_cluster.py"
+            "pytest",
+            *PARALLEL,
+            *("-m", "full"),
+            *("tests/store/test_cluster.py", "tests/store/test_cluster_listings.py"),
+            "tests/worker/test_cluster.py",
         )
         session.run("python", "-m", "tests.chaos", "--cluster", "--seconds", f"{60 * minutes:g}")
 

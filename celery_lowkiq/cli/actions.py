@@ -15,6 +15,7 @@ from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.audit import Audit, Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.rules.errors import ShardsAway
 from celery_lowkiq.rules.text import escaped
 
 from .bulk import Progress, confirm, in_chunks, with_progress
@@ -146,10 +147,25 @@ def _act(
 
     change = Change.of(*asker(), action, queue.name, asked)
     audit = Audit(click.get_current_context().obj.app)
-    count = audit.around(change, lambda: with_progress(action.verb, total, act, interrupted))
+    count, left_out = _counted(
+        lambda: audit.around(change, lambda: with_progress(action.verb, total, act, interrupted))
+    )
     click.echo(action.said(queue.name, asked, count))
-    if count or action.scope.total or action.optional:
-        return
+    if left_out is not None:
+        raise left_out
+    if not (count or action.scope.total or action.optional):
+        _end_unchanged(queue, ids)
+
+
+def _counted(act: Callable[[], int]) -> tuple[int, ShardsAway | None]:
+    """What was changed, and the error that names the shards that were left out."""
+    try:
+        return act(), None
+    except ShardsAway as error:
+        return error.count, error
+
+
+def _end_unchanged(queue: OrderedQueue, ids: tuple[str, ...]) -> None:
     if len(ids) == 1 and ids != (STDIN,):
         click.echo(escaped(queue.why(ids[0]).text), err=True)
     raise click.exceptions.Exit(FAILED)

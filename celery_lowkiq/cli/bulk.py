@@ -10,6 +10,8 @@ from itertools import islice
 import click
 
 from celery_lowkiq.integration.operations.action_parts import MAX_IDS
+from celery_lowkiq.rules.errors import ShardsAway
+from celery_lowkiq.rules.models import ShardRef
 
 from .main import FAILED
 
@@ -55,9 +57,15 @@ def with_progress(
 
 
 def in_chunks(ids: Iterable[str], act: Callable[[list[str], Progress], int], progress: Progress) -> int:
-    """Return the sum of ``act(ids, progress)`` over chunks of the ids."""
-    left, done = iter(ids), 0
+    """Return the sum of ``act(ids, progress)`` over chunks of the ids. Raises ShardsAway at the end."""
+    left, done, left_out = iter(ids), 0, dict[ShardRef, str]()
     while part := list(islice(left, MAX_IDS)):
         before = done
-        done += act(part, lambda count, before=before: progress(before + count))  # type: ignore[misc]
+        try:
+            done += act(part, lambda count, before=before: progress(before + count))  # type: ignore[misc]
+        except ShardsAway as error:
+            done += error.count
+            left_out |= error.shards
+    if left_out:
+        raise ShardsAway(done, left_out)
     return done

@@ -12,7 +12,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.views import all_items
 
-from .output import table, write_json
+from .output import end_listing, table, write_json
 from .params import Time, absolute, command, json_option, queue_argument
 
 T = TypeVar("T")
@@ -94,12 +94,14 @@ def listing_command(
         json_: bool,
     ) -> None:
         read = getattr(inspector.queue(queue).raw() if json_ else inspector.queue(queue), name)
-        options = {"by": by, "prefix": prefix, "reverse": reverse, "payload_limit": PAYLOADS}
-        found = all_items(read, limit=PAGE, **options, **bounds(from_, reverse))
+        options: dict[str, Any] = {"by": by, "prefix": prefix, "reverse": reverse, **bounds(from_, reverse)}
+        away: dict[str, str] = {}
+        found = all_items(read, away, limit=PAGE, payload_limit=PAYLOADS, **options)
         reading = inspector.reading if json_ else None
         write_listing(
             found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], reading
         )
+        end_listing(away)
 
     run.__doc__ = text
     by = click.option("--by", type=click.Choice(sorts), default=sorts[0], show_default=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading, encode, value_text
 from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
-from celery_lowkiq.rules.text import escaped, last_error_line, shortened
+from celery_lowkiq.rules.text import escaped, lacking, last_error_line, shortened
+
+from .main import FAILED
 
 #: Longest payload or error in a table, in characters.
 CELL = 60
@@ -33,6 +35,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(padded(cell, column) for column, cell in enumerate(line)).rstrip() for line in lines
     )
+
+
+def end_listing(away: Mapping[str, str]) -> None:
+    """Say on stderr which shards a listing lacks, by the address of their master; exit with status 1 then."""
+    for sentence in lacking(away):
+        click.echo(escaped(sentence), err=True)
+    if away:
+        raise click.exceptions.Exit(FAILED)
 
 
 def payload_text(payload: ShownPayload, width: int | None = CELL) -> str:

@@ -25,7 +25,7 @@ from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
 from celery_lowkiq.rules.terms import TERMS
-from celery_lowkiq.rules.text import duration, escaped, last_error_line, number, shortened
+from celery_lowkiq.rules.text import duration, escaped, lacking, last_error_line, number, shortened
 
 if TYPE_CHECKING:
     # Flower has no types.
@@ -148,6 +148,7 @@ def _queue(inspector: Inspector, name: str, after: str | None) -> dict[str, Any]
         "stats": queue.stats(),
         "paused": queue.paused(),
         "dead": page.items,
+        "notes": lacking(page.away),
         "next": page.next,
         "payloads": _payloads,
     }

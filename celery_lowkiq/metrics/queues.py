@@ -19,8 +19,9 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.rules.views import ShardState, Stats, by_master, sum_of
+from celery_lowkiq.rules.views import ShardState, Stats, sum_of
 
 from .masters import MasterCollector
 
@@ -132,7 +133,7 @@ UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
 
 def _problems(states: Sequence[ShardState]) -> Iterator[str]:
     yield from (str(state.damage) for state in states if state.damage)
-    lost = by_master((state.away, state.shard) for state in states if state.away is not None)
+    lost = by_master({state.shard: state.away for state in states if state.away is not None})
     yield from (f"{master} is away with {shards}" for master, shards in lost.items())
 
 

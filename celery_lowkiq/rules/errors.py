@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .layout import Layout
+from .models import ShardRef
+from .text import by_master
 
 
 class LowkiqError(Exception):
@@ -140,6 +142,22 @@ class NotClusterNode(StoreError, ConfigurationError):
 
 class StoreUnavailable(StoreError):
     """Redis cannot be reached, is loading, or did not answer in time. Writes may or may not have happened."""
+
+
+class ShardsAway(StoreUnavailable):
+    """On a cluster, an action is done but for shards whose masters are away; of these, parts may be done.
+
+    ``count``: what it has changed; ``shards``: those that it left out, with the addresses of their masters.
+    """
+
+    def __init__(self, count: int, shards: Mapping[ShardRef, str]) -> None:
+        left_out = "; ".join(f"{names} ({master} is away)" for master, names in by_master(shards).items())
+        super().__init__(
+            f"shards were left out: {left_out}. What other masters store is done. Do the same again when all "
+            "masters are back"
+        )
+        self.count = count
+        self.shards = shards
 
 
 class LoginRefused(StoreUnavailable):

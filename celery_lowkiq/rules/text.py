@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone, tzinfo
 from itertools import groupby
 from typing import Any
@@ -113,6 +113,17 @@ def shard_names(shards: Iterable[ShardRef]) -> str:
     """Format shards as ``orders/0-2,5, pay/1``."""
     by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
     return ", ".join(f"{queue}/{ranges(shard.index for shard in group)}" for queue, group in by_queue)
+
+
+def by_master(shards: Mapping[ShardRef, str]) -> dict[str, str]:
+    """Return the names of shards, given with the addresses of their masters, by address."""
+    groups = groupby(sorted(shards, key=lambda shard: (shards[shard], shard)), key=shards.__getitem__)
+    return {address: shard_names(group) for address, group in groups}
+
+
+def lacking(away: Mapping[str, str]) -> list[str]:
+    """Sentences about the shards that a listing lacks, given by the address of their master."""
+    return [f"{master} was away: this lacks {names}." for master, names in away.items()]
 
 
 def escaped(text: str) -> str:

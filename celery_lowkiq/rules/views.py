@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field
 from operator import add
 from typing import Any, Generic, TypeVar
 
 from .errors import ShardDamaged
 from .models import Job, LeaseState, Payload, ShardRef
-from .text import shard_names
 
 T = TypeVar("T", covariant=True)
 U = TypeVar("U")
@@ -121,11 +119,15 @@ class StoredGroup:
 
 @dataclass(frozen=True)
 class Paused:
-    """When (Unix s) a queue and single shards were paused, and the number of paused ids."""
+    """When (Unix s) a queue and single shards were paused, and the number of paused ids.
+
+    ``away``: as for :class:`ShardsPage`.
+    """
 
     queue: float | None
     shards: Mapping[int, float]
     ids: int
+    away: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -173,12 +175,6 @@ def sum_of(states: Iterable[ShardState]) -> Stats | ShardDamaged:
     return total
 
 
-def by_master(lost: Iterable[tuple[str, ShardRef]]) -> dict[str, str]:
-    """Return the names of shards, given with the addresses of their masters, by address."""
-    groups = groupby(sorted(lost), key=lambda one: one[0])
-    return {address: shard_names(shard for _, shard in group) for address, group in groups}
-
-
 @dataclass(frozen=True)
 class Page(Generic[T]):
     """Part of a listing. ``next`` goes into ``after`` for the following part; None at the end."""
@@ -192,7 +188,18 @@ class Page(Generic[T]):
 
 
 @dataclass(frozen=True)
-class SearchPage(Page[T]):
+class ShardsPage(Page[T]):
+    """Part of a listing of what lies in the shards of a queue.
+
+    ``away``: on a cluster, the names of the shards that this page or one before lacks, since their masters
+    were away, by the address of the master.
+    """
+
+    away: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchPage(ShardsPage[T]):
     """Part of a listing of jobs. It may be empty while there is a next one.
 
     ``searched``: entries of the listing that were read for it, one by one, of ``total``; None when an index
@@ -204,14 +211,22 @@ class SearchPage(Page[T]):
 
     def map(self, function: Callable[[T], U]) -> SearchPage[U]:
         """Return the page with the function applied to each item."""
-        return SearchPage(tuple(map(function, self.items)), self.next, self.searched, self.total)
+        items = tuple(map(function, self.items))
+        return SearchPage(items, self.next, self.away, self.searched, self.total)
 
 
-def all_items(read: Callable[..., Page[U]], **options: Any) -> Iterator[U]:
-    """Yield the items of all pages of a listing; ``read`` gets ``after`` and the options."""
+def all_items(
+    read: Callable[..., Page[U]], away: dict[str, str] | None = None, **options: Any
+) -> Iterator[U]:
+    """Yield the items of all pages of a listing; ``read`` gets ``after`` and the options.
+
+    ``away`` gets that of a :class:`ShardsPage`.
+    """
     after: str | None = None
     while True:
         page = read(after=after, **options)
+        if away is not None and isinstance(page, ShardsPage):
+            away.update(page.away)
         yield from page.items
         after = page.next
         if after is None:

@@ -26,7 +26,7 @@ from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.topology import Topology
-from celery_lowkiq.rules.views import HeldId, Page, PausedId, SearchPage, Stats
+from celery_lowkiq.rules.views import HeldId, Page, PausedId, SearchPage, ShardsPage, Stats
 
 from .changes import begin, call_off, operation_of
 from .endpoints import AFTER, DEFAULT_LIMIT, ID, LIMIT, MAX_LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
@@ -128,12 +128,12 @@ def reshard_cost(request: Request) -> ReshardCost:
     return queue_of(request).reshard_cost(shards)
 
 
-def paused_ids(request: Request) -> Page[PausedId]:
+def paused_ids(request: Request) -> ShardsPage[PausedId]:
     """A page of the paused ids of a queue."""
     return queue_of(request).paused_ids(after=Params.query(request).cursor())
 
 
-def held_ids(request: Request) -> Page[HeldId]:
+def held_ids(request: Request) -> ShardsPage[HeldId]:
     """A page of the ids that a dead payload holds, the longest held first."""
     return queue_of(request).held_ids(after=Params.query(request).cursor())
 
@@ -308,8 +308,8 @@ ENDPOINTS = (
         ReshardCost,
         (QUEUE, Query(SHARDS.name, value_schema(SHARDS), True)),
     ),
-    Endpoint("GET", "/paused_ids", paused_ids, Page[PausedId], (QUEUE, AFTER)),
-    Endpoint("GET", "/held_ids", held_ids, Page[HeldId], (QUEUE, AFTER)),
+    Endpoint("GET", "/paused_ids", paused_ids, ShardsPage[PausedId], (QUEUE, AFTER)),
+    Endpoint("GET", "/held_ids", held_ids, ShardsPage[HeldId], (QUEUE, AFTER)),
     Endpoint("GET", "/failures", failures, Failures, (QUEUE, Query("failure", TEXT))),
     Endpoint(
         "GET",

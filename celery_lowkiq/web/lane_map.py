@@ -40,6 +40,8 @@ class Cell:
     runs: bool
     move: str = ""
     unsorted: int = 0
+    #: Whether nothing is known of it, since its master is away.
+    away: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ class LaneMap:
 
     @property
     def unowned(self) -> int:
-        """Number of shards without a living owner."""
-        return sum(cell.kind == "unowned" for row in self.rows for cell in row.cells)
+        """Number of shards without a living owner, as far as their masters answer."""
+        return sum(cell.kind == "unowned" and not cell.away for row in self.rows for cell in row.cells)
 
 
 def lane_map(
@@ -181,7 +183,8 @@ def _sum_of(name: str, rows: Sequence[Row]) -> Row:
 def cell_of(shard: ShardReport, migration: MigrationState | None = None) -> Cell:
     """Return the cell of a shard: its colour, and its state as text."""
     move, unsorted = _move(shard, migration) if migration else ("", 0)
-    return Cell(shard.index, _kind(shard), _text(shard, move), shard.running is not None, move, unsorted)
+    away, runs = shard.away is not None, shard.running is not None
+    return Cell(shard.index, _kind(shard), _text(shard, move), runs, move, unsorted, away)
 
 
 def _kind(shard: ShardReport) -> str:

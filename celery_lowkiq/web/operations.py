@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from celery_lowkiq.integration.operations.action_parts import Action, Target
 from celery_lowkiq.integration.operations.audit import Audit, Change
-from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.rules.errors import LowkiqError, ShardsAway
 from celery_lowkiq.store.scripts.progress import Progress, Stop
 
 #: Maximum number of running changes, and of changes that are kept.
@@ -73,6 +73,7 @@ class Operation:
         except Stop:
             self._end("cancelled")
         except LowkiqError as error:
+            self.count = error.count if isinstance(error, ShardsAway) else self.count
             self.error = str(error)
             self._end("failed")
         except Exception as error:

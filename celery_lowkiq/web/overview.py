@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.views import ShardState, Stats, by_master, sum_of
+from celery_lowkiq.rules.text import by_master
+from celery_lowkiq.rules.views import ShardState, Stats, sum_of
 
 
 @dataclass(frozen=True)
@@ -70,5 +71,5 @@ def _queue(name: str, shards: list[ShardState], owners: Collection[str] | None) 
         return QueueLook(name, len(shards), Stats(), 0, str(stats))
     there = [state for state in shards if state.away is None]
     unowned = sum(state.lease.owner not in owners for state in there) if owners is not None else 0
-    away = by_master((state.away, state.shard) for state in shards if state.away is not None)
+    away = by_master({state.shard: state.away for state in shards if state.away is not None})
     return QueueLook(name, len(shards), stats, unowned, away=away)

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -13,13 +14,15 @@ from starlette.responses import RedirectResponse, Response
 from celery_lowkiq.integration.operations.action_parts import FILTERS
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
+from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import mark_of
 from celery_lowkiq.integration.operations.shown_jobs import ShownJob
 from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
 from celery_lowkiq.rules.job_filter import job_state
+from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
-from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.rules.text import by_master, ranges
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import Stats
 
@@ -83,9 +86,9 @@ def search(request: Request) -> Response:
         return RedirectResponse(link(request, "/"), 303)
     found = inspector.find(sought)
     # An id may begin or end with a space, which mostly is one copied too many.
-    if not found and typed != sought and (found := inspector.find(typed)):
-        sought = typed
-    if len(found) == 1:
+    if not found and typed != sought and (other := inspector.find(typed)):
+        sought, found = typed, other
+    if len(found) == 1 and not found.away:
         return RedirectResponse(link(request, "/job", queue=next(iter(found)), id=sought), 303)
     return page(request, "search.html", sought=sought, found=found)
 
@@ -98,14 +101,10 @@ def queue(request: Request) -> Response:
     search = ListingQuery.of(params, listed) if listed in SORTS else None
     ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
     found = search.of_queue(shown) if search else ids(after=params.cursor()) if ids else None
-    shards, nodes, hour, now = (
-        shown.shards(),
-        site_of(request).inspector.nodes(),
-        shown.history(),
-        time.time(),
-    )
+    inspector, shards, now = site_of(request).inspector, shown.shards(), time.time()
+    nodes = inspector.nodes_if_there()
     # Its counts are watched: they are read last.
-    migration = shown.migration()
+    migration = shown.migration_if_there()
     return page(
         request,
         "queue.html",
@@ -115,7 +114,9 @@ def queue(request: Request) -> Response:
         stats=sum((shard.stats for shard in shards), Stats()),
         hints=shown.shard_hints(shards) if listed == "shards" else (),
         by_load=by_load,
-        map=lane_map(shown.name, shards, nodes, migration),
+        map=lane_map(shown.name, shards, nodes or (), migration),
+        away=by_master({ShardRef(shown.name, one.index): one.away for one in shards if one.away is not None}),
+        nodes_unknown=nodes is None,
         state_of=partial(_state_of, now),
         states=STATES.get(listed, ()),
         ages=AGES,
@@ -125,12 +126,22 @@ def queue(request: Request) -> Response:
         picture=picture_of(migration) if migration else None,
         search=search,
         found=found,
-        rates=rates(hour, now),
-        chart=charts.chart_of(hour if span == HOUR else shown.history(span.name), now, span),
+        **_past(inspector, shown.name, span, now),
         actions=ACTIONS,
         offered=offered,
         bytes_text=bytes_text,
     )
+
+
+def _past(inspector: Inspector, name: str, span: Span, now: float) -> dict[str, Any]:
+    """The rates and the chart of a queue, and whether its history is unknown."""
+    history = inspector.history([name])
+    shown = history if span == HOUR else inspector.history([name], span.name)
+    return {
+        "rates": rates(history.by_queue[name], now),
+        "chart": charts.chart_of(shown.by_queue[name], now, span),
+        "history_unknown": bool(history.unknown),
+    }
 
 
 def _state_of(now: float, job: ShownJob) -> str:

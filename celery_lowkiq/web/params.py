@@ -22,7 +22,7 @@ MAX_BODY = 4 * 1024 * 1024
 BODY_SECONDS = 30.0
 SHOWN = 100
 #: Maximum length of a cursor; those of listings are shorter.
-MAX_CURSOR = 1000
+MAX_CURSOR = 1200
 
 
 class Params:

@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.terms import TERMS, Terms
-from celery_lowkiq.rules.text import duration, last_error_line, number, size
+from celery_lowkiq.rules.text import duration, lacking, last_error_line, number, size
 
 from . import formatting
 from .charts import cell_grid, history_chart, sparkline, stacked_bar
@@ -32,6 +32,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "score": formatting.score,
     "age": formatting.age,
     "code": formatting.code,
+    "lacking": lacking,
     "error_line": lambda error: last_error_line(error or ""),
 }
 

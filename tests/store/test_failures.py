@@ -6,6 +6,7 @@ import logging
 
 from celery_lowkiq.rules.models import Disposition, Failure, Settlement
 from celery_lowkiq.store.inspect.failures import FailureReader
+from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.failures import MAX_GROUPS
 from celery_lowkiq.store.scripts.keys import failure_ranks_key, failures_key
 
@@ -87,19 +88,20 @@ def test_errors_of_failing_and_dead_jobs_are_read_without_payloads(store):
     lease = take(store)
     fail(store, lease, "a")
     reader = FailureReader(store.client)
-    ((failing,),) = reader.jobs(ONE, dead=False)
+    reads = ShardReads(store.client, ONE)
+    ((failing,),) = reader.jobs(reads, dead=False)
     assert (failing.id, failing.error) == ("0", b"error")
     fail(store, lease, "a", disposition=Disposition.BURY)
-    ((dead,),) = reader.jobs(ONE, dead=True)
+    ((dead,),) = reader.jobs(reads, dead=True)
     assert (dead.id, dead.error) == ("0", b"error")
-    assert list(reader.jobs(ONE, dead=True, since=dead.at + 1)) == []
-    assert (reader.count(ONE, dead=True), reader.count(ONE, dead=False)) == (1, 0)
+    assert list(reader.jobs(reads, dead=True, since=dead.at + 1)) == []
+    assert (reader.count(reads, dead=True), reader.count(reads, dead=False)) == (1, 0)
 
 
 def test_all_pages_of_all_shards_are_read(store, monkeypatch):
     monkeypatch.setattr("celery_lowkiq.store.inspect.failures.PAGE", 3)
     lease = take(store)
     fail(store, lease, *"aaaaaaa", disposition=Disposition.BURY)
-    pages = list(FailureReader(store.client).jobs(ONE, dead=True))
+    pages = list(FailureReader(store.client).jobs(ShardReads(store.client, ONE), dead=True))
     assert [len(page) for page in pages] == [3, 3, 1]
     assert sorted(job.id for page in pages for job in page) == list("0123456")

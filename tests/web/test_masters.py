@@ -8,7 +8,13 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import generate_latest
 
+from celery_lowkiq.cli.actions import COMMANDS, command_of
+from celery_lowkiq.cli.commands.failures import failures
+from celery_lowkiq.cli.commands.held import held
+from celery_lowkiq.cli.commands.jobs import jobs
 from celery_lowkiq.cli.commands.masters import masters
+from celery_lowkiq.cli.commands.morgue import morgue
+from celery_lowkiq.cli.commands.paused import paused
 from celery_lowkiq.cli.commands.stats import stats as stats_command
 from celery_lowkiq.metrics.queues import queue_registry
 from celery_lowkiq.rules.text import ranges
@@ -123,6 +129,7 @@ def test_what_living_masters_know_is_shown_and_what_is_missing_is_named(
         (cluster.freeze if frozen else cluster.kill)(gone)
         try:
             check_missing(app, browser, record, before, homes, gone, cluster)
+            check_listings(app, browser, record, homes, gone, cluster)
             found = browser.get("/api/v1/queues").json()
             assert (found["nodes"] is None) == (gone == of_nodes)
             page = browser.get("/").text
@@ -132,6 +139,52 @@ def test_what_living_masters_know_is_shown_and_what_is_missing_is_named(
         finally:
             if frozen:
                 cluster.thaw(gone)
+
+
+def check_listings(app, browser, record, homes, gone, cluster):
+    """Pages, the API and commands list what answers, and say what they lack."""
+    name, queue = record.queue_spec.name, record.ordered_queue
+    here = {str(n) for n in range(120) if homes[queue.shard_of(str(n))] != gone}
+    lost = ranges(index for index, home in enumerate(homes) if home == gone)
+    address = "{}:{}".format(*cluster.addresses[gone])
+    away, sentence = {address: f"{name}/{lost}"}, f"{address} was away: this lacks {name}/{lost}."
+
+    page = queue.jobs("perform_in", limit=1000)
+    assert ({job.id for job in page.items}, page.away) == (here, away)
+    found = browser.get("/api/v1/jobs", params={"queue": name, "limit": 500, "age": "<1h"}).json()
+    assert ({job["id"] for job in found["items"]}, found["away"]) == (here, away)
+    for path in ("morgue", "retries", "processing", "paused_ids", "held_ids", "failures"):
+        assert browser.get(f"/api/v1/{path}", params={"queue": name}).json()["away"] == away
+    wanted = {"queue": name, "list": "morgue", "error": "*"}
+    assert browser.get("/api/v1/matches", params=wanted).json()["away"] == away
+    assert len(browser.get("/api/v1/shards", params={"queue": name}).json()["shards"]) == len(homes)
+    for listed in ("jobs", "retries", "morgue", "processing", "paused", "held", "shards"):
+        shown = browser.get("/queue", params={"queue": name, "list": listed})
+        assert shown.status_code == 200
+        assert f"{address} is away: nothing here counts {name}/{lost}" in shown.text
+        assert (sentence in shown.text) == (listed != "shards")
+    assert sentence in browser.get("/failures", params={"queue": name, "error": "*"}).text
+    here_id, lost_id = min(here), next(str(n) for n in range(120) if str(n) not in here)
+    assert record.ordered_queue.job(here_id).waiting
+    search = browser.get("/search", params={"id": lost_id}).text
+    assert f"{address} was away: this lacks" in search
+    assert f"{name}/{queue.shard_of(lost_id)}" in search
+
+    for command, words in ((jobs, ["--limit", "0"]), (morgue, []), (paused, []), (held, []), (failures, [])):
+        shown = CliRunner().invoke(command, [name, *words], obj=Context(app))
+        assert (shown.exit_code, sentence in shown.stderr) == (1, True), command.name
+        assert command is not jobs or len(shown.stdout.splitlines()) == 1 + len(here)
+    shown = CliRunner().invoke(
+        command_of(COMMANDS["run-now"]), [name, *sorted(here), lost_id], obj=Context(app)
+    )
+    assert shown.exit_code == 1
+    assert shown.stdout == f"made due 0 waiting jobs of queue {name}\n"
+    assert f"shards were left out: {name}/{queue.shard_of(lost_id)} ({address} is away)" in str(
+        shown.exception
+    )
+    asked = {"action": "run_now_all", "queue": name, "wait": 5}
+    done = browser.post("/api/v1/changes", json=asked).json()
+    assert (done["state"], f"left out: {name}/{lost} (" in done["error"]) == ("failed", True)
 
 
 def check_missing(app, browser, record, before, homes, gone, cluster):

@@ -9,9 +9,10 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import escaped, moment
 
 from ..main import FAILED
-from ..output import cell, table, write_json
+from ..output import cell, end_listing, table, write_json
 from ..params import command, json_option, queue_argument
 
+NO_GROUPS = "the master with the groups of the queue is away"
 HEADER = ("failure", ">count", ">failing", ">dead", "first seen", "last seen", "error", "where")
 
 
@@ -41,6 +42,9 @@ def failures(inspector: Inspector, queue: str, failure: str, json_: bool) -> Non
         click.echo("none", err=True)
     if found.searched < found.jobs:
         click.echo(f"failing and dead: searched {found.searched:,} of {found.jobs:,} jobs", err=True)
+    if found.unknown:
+        click.echo(f"{NO_GROUPS}: only jobs of now are counted", err=True)
+    end_listing(found.away)
     if failure and not found.groups:
         raise click.exceptions.Exit(FAILED)
 

@@ -8,7 +8,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.views import all_items
 
-from ..output import write_json
+from ..output import end_listing, write_json
 from ..params import command, json_option, queue_argument
 
 
@@ -21,7 +21,8 @@ def held(inspector: Inspector, queue: str, json_: bool) -> None:
     Requeue or delete the dead payload, or let the id go on.
     """
     found = False
-    for one in all_items(inspector.queue(queue).held_ids):
+    away: dict[str, str] = {}
+    for one in all_items(inspector.queue(queue).held_ids, away):
         found = True
         if json_:
             write_json(one)
@@ -30,3 +31,4 @@ def held(inspector: Inspector, queue: str, json_: bool) -> None:
             click.echo(f"{escaped(one.id)} since {moment(one.since)}{paused}")
     if not found:
         click.echo("[]" if json_ else "none", err=not json_)
+    end_listing(away)

@@ -9,9 +9,9 @@ import click
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped, moment
-from celery_lowkiq.rules.views import all_items
+from celery_lowkiq.rules.views import Paused, all_items
 
-from ..output import write_json
+from ..output import end_listing, write_json
 from ..params import command, json_option, queue_argument
 
 
@@ -21,8 +21,9 @@ from ..params import command, json_option, queue_argument
 def paused(inspector: Inspector, queue: str, json_: bool) -> None:
     """The pauses of QUEUE, of its shards and of its ids, with their times."""
     ordered = inspector.queue(queue)
-    found = False
-    for what, since in _paused(ordered):
+    found, now = False, ordered.paused()
+    away = dict(now.away)
+    for what, since in _paused(ordered, now, away):
         found = True
         if json_:
             write_json({**what, "since": since})
@@ -31,13 +32,15 @@ def paused(inspector: Inspector, queue: str, json_: bool) -> None:
             click.echo(f"{kind} {escaped(str(name))} since {moment(since)}")
     if not found:
         click.echo("[]" if json_ else "none", err=not json_)
+    end_listing(away)
 
 
-def _paused(queue: OrderedQueue) -> Iterator[tuple[dict[str, str | int], float]]:
-    now = queue.paused()
+def _paused(
+    queue: OrderedQueue, now: Paused, away: dict[str, str]
+) -> Iterator[tuple[dict[str, str | int], float]]:
     if now.queue is not None:
         yield {"queue": queue.name}, now.queue
     for shard, since in sorted(now.shards.items()):
         yield {"shard": shard}, since
-    for one in all_items(queue.paused_ids):
+    for one in all_items(queue.paused_ids, away):
         yield {"id": one.id}, one.since

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import ShardsAway, StoreError
 from celery_lowkiq.rules.loggers import audit_logger as logger
 from celery_lowkiq.rules.text import shortened
 from celery_lowkiq.rules.views import Page
@@ -124,7 +124,8 @@ class Audit:
         try:
             count = act()
         except BaseException as error:
-            self.write(change, "failed", error=f"{type(error).__name__}: {error}")
+            done = error.count if isinstance(error, ShardsAway) else None
+            self.write(change, "failed", done, f"{type(error).__name__}: {error}")
             raise
         self.write(change, "done", count)
         return count

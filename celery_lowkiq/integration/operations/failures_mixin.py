@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import chain, islice
 from threading import Event
 from time import monotonic
@@ -20,8 +20,9 @@ from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.text import last_error_line
 from celery_lowkiq.rules.views import FailedJob, StoredGroup
 from celery_lowkiq.store.inspect.failures import PAGE, FailureReader
+from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.scripts.progress import Progress, Tally
+from celery_lowkiq.store.scripts.progress import Progress, ShardTally, Tally
 
 #: Jobs that are searched for the counts of groups, of failing and of dead ones each.
 SEARCHED = 10_000
@@ -56,21 +57,30 @@ class FailureGroup:
 class Failures:
     """The groups of a queue, the last seen first. ``searched`` of ``jobs`` failing and dead jobs were
     counted.
+
+    On a cluster, ``away`` has the names of the shards whose jobs are in no count, by the address of their
+    master. ``unknown``: the queue's own master is away, so that the groups are those of the jobs only.
     """
 
     groups: tuple[FailureGroup, ...]
     searched: int
     jobs: int
+    away: Mapping[str, str] = field(default_factory=dict)
+    unknown: bool = False
 
 
 @dataclass(frozen=True)
 class Matches:
-    """How many of the ``searched`` jobs match, of all ``jobs``; ``ids`` of the first ones."""
+    """How many of the ``searched`` jobs match, of all ``jobs``; ``ids`` of the first ones.
+
+    ``away``: as of :class:`Failures`.
+    """
 
     count: int
     searched: int
     jobs: int
     ids: tuple[str, ...]
+    away: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,10 +132,11 @@ class FailuresMixin:
         Jobs of errors without a group, such as poison pills, make groups of their own; ``count`` is then
         that of the jobs.
         """
-        groups = {one.fingerprint: self._shown(one) for one in self._reader.groups(self._stored())}
+        reads, stored = self._reads(), self._reader.groups(self.spec)
+        groups = {one.fingerprint: self._shown(one) for one in stored or ()}
         tallies: dict[str, _Jobs] = {}
         for dead in (True, False):
-            for found in self._search(FailureFilter(), dead, SEARCHED):
+            for found in self._search(reads, FailureFilter(), dead, SEARCHED):
                 if (tally := tallies.get(found.fingerprint)) is None:
                     tally = tallies[found.fingerprint] = _Jobs(found)
                 tally.add(found.job.at, dead)
@@ -134,18 +145,20 @@ class FailuresMixin:
         searched = sum(tally.failing + tally.dead for tally in tallies.values())
         shown = (one for one in groups.values() if fingerprint in ("", one.fingerprint))
         by_time = sorted(shown, key=lambda one: (-(one.last_seen or 0), one.fingerprint))
-        return Failures(tuple(by_time), searched, self._count(True) + self._count(False))
+        jobs = sum(self._reader.count(reads, dead=dead) for dead in (True, False))
+        return Failures(tuple(by_time), searched, jobs, reads.away, unknown=stored is None)
 
     def matching(self, wanted: FailureFilter, *, dead: bool, limit: int | None = SEARCHED) -> Matches:
         """Find the dead jobs, or the waiting ones that failed, that match. Searches ``limit`` of them."""
         count = searched = 0
         ids: list[str] = []
-        for found in self._search(wanted, dead, limit):
+        reads = self._reads()
+        for found in self._search(reads, wanted, dead, limit):
             searched += 1
             if _matches(wanted, found):
                 count += 1
                 ids += [found.job.id] if count <= SHOWN_IDS else []
-        return Matches(count, searched, self._count(dead), tuple(ids))
+        return Matches(count, searched, self._reader.count(reads, dead=dead), tuple(ids), reads.away)
 
     def change_matching(
         self,
@@ -159,24 +172,30 @@ class FailuresMixin:
     ) -> int:
         """Change the jobs that match now, at most ``limit``, and ``rate`` a second. Returns how many.
 
-        ``progress`` may raise Stop after each step: the other jobs stay as they are.
+        ``progress`` may raise Stop after each step: the other jobs stay as they are. Raises ShardsAway when
+        shards were left out.
         """
-        tally, began_at, given = Tally(progress), monotonic(), 0
+        reads, began_at, given = self._reads(), monotonic(), 0
+        tally = ShardTally(reads.client, progress)
         step = PAGE if rate is None else max(1, min(PAGE, int(rate * PATIENCE)))
-        for ids in self._batches(wanted, dead, step, tally):
+        for ids in self._batches(reads, wanted, dead, step, tally):
             part = ids if limit is None else ids[: limit - given]
             given += len(part)
             tally.begin()
-            tally.add(change(part))
+            tally.add_part(partial(change, part))
             if given == limit:
                 break
             if rate is not None:
                 _wait_until(began_at + given / rate, tally)
-        return tally.count
+        tally.left_out |= reads.missing
+        return tally.total()
 
     def groups(self) -> dict[str, str]:
-        """Return the errors of the groups by fingerprint, the last seen first, without a look at any job."""
-        found = sorted(self._reader.groups(self.spec), key=lambda one: -one.last_seen)
+        """Return the errors of the groups by fingerprint, the last seen first, without a look at any job.
+
+        On a cluster, none while the queue's own master is away.
+        """
+        found = sorted(self._reader.groups(self.spec) or (), key=lambda one: -one.last_seen)
         return {one.fingerprint: self._description(one.about)[0] for one in found}
 
     def fingerprint_of(self, error: bytes) -> str:
@@ -197,8 +216,9 @@ class FailuresMixin:
     def _text_of(self, error: bytes) -> str:
         return load_error(context_of(self._app).settings, error) or ""
 
-    def _stored(self) -> QueueSpec:
-        return Registry(context_of(self._app).store.client).as_stored([self.spec])[0]
+    def _reads(self) -> ShardReads:
+        client = context_of(self._app).store.client
+        return ShardReads(client, Registry(client).as_stored([self.spec])[0])
 
     def _description(self, about: bytes) -> list[str]:
         """Error, place, frames and message of a group."""
@@ -210,19 +230,20 @@ class FailuresMixin:
         times = one.count, one.first_seen, one.last_seen
         return FailureGroup(one.fingerprint, error, where, *times, 0, 0, frames + message)
 
-    def _count(self, dead: bool) -> int:
-        return self._reader.count(self._stored(), dead=dead)
-
-    def _search(self, wanted: FailureFilter, dead: bool, limit: int | None) -> Iterator[_Found]:
+    def _search(
+        self, reads: ShardReads, wanted: FailureFilter, dead: bool, limit: int | None
+    ) -> Iterator[_Found]:
         """Yield at most ``limit`` jobs that may match."""
-        pages = self._reader.jobs(self._stored(), dead=dead, since=wanted.since)
+        pages = self._reader.jobs(reads, dead=dead, since=wanted.since)
         for job in islice(chain.from_iterable(pages), limit):
             yield _Found(job, self._text_of)
 
-    def _batches(self, wanted: FailureFilter, dead: bool, size: int, tally: Tally) -> Iterator[list[str]]:
+    def _batches(
+        self, reads: ShardReads, wanted: FailureFilter, dead: bool, size: int, tally: Tally
+    ) -> Iterator[list[str]]:
         """Yield ids that match. Raises Stop between two pages."""
         ids: list[str] = []
-        for number, found in enumerate(self._search(wanted, dead, None)):
+        for number, found in enumerate(self._search(reads, wanted, dead, None)):
             if number % PAGE == 0:
                 _may_stop(tally)
             if _matches(wanted, found):

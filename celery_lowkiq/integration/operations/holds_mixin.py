@@ -10,7 +10,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.views import HeldId, Page
+from celery_lowkiq.rules.views import HeldId, ShardsPage
 from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
@@ -24,7 +24,7 @@ class HoldsMixin(SigningMixin):
 
     _raw: bool
 
-    def held_ids(self, limit: int = 100, after: str | None = None) -> Page[HeldId]:
+    def held_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
         """Return a page of the ids that a dead payload holds, the longest held first. Raises InvalidCall."""
         store = context_of(self._app).store
         (queue,) = Registry(store.client).as_stored([self.spec])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,9 +23,10 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import by_load
+from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.topology import Topology, check_topology
 from celery_lowkiq.rules.tracking import TrackerView
-from celery_lowkiq.rules.views import Page, ShardState, Stats, by_master
+from celery_lowkiq.rules.views import Page, ShardState, Stats
 from celery_lowkiq.rules.views import sum_of as sum_of_states
 from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.masters import MasterReader
@@ -81,6 +81,16 @@ class Histories:
         return None if self.unknown else rates(self.total, now)
 
 
+class FoundId(dict[str, ShownPlaces]):
+    """The queues that have a job of an id, with its places.
+
+    On a cluster, ``away`` has the names of the id's shards that were not read, by the address of their
+    master.
+    """
+
+    away: Mapping[str, str]
+
+
 class Inspector:
     """Reads over all ordered queues of an app. Needs no worker.
 
@@ -123,18 +133,26 @@ class Inspector:
         queue = queue.raw() if self._raw else queue
         return queue.masked(self._load) if self._masked else queue
 
-    def find(self, job_id: Any) -> dict[str, ShownPlaces]:
+    def find(self, job_id: Any) -> FoundId:
         """Return the queues that have a job of an id, with its places; few payloads are read of each.
 
         Takes two round trips for each queue of the app. A queue where the id's shard is damaged is left out:
         :meth:`overview` names it. Raises InvalidCall.
         """
-        found = {}
+        found, away = FoundId(), dict[ShardRef, str]()
         for name, queue in self.queues().items():
-            with contextlib.suppress(ShardDamaged):
+            try:
                 places = queue.job(job_id, payload_limit=1)
+            except ShardDamaged:
+                continue
+            except StoreUnavailable as error:
+                self._store.client.check_away([error])
+                shard = ShardRef(name, queue.shard_of(job_id))
+                away[shard] = self._store.client.master_name(shard)
+            else:
                 if places.waiting or places.processing or places.dead:
                     found[name] = places
+        found.away = by_master(away)
         return found
 
     def task(self, queue: str) -> Any:
@@ -161,7 +179,7 @@ class Inspector:
             shards=shards,
             damaged=damaged,
             migrating=_migrating(specs),
-            away=by_master((state.away, state.shard) for state in states if state.away is not None),
+            away=by_master({state.shard: state.away for state in states if state.away is not None}),
         )
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
@@ -196,7 +214,7 @@ class Inspector:
         """Return the shards of all queues, or of the named ones, as a record for JSON. Raises InvalidCall."""
         queues: list[QueueShardsJson] = []
         damaged: dict[str, str] = {}
-        away: list[tuple[str, ShardRef]] = []
+        away: dict[ShardRef, str] = {}
         for name, queue in self._chosen(names).items():
             try:
                 shards = queue.shards()
@@ -205,7 +223,7 @@ class Inspector:
                 damaged[name] = str(error)
             else:
                 queues.append(QueueShardsJson(name, by_load(shards)))
-                away += [(one.away, ShardRef(name, one.index)) for one in shards if one.away is not None]
+                away |= {ShardRef(name, one.index): one.away for one in shards if one.away is not None}
         return ShardsJson(queues, damaged, by_master(away))
 
     @property
@@ -233,11 +251,7 @@ class Inspector:
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
         """Return :meth:`nodes`; on a cluster, None while the master with the reports is away."""
-        try:
-            return self.nodes()
-        except StoreUnavailable as error:
-            self._store.client.check_away([error])
-            return None
+        return self._store.client.unless_away(self.nodes)
 
     def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
         """Return the counters of all queues, or of the named ones, as :meth:`OrderedQueue.history`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from celery_lowkiq.rules.text import lacking
 from celery_lowkiq.store.scripts.progress import Progress
 
 from .action_parts import LIMIT, MATCHING, MATCHING_DEAD, MATCHING_FAILED, RATE, Action, Target
@@ -19,7 +20,8 @@ def _matches(queue: OrderedQueue, target: Target, *, dead: bool) -> Matches:
 def _match_plan(queue: OrderedQueue, target: Target, *, dead: bool) -> str:
     found = _matches(queue, target, dead=dead)
     kind = "dead" if dead else "failed"
-    return f"{found.count:,} {kind} jobs match: searched {found.searched:,} of {found.jobs:,}."
+    plan = f"{found.count:,} {kind} jobs match: searched {found.searched:,} of {found.jobs:,}."
+    return " ".join([plan, *lacking(found.away)])
 
 
 def matching(

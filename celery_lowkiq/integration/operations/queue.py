@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from celery import Celery
@@ -21,12 +20,11 @@ from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.shard_hints import Hint, shard_hints
-from celery_lowkiq.rules.views import Page, Paused, PausedId, SearchPage, Stats, Try, all_items
+from celery_lowkiq.rules.views import Paused, PausedId, SearchPage, ShardsPage, Stats, Try
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
 
@@ -37,7 +35,6 @@ from .listing_options import read_listing
 from .masked import MaskMixin, PayloadMask
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
-from .signing_mixin import CALLS
 
 BURIED = "moved to the morgue by hand"
 
@@ -51,7 +48,8 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
     A listing returns a :class:`Page`; pass its ``next`` as ``after`` for the following page. An action
     returns the number of changed jobs, works in bounded steps, is safe to repeat, and calls ``progress`` with
-    the number of jobs done so far.
+    the number of jobs done so far. On a cluster, an action on several jobs does what it can on the masters
+    that answer, and raises ShardsAway at the end when shards were left out.
     """
 
     def __init__(
@@ -145,6 +143,9 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         - ``payload_limit`` (10): maximum number of payloads of each job.
         - ``payload_bytes``: maximum size of each payload (default: no limit); a cut payload is not decoded.
 
+        On a cluster, the page names the shards in ``away`` that it, or a page before, lacks since their
+        masters were away. Begin again without ``after`` for a listing with all shards.
+
         Filters, for sorted pages: ``state`` (due, scheduled, paused or held), ``age`` (``">2h"``: due for
         more than 2 hours, ``"<30min"``: for less), and ``failure``, the fingerprint of its error. Where no
         index finds the jobs, a page has read 5,000 of the listing at most: see ``searched`` and ``total``.
@@ -176,7 +177,13 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         return self._node_reports.shards(self._known_spec())
 
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
-        """Return why the given :meth:`shards` are late, and whether more of them would help."""
+        """Return why the given :meth:`shards` are late, and whether more of them would help.
+
+        On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is away.
+        """
+        return self._context.store.client.unless_away(lambda: self._hints(shards)) or []
+
+    def _hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         spec, reports = self.stored_spec(), self._node_reports
         if spec.former_shards is not None or reports.is_limited(spec):
             return []
@@ -204,10 +211,13 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         return found
 
     def paused(self) -> Paused:
-        """Return since when (Unix s) the queue and its shards are paused, and the number of paused ids."""
+        """Return since when (Unix s) the queue and its shards are paused, and the number of paused ids.
+
+        On a cluster, ``away`` names the shards that are missing.
+        """
         return self._queries.paused(self.stored_spec())
 
-    def paused_ids(self, limit: int = 100, after: str | None = None) -> Page[PausedId]:
+    def paused_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[PausedId]:
         """Return a page of the paused ids that are not held, the oldest pause first. Raises InvalidCall."""
         return self._queries.paused_ids(self.stored_spec(), limit=limit, after=after)
 
@@ -249,22 +259,15 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all paused ids. Return how many were paused."""
-        paused = chain(
-            (one.id for one in all_items(self.held_ids, limit=1000) if one.paused),
-            (one.id for one in all_items(self.paused_ids, limit=1000)),
-        )
-        return self._pausing.resume_ids(self._at_rest(), paused, progress)
+        return self._pausing.resume_all_ids(self._at_rest(), progress)
 
     # -- actions
 
     def run_now_all(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Jobs of paused ids run after their ids are resumed."""
         queue = self._at_rest()
-        if self._form.has_times:
-            pages = partial(self._queries.jobs, queue)
-            for job in all_items(lambda after: pages(Listing(after=after, payload_limit=CALLS))):
-                self._make_calls_due(queue, job)
-        return self._actions.run_now_all(queue, progress)
+        before = partial(self._make_calls_of_shard_due, queue) if self._form.has_times else None
+        return self._actions.run_now_all(queue, progress, before)
 
     def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Make waiting jobs due now, with ``by=`` also their first 100 calls. Return how many were due later.
@@ -272,7 +275,8 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         Raises InvalidCall.
         """
         queue = self._at_rest()
-        return self._actions.run_now(queue, self._with_due_calls(queue, map(read_id, ids)), progress)
+        before = partial(self._make_calls_of_id_due, queue) if self._form.has_times else None
+        return self._actions.run_now(queue, map(read_id, ids), progress, before)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None, *, only_failed: bool = False) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""

@@ -88,6 +88,10 @@ class ReshardMixin:
         """Return the migration that is going on, with the counts of its shards; None without one."""
         return self._migrations.state()
 
+    def migration_if_there(self) -> MigrationState | None:
+        """Return :meth:`migration`; on a cluster, None while a master that it needs is away."""
+        return self._store.client.unless_away(self.migration)
+
     @property
     def _store(self) -> RedisStore:
         return context_of(self._app).store

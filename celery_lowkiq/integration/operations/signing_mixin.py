@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 
 from celery import Celery
@@ -13,12 +13,12 @@ from celery_lowkiq.integration.app.signing import Unverified
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
-from celery_lowkiq.rules.models import Job, Payload, QueueSpec
+from celery_lowkiq.rules.models import Job, Payload, QueueSpec, ShardRef
 from celery_lowkiq.rules.signatures import split_record
 from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import digest, records_of
-from celery_lowkiq.store.scripts.progress import Tally
+from celery_lowkiq.store.scripts.progress import ShardTally
 from celery_lowkiq.store.scripts.records import id_bytes
 
 #: Payloads of a job that are signed, or searched for one with a signed score: those with the smallest scores.
@@ -50,16 +50,19 @@ class SigningMixin:
             raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
         store = context_of(self._app).store
         queue, queries, actions = self._resting(), Queries(store), Actions(store)
-        tally = Tally(progress)
+        tally = ShardTally(store.client, progress)
         for job_id in map(read_id, ids):
             tally.begin()
-            dead = queries.job(queue, job_id, SEARCHED).dead
-            signed = [
-                actions.edit_dead(queue, job_id, one.data, one.data, self._signature(job_id, one, one.data))
-                for one in (dead.payloads if dead else ())
-            ]
-            tally.add(int(any(signed)))
-        return tally.count
+            with tally.of(queue.shard_of(job_id)):
+                dead = queries.job(queue, job_id, SEARCHED).dead
+                signed = [
+                    actions.edit_dead(
+                        queue, job_id, one.data, one.data, self._signature(job_id, one, one.data)
+                    )
+                    for one in (dead.payloads if dead else ())
+                ]
+                tally.add(int(any(signed)))
+        return tally.total()
 
     def _edit_signature(self, job_id: str, old: bytes, new: bytes, *, dead: bool) -> Signed:
         """The signature of a payload that replaces another one."""
@@ -77,12 +80,14 @@ class SigningMixin:
 
     # -- calls with a time of their own
 
-    def _with_due_calls(self, queue: QueueSpec, ids: Iterable[str]) -> Iterator[str]:
-        queries = Queries(context_of(self._app).store)
-        for job_id in ids:
-            if self._form.has_times and (waiting := queries.job(queue, job_id, CALLS).waiting):
-                self._make_calls_due(queue, waiting)
-            yield job_id
+    def _make_calls_of_id_due(self, queue: QueueSpec, job_id: str) -> None:
+        waiting = Queries(context_of(self._app).store).job(queue, job_id, CALLS).waiting
+        if waiting is not None:
+            self._make_calls_due(queue, waiting)
+
+    def _make_calls_of_shard_due(self, queue: QueueSpec, shard: ShardRef) -> None:
+        for job in Queries(context_of(self._app).store).waiting_of(shard, CALLS):
+            self._make_calls_due(queue, job)
 
     def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
         context, now = context_of(self._app), time.time()

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord
-from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, IndexReader, Listing
+from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing, read_pages
+from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.call_records import digest, orphaned_records
-from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.progress import Progress as Progress
-from celery_lowkiq.store.scripts.progress import Tally, by_shard
+from celery_lowkiq.store.scripts.progress import ShardTally, Tally, by_shard
 from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_id
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Called with the calls of removed jobs, and whether these are in the morgue.
 Left = Callable[[Sequence[StoredRecord], bool], None]
-Pages = Iterable[Iterable[str]]
+#: Ids, or the name of the index of a shard that lists them.
+Ids: TypeAlias = "Iterable[str] | str"
 
 
 class Signed(NamedTuple):
@@ -50,14 +51,18 @@ def for_each_id(
     progress: Progress | None,
     call: Callable[[ShardRef, list[Value]], ScriptCall],
 ) -> int:
-    """Run a script, which returns a count, over parts of the ids. Return the sum of the counts."""
-    tally, left = Tally(progress), iter(ids)
+    """Run a script, which returns a count, over parts of the ids. Return the sum of the counts.
+
+    Raises ShardsAway.
+    """
+    tally, left = ShardTally(client, progress), iter(ids)
     while portion := list(islice(left, PORTION)):
         for shard, part in by_shard(queue, portion).items():
-            for start in range(0, len(part), STEP):
-                tally.begin()
-                tally.add(client.call(call(shard, part[start : start + STEP])))
-    return tally.count
+            with tally.of(shard):
+                for start in range(0, len(part), STEP):
+                    tally.begin()
+                    tally.add(client.call(call(shard, part[start : start + STEP])))
+    return tally.total()
 
 
 @reads_replies
@@ -65,34 +70,60 @@ class Actions:
     """Changes to waiting and dead jobs.
 
     Every method returns a count of jobs, and may raise StoreError or the Stop of ``progress``. Completed
-    steps stay; repeating the call is safe.
+    steps stay; repeating the call is safe. On a cluster, changes of several jobs are done in all shards whose
+    masters answer; those of the others are left out, and ShardsAway raised at the end.
     """
 
     def __init__(self, store: RedisStore, left: Left | None = None) -> None:
         """``left`` gets the calls of jobs that are removed without a run, before their records go."""
         self._client = store.client
-        self._index = IndexReader(store.client)
         self._left = left
 
-    def run_now_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Make all waiting jobs due now; those of paused ids run when the ids are resumed."""
-        tally = Tally(progress)
-        for shard in queue.shard_refs():
-            keys = shard_keys(shard)
-            lengths = [("ZCARD", keys[index]) for index in WAITING_INDEXES]
-            # As many steps as the shard has jobs now: pushes must not keep this going.
-            for _ in range(sum(self._client.commands(lengths)) // STEP + 1):
-                tally.begin()
-                moved = self._client.call(load("run_now").call(keys, limit=STEP, **announcement(shard)))
-                tally.add(moved)
-                if moved < STEP:
-                    break
-        return tally.count
+    def run_now_all(
+        self,
+        queue: QueueSpec,
+        progress: Progress | None = None,
+        before: Callable[[ShardRef], object] | None = None,
+    ) -> int:
+        """Make all waiting jobs due now; those of paused ids run when the ids are resumed.
 
-    def run_now(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Make waiting jobs due now. Return the number of those that were due later."""
+        ``before`` is called with each shard, before anything is changed there.
+        """
+        tally = ShardTally(self._client, progress)
+        for shard in queue.shard_refs():
+            with tally.of(shard):
+                if before is not None:
+                    before(shard)
+                self._run_shard_now(shard, tally)
+        return tally.total()
+
+    def _run_shard_now(self, shard: ShardRef, tally: Tally) -> None:
+        keys = shard_keys(shard)
+        lengths = [("ZCARD", keys[index]) for index in WAITING_INDEXES]
+        # As many steps as the shard has jobs now: pushes must not keep this going.
+        for _ in range(sum(self._client.commands(lengths)) // STEP + 1):
+            tally.begin()
+            moved = self._client.call(load("run_now").call(keys, limit=STEP, **announcement(shard)))
+            tally.add(moved)
+            if moved < STEP:
+                break
+
+    def run_now(
+        self,
+        queue: QueueSpec,
+        ids: Iterable[str],
+        progress: Progress | None = None,
+        before: Callable[[str], object] | None = None,
+    ) -> int:
+        """Make waiting jobs due now. Return the number of those that were due later.
+
+        ``before`` is called with each id, before it is due.
+        """
 
         def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
+            if before is not None:
+                for job_id in part:
+                    before(parse_id(cast("bytes", job_id)))
             return load("run_now").call(shard_keys(shard), part, limit=0, **announcement(shard))
 
         return for_each_id(self._client, queue, ids, progress, call)
@@ -144,25 +175,23 @@ class Actions:
         only_failed: bool = False,
     ) -> int:
         """Delete waiting jobs; jobs in processing go on."""
-        return self._delete(queue, [ids], progress, only_failed=int(only_failed))
+        return self._delete(queue, ids, progress, only_failed=int(only_failed))
 
     def delete_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete waiting jobs that failed before."""
-        return self._delete(queue, self._pages(queue, "failed"), progress, only_failed=1)
+        return self._delete(queue, "failed", progress, only_failed=1)
 
     def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
-        return self._move("delete_dead", queue, [ids], progress, maximum=self._now())
+        return self._move("delete_dead", queue, ids, progress, maximum=self._now(queue))
 
     def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete the jobs that are dead now; jobs that die meanwhile stay."""
-        pages = self._pages(queue, "dead_ids")
-        return self._move("delete_dead", queue, pages, progress, maximum=self._now())
+        return self._move("delete_dead", queue, "dead_ids", progress, maximum=self._now(queue))
 
     def bury_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue."""
-        pages = self._pages(queue, "failed")
-        return self._move("bury", queue, pages, progress, only_failed=1, reason=b"")
+        return self._move("bury", queue, "failed", progress, only_failed=1, reason=b"")
 
     def bury(
         self,
@@ -173,60 +202,67 @@ class Actions:
         only_failed: bool = False,
     ) -> int:
         """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
-        return self._move("bury", queue, [ids], progress, only_failed=int(only_failed), reason=reason)
+        return self._move("bury", queue, ids, progress, only_failed=int(only_failed), reason=reason)
 
     def requeue(
         self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, force: bool = False
     ) -> int:
         """Move dead jobs back to the queue, due now (rule 4). Stale payloads move only with ``force``."""
-        return self._move("requeue", queue, [ids], progress, force=int(force), maximum="+inf")
+        return self._move("requeue", queue, ids, progress, force=int(force), maximum="+inf")
 
     def requeue_all(self, queue: QueueSpec, progress: Progress | None = None, force: bool = False) -> int:
         """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
-        now = self._now()
-        pages = self._pages(queue, "dead_ids")
-        return self._move("requeue", queue, pages, progress, force=int(force), maximum=now)
+        return self._move("requeue", queue, "dead_ids", progress, force=int(force), maximum=self._now(queue))
 
     # -- steps
 
-    def _pages(self, queue: QueueSpec, index: str) -> Iterator[list[str]]:
-        after: str | None = None
-        while True:
-            found, after = self._index.page(queue, (index,), Listing(limit=STEP, after=after))
-            yield [parse_id(entry.id) for entry in found]
-            if after is None:
-                return
+    def _now(self, queue: QueueSpec) -> str:
+        return number_text(ShardReads(self._client, queue).now())
 
-    def _now(self) -> str:
-        (time,) = self._client.commands([("TIME",)])
-        return number_text(seconds(time))
+    def _for_each_part(
+        self,
+        queue: QueueSpec,
+        ids: Ids,
+        progress: Progress | None,
+        change: Callable[[ShardRef, list[Value], Tally], None],
+    ) -> int:
+        """Change ids, or those of an index, by parts of a shard. Return the count of the tally."""
+        tally = ShardTally(self._client, progress)
+        reads = ShardReads(self._client, queue)
+        pages = [ids] if not isinstance(ids, str) else _ids_of(reads, ids)
+        for page in pages:
+            for shard, part in by_shard(queue, page).items():
+                with tally.of(shard):
+                    change(shard, part, tally)
+        tally.left_out |= reads.missing
+        return tally.total()
 
     def _move(
-        self, name: str, queue: QueueSpec, pages: Pages, progress: Progress | None, **condition: Value
+        self, name: str, queue: QueueSpec, ids: Ids, progress: Progress | None, **condition: Value
     ) -> int:
-        tally = Tally(progress)
         bounds = {"merge": queue.merge.value, "policy": queue.policy, "limit": STEP, "max_bytes": STEP_BYTES}
-        for shard, ids in _parts(queue, pages):
+
+        def move(shard: ShardRef, part: list[Value], tally: Tally) -> None:
             where = announcement(shard) if name != "bury" else {}
-            while ids:
+            while part:
                 tally.begin()
-                call = load(name).call(shard_keys(shard), ids[:STEP_IDS], **bounds, **condition, **where)
+                call = load(name).call(shard_keys(shard), part[:STEP_IDS], **bounds, **condition, **where)
                 dealt, moved, *orphans = self._client.call(call)
-                ids = ids[dealt:]
+                part = part[dealt:]
                 for buried in orphans:
                     self._end_calls(shard, buried, dead=True)
                 tally.add(moved)
-        return tally.count
 
-    def _delete(self, queue: QueueSpec, pages: Pages, progress: Progress | None, only_failed: int = 0) -> int:
-        tally = Tally(progress)
-        for shard, ids in _parts(queue, pages):
+        return self._for_each_part(queue, ids, progress, move)
+
+    def _delete(self, queue: QueueSpec, ids: Ids, progress: Progress | None, only_failed: int = 0) -> int:
+        def delete(shard: ShardRef, part: list[Value], tally: Tally) -> None:
             upto, cursor = b"", b""
-            while ids:
+            while part:
                 tally.begin()
                 call = load("delete").call(
                     shard_keys(shard),
-                    ids[:STEP_IDS],
+                    part[:STEP_IDS],
                     policy=queue.policy,
                     only_failed=only_failed,
                     upto=upto,
@@ -234,12 +270,13 @@ class Actions:
                     limit=STEP,
                 )
                 dealt, deleted, upto, cursor, orphans = self._client.call(call)
-                ids = ids[dealt:]
+                part = part[dealt:]
                 self._end_calls(shard, orphans, dead=False)
                 tally.add(deleted)
                 if not cursor:
                     upto = b""
-        return tally.count
+
+        return self._for_each_part(queue, ids, progress, delete)
 
     def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool, of: bytes | None = None) -> None:
         if self._left is None:
@@ -258,6 +295,6 @@ def _edit(
     return {**words, **added, "payload": payload, "replaced": int(other is not None), "other": other or b""}
 
 
-def _parts(queue: QueueSpec, pages: Pages) -> Iterator[tuple[ShardRef, list[Value]]]:
-    for ids in pages:
-        yield from by_shard(queue, ids).items()
+def _ids_of(reads: ShardReads, index: str) -> Iterator[list[str]]:
+    for page in read_pages(reads, (index,), Listing(limit=STEP)):
+        yield [parse_id(entry.id) for entry in page]

@@ -7,14 +7,22 @@ from collections.abc import Iterable
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.validators import is_whole
+from celery_lowkiq.store.inspect.pages import MAX_LIMIT, Listing, read_pages
+from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.registry import parse_layout
-from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import announcement, queue_key, shard_keys
-from celery_lowkiq.store.scripts.progress import Progress
+from celery_lowkiq.store.scripts.progress import Progress, ShardTally
+from celery_lowkiq.store.scripts.records import number_text, parse_id, parse_pause
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import Script, ScriptCall, Value, load
 
 from .actions import for_each_id
+
+
+def _is_paused(score: float) -> bool:
+    """Whether an entry of the index of paused and held ids is one of a paused id."""
+    return parse_pause(number_text(score).encode())[1] is not None
 
 
 @reads_replies
@@ -22,7 +30,8 @@ class Pausing:
     """Pauses and resumes. A job runs when its queue, its shard and its id are not paused.
 
     Every method may raise StoreError, or the Stop of ``progress``; repeating it is safe and completes what
-    was interrupted.
+    was interrupted. On a cluster, shards whose masters are away are left out, and ShardsAway raised at the
+    end.
     """
 
     def __init__(self, client: Client) -> None:
@@ -44,13 +53,18 @@ class Pausing:
         layout = parse_layout(stored)
         count = max(queue.shards, layout.count if layout else 0)
         script = load("apply_queue_pause")
-        applied = self._client.all(
+        shards = [ShardRef(queue.name, index) for index in range(count)]
+        applied = self._client.answers(
             [
                 script.call(shard_keys(shard), pause=pause, since=since, **announcement(shard))
-                for shard in (ShardRef(queue.name, index) for index in range(count))
+                for shard in shards
             ]
         )
-        return bool(changed or any(applied))
+        tally = ShardTally(self._client, None)
+        for shard, answer in zip(shards, applied, strict=True):
+            with tally.of(shard):
+                tally.add(*raise_refused([answer]))
+        return bool(tally.total() or changed)
 
     # -- a shard
 
@@ -89,6 +103,16 @@ class Pausing:
     def go_on(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Let held ids go on; what is dead stays in the morgue. Return the number of those that were held."""
         return self._switch_ids(load("hold_ids"), queue, ids, progress, wanted=False)
+
+    def resume_all_ids(self, queue: QueueSpec, progress: Progress | None = None) -> int:
+        """Resume all paused ids. Return the number of those that were paused."""
+        reads, tally = ShardReads(self._client, queue), ShardTally(self._client, progress)
+        for page in read_pages(reads, ("paused",), Listing(limit=MAX_LIMIT)):
+            ids = [parse_id(entry.id) for entry in page if _is_paused(entry.score)]
+            tally.begin()
+            tally.add_part(lambda ids=ids: self.resume_ids(queue, ids))  # type: ignore[misc]
+        tally.left_out |= reads.missing
+        return tally.total()
 
     def _switch_ids(
         self,

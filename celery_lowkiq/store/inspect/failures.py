@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.views import FailedJob, StoredGroup
 from celery_lowkiq.store.scripts.client import Client
@@ -14,6 +15,7 @@ from celery_lowkiq.store.scripts.records import pairs, parse_id, parse_moment
 from celery_lowkiq.store.scripts.replies import reads_replies
 
 from .pages import Listing
+from .shard_reads import ShardReads
 
 ABOUT = b"about:"
 #: Jobs that are read together.
@@ -27,9 +29,14 @@ class FailureReader:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def groups(self, queue: QueueSpec) -> list[StoredGroup]:
-        """Return the groups of failures, in no order, in one round trip; foreign data is skipped."""
-        (reply,) = self._client.commands([("HGETALL", failures_key(queue.name))])
+    def groups(self, queue: QueueSpec) -> list[StoredGroup] | None:
+        """Return the groups of failures, in no order, in one round trip; foreign data is skipped.
+
+        On a cluster, None while the queue's own master is away.
+        """
+        (reply,) = self._client.command_answers([("HGETALL", failures_key(queue.name))])
+        if isinstance(reply, StoreUnavailable):
+            return None
         stored = dict(reply.items() if isinstance(reply, dict) else pairs(reply))
         found = []
         for field, value in stored.items():
@@ -40,47 +47,53 @@ class FailureReader:
         return found
 
     def about(self, queue: QueueSpec, fingerprint: str) -> bytes | None:
-        """Return the description of a group."""
-        (found,) = self._client.commands([("HGET", failures_key(queue.name), ABOUT + fingerprint.encode())])
-        return found if found is None else bytes(found)
+        """Return the description of a group; on a cluster, None while the queue's own master is away."""
+        field = ABOUT + fingerprint.encode()
+        (found,) = self._client.command_answers([("HGET", failures_key(queue.name), field)])
+        return None if found is None or isinstance(found, StoreUnavailable) else bytes(found)
 
-    def count(self, queue: QueueSpec, *, dead: bool) -> int:
+    def count(self, reads: ShardReads, *, dead: bool) -> int:
         """Return the number of dead jobs, or of waiting ones that failed."""
-        return sum(self._counts(queue, _keys(dead)[0]))
+        return sum(_counts(reads, _keys(dead)[0]))
 
     def jobs(
-        self, queue: QueueSpec, *, dead: bool, since: float | None = None
+        self, reads: ShardReads, *, dead: bool, since: float | None = None
     ) -> Iterator[Sequence[FailedJob]]:
         """Yield the waiting jobs that failed, or the dead ones that died from ``since`` (Unix s) until now.
 
         They come shard by shard, in parts of at most PAGE.
         """
         index, _ = _keys(dead)
-        counts = self._counts(queue, index)
-        ((seconds, us),) = self._client.commands([("TIME",)])
+        counts = _counts(reads, index)
         listing = Listing(limit=PAGE)
         if dead:
-            listing = replace(listing, minimum=since, maximum=int(seconds) + int(us) / 1_000_000)
-        for shard, count in zip(queue.shard_refs(), counts, strict=True):
+            listing = replace(listing, minimum=since, maximum=reads.now())
+        for shard, count in zip(reads.shards, counts, strict=True):
             if count:
-                yield from self._jobs_of(shard, listing, dead)
+                yield from self._jobs_of(reads, shard, listing, dead)
 
-    def _counts(self, queue: QueueSpec, index: str) -> list[int]:
-        return self._client.commands([("ZCARD", shard_keys(one)[index]) for one in queue.shard_refs()])
-
-    def _jobs_of(self, shard: ShardRef, listing: Listing, dead: bool) -> Iterator[Sequence[FailedJob]]:
+    def _jobs_of(
+        self, reads: ShardReads, shard: ShardRef, listing: Listing, dead: bool
+    ) -> Iterator[Sequence[FailedJob]]:
         index, errors = _keys(dead)
-        keys = shard_keys(shard)
-        while found := pairs(self._client.call(listing.call(shard, index))):
+        names = (errors,) if dead else (errors, "tries")
+        while found := pairs(reads.calls([shard], [listing.call(shard, index)])[0] or []):
             ids = [job_id for job_id, _ in found]
-            names = (errors,) if dead else (errors, "tries")
-            stored = self._client.commands([("HMGET", keys[name], *ids) for name in names])
+            commands = [("HMGET", shard_keys(shard)[name], *ids) for name in names]
+            stored = reads.commands([shard] * len(names), commands)
+            if None in stored:
+                return
             times = [float(score) for _, score in found] if dead else map(_last_try, stored[1])
             jobs = zip(ids, times, stored[0], strict=True)
             yield [FailedJob(parse_id(job_id), at, error or b"") for job_id, at, error in jobs]
             if len(found) < listing.limit:
                 return
             listing = replace(listing, after=dump_position(float(found[-1][1]), ids[-1]))
+
+
+def _counts(reads: ShardReads, index: str) -> list[int]:
+    counts = reads.commands(reads.shards, [("ZCARD", shard_keys(one)[index]) for one in reads.shards])
+    return [count or 0 for count in counts]
 
 
 def _keys(dead: bool) -> tuple[str, str]:

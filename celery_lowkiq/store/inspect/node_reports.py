@@ -64,14 +64,11 @@ class NodeReports:
         On a cluster, the StoreUnavailable of a queue whose own master is away.
         """
         commands = [(("HVALS", history_key(queue.name, span)), ("TIME",)) for queue in queues]
-        found = self._replies([command for pair in commands for command in pair])
+        found = self._client.command_answers([command for pair in commands for command in pair])
         return [
             values if isinstance(values, StoreUnavailable) else parse_history(values, seconds(time), span)
             for values, time in zip(found[::2], found[1::2], strict=True)
         ]
-
-    def _replies(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self._client.execute(self._client.answer_steps(commands)) if commands else []
 
     def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner and its running batch, in three round trips.
@@ -83,7 +80,7 @@ class NodeReports:
         lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
         pause_reads = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
         moving_reads = [("ZCARD", shard_keys(shard)["moving"]) for shard in shards]
-        counters, time, *replies = self._replies(
+        counters, time, *replies = self._client.command_answers(
             [
                 ("HMGET", history_key(queue.name), *SHARDS_FIELDS),
                 ("TIME",),
@@ -102,17 +99,14 @@ class NodeReports:
         return tuple(
             _shard_report(reports, state, *told)
             if state.away is None and all(map(_is_there, told))
-            else ShardReport(state.shard.index, Stats(missing=1), away=self._queries.master_of(state.shard))
+            else ShardReport(state.shard.index, Stats(missing=1), away=self._client.master_name(state.shard))
             for state, *told in zip(states, *columns, strict=True)
         )
 
     def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
         """Return reports by owner; on a cluster, None when their master is away."""
-        try:
-            return {report.owner: report for report in read_reports(self._client, sorted(owners))}
-        except StoreUnavailable as error:
-            self._client.check_away([error])
-            return None
+        found = self._client.unless_away(lambda: read_reports(self._client, sorted(owners)))
+        return None if found is None else {report.owner: report for report in found}
 
     def is_limited(self, queue: QueueSpec) -> bool:
         """Return whether workers have just asked for tokens of the queue's rate limit."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.validators import invalid, is_whole, whole
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.jobs.scan import BEGINNING, Position, scan_call, scanned
-from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.cursors import dump_position, dump_scan, load_position, load_scan
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 from .merging import IndexEntry, filled, merged
+from .shard_reads import ShardReads
 
 #: Indexes of waiting jobs by their times.
 WAITING_INDEXES = ("due", "due_prioritized", "due_paused", "moving")
@@ -87,45 +87,54 @@ def check_limits(**limits: int) -> None:
             raise InvalidCall(invalid(name, value, whole(1, MAX_LIMIT).expected))
 
 
-class IndexReader:
-    """Reads pages. Every method may raise StoreError, and InvalidCall for an invalid cursor."""
+def read_page(
+    reads: ShardReads, indexes: Sequence[str], listing: Listing
+) -> tuple[list[IndexEntry], str | None]:
+    """Return a page merged over the indexes of all shards, and the position of the next page.
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    Raises StoreError, and InvalidCall for an invalid cursor.
+    """
+    places = filled(reads, indexes, listing)
+    entries = list(islice(merged(reads, places, listing, listing.limit), listing.limit))
+    full = len(entries) == listing.limit
+    return entries, dump_position(*entries[-1].position) if full else None
 
-    def page(
-        self, queue: QueueSpec, indexes: Sequence[str], listing: Listing
-    ) -> tuple[list[IndexEntry], str | None]:
-        """Return a page merged over the indexes of all shards, and the cursor of the next page."""
-        places = filled(self._client, queue.shard_refs(), indexes, listing)
-        entries = list(islice(merged(self._client, places, listing, listing.limit), listing.limit))
-        full = len(entries) == listing.limit
-        return entries, dump_position(*entries[-1].position) if full else None
 
-    def scan(self, queue: QueueSpec, listing: Listing) -> tuple[list[IndexEntry], str | None]:
-        """Return some waiting entries whose ids begin with ``prefix``, in no order, and the cursor to go on.
+def read_pages(reads: ShardReads, indexes: Sequence[str], listing: Listing) -> Iterator[list[IndexEntry]]:
+    """Yield all pages of a listing. Raises as :func:`read_page`."""
+    after = listing.after
+    while True:
+        entries, after = read_page(reads, indexes, replace(listing, after=after))
+        yield entries
+        if after is None:
+            return
 
-        The scan reads at most about ``10 * limit`` ids, even if few of them match. An index that has moved to
-        another server since the previous page is read from its beginning.
-        """
-        number, position = 0, BEGINNING
-        if listing.after is not None:
-            number, given = load_scan(listing.after)
-            position = Position(*given)
-        prefix, limit = id_bytes(listing.prefix), listing.limit
-        found: dict[bytes, IndexEntry] = {}
-        budget = 10 * limit
-        places = [(shard, index) for shard in queue.shard_refs() for index in WAITING_INDEXES]
-        while number < len(places) and len(found) < limit and budget > 0:
-            shard, index = places[number]
-            reply = self._client.call(scan_call(shard_keys(shard)[index], position, limit))
-            position, entries = scanned(reply)
-            found |= {
-                job_id: IndexEntry(float(score), job_id, shard)
-                for job_id, score in entries
-                if job_id.startswith(prefix)
-            }
+
+def read_scan(reads: ShardReads, listing: Listing) -> tuple[list[IndexEntry], str | None]:
+    """Return some waiting entries whose ids begin with ``prefix``, in no order, and the position to go on.
+
+    The scan reads at most about ``10 * limit`` ids, even if few of them match. An index that has moved to
+    another server since the previous page is read from its beginning. Raises as :func:`read_page`.
+    """
+    number, position = 0, BEGINNING
+    if listing.after is not None:
+        number, given = load_scan(listing.after)
+        position = Position(*given)
+    prefix, limit = id_bytes(listing.prefix), listing.limit
+    found: dict[bytes, IndexEntry] = {}
+    budget = 10 * limit
+    places = [(shard, index) for shard in reads.shards for index in WAITING_INDEXES]
+    while number < len(places) and len(found) < limit and budget > 0:
+        shard, index = places[number]
+        (reply,) = reads.calls([shard], [scan_call(shard_keys(shard)[index], position, limit)])
+        position, entries = scanned(reply) if reply is not None else (BEGINNING, [])
+        found |= {
+            job_id: IndexEntry(float(score), job_id, shard)
+            for job_id, score in entries
+            if job_id.startswith(prefix)
+        }
+        if reply is not None:
             budget -= max(len(entries), 1)
-            if not position.cursor:
-                number, position = number + 1, BEGINNING
-        return list(found.values()), dump_scan(number, *position) if number < len(places) else None
+        if not position.cursor:
+            number, position = number + 1, BEGINNING
+    return list(found.values()), dump_scan(number, *position) if number < len(places) else None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef
@@ -14,14 +14,15 @@ from celery_lowkiq.rules.views import (
     DeadJob,
     Found,
     HeldId,
-    Page,
     Paused,
     PausedId,
     SearchPage,
+    ShardsPage,
     ShardState,
     Stats,
     Try,
 )
+from celery_lowkiq.store.jobs.scan import scan
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import raise_refused
 from celery_lowkiq.store.scripts.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, queue_key, shard_keys
@@ -38,11 +39,14 @@ from celery_lowkiq.store.scripts.records import (
     shortened,
 )
 from celery_lowkiq.store.scripts.replies import reads_replies
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 from .merging import IndexEntry
-from .pages import LARGEST, WAITING_INDEXES, IndexReader, Listing
+from .pages import LARGEST, WAITING_INDEXES, Listing, read_page, read_scan
 from .searching import FingerprintOf, JobSearch, stored_fingerprint
+from .shard_reads import ShardReads
+
+T = TypeVar("T")
 
 #: Maximum bytes that a listing reads of one job's payloads (at least one payload).
 PEEK_BYTES = 256 * 1024
@@ -50,8 +54,6 @@ WHOLE = 2**31 - 1
 #: Largest fraction of a stored retry_count, which encodes the isolation of the job.
 FRACTION = 0.999999
 BY_ID = Listing()
-#: In place of the address of a slot's master.
-NO_MASTER = "a slot without a master"
 #: Scores in `paused` of ids that are paused: those that no death holds, and those that one holds, too.
 PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 
@@ -70,11 +72,13 @@ _MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
 @reads_replies
 class Queries:
-    """Listings of ordered queues. Every method may raise StoreError."""
+    """Listings of ordered queues. Every method may raise StoreError.
+
+    On a cluster, listings name the shards that they lack, since their masters are away.
+    """
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
-        self._index = IndexReader(store.client)
 
     # -- jobs
 
@@ -93,20 +97,34 @@ class Queries:
                     "by='id' has no order: reverse, minimum, maximum, state, age and failure go with "
                     "perform_in or retry_count"
                 )
-            entries, cursor = self._index.scan(queue, listing)
-            return SearchPage(self._jobs_of(entries, listing), cursor)
+            reads = ShardReads(self._client, queue, listing.after)
+            entries, cursor = read_scan(reads, listing)
+            jobs = self._jobs_of(reads, entries, listing)
+            return SearchPage(jobs, reads.cursor(cursor), reads.away)
         indexes, maximum = _indexes(listing, _JOB_INDEXES), listing.maximum
         if listing.by == "retry_count" and maximum is not None and math.isfinite(maximum):
             listing = replace(listing, maximum=math.floor(maximum) + FRACTION)
         if listing.by == "perform_in" and listing.pause:
             indexes = _FREE_INDEXES if listing.pause == "free" else _PAUSED_INDEXES
             indexes += ("moving",) if queue.former_shards is not None else ()
-        found = JobSearch(self._client, queue, False, fingerprint_of).page(indexes, listing)
-        return SearchPage(self._jobs_of(found.entries, listing), found.next, found.searched, found.total)
+        reads = ShardReads(self._client, queue, listing.after)
+        found = JobSearch(reads, False, fingerprint_of).page(indexes, listing)
+        jobs = self._jobs_of(reads, found.entries, listing)
+        return SearchPage(jobs, reads.cursor(found.next), reads.away, found.searched, found.total)
 
-    def _jobs_of(self, entries: Sequence[IndexEntry], listing: Listing) -> tuple[Job, ...]:
-        found = (_job(entry, reply) for entry, reply in self._peek(entries, WAITING_KEYS, listing))
+    def _jobs_of(self, reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> tuple[Job, ...]:
+        found = (_job(entry, reply) for entry, reply in _peek(reads, entries, WAITING_KEYS, listing))
         return tuple(job for job in found if job)
+
+    def waiting_of(self, shard: ShardRef, payload_limit: int) -> Iterator[Job]:
+        """Yield the waiting jobs of one shard, in no order; one may come twice."""
+        listing = Listing(payload_limit=payload_limit)
+        for index in WAITING_INDEXES:
+            for page in scan(self._client, shard_keys(shard)[index], listing.limit):
+                entries = [IndexEntry(float(score), job_id, shard) for job_id, score in page]
+                calls = _peeks(entries, WAITING_KEYS, listing)
+                found = (_job(e, reply) for e, (reply,) in zip(entries, self._client.all(calls), strict=True))
+                yield from (job for job in found if job)
 
     def has_job(self, queue: QueueSpec, job_id: str) -> bool:
         """Return whether a job of the id waits or runs."""
@@ -124,9 +142,11 @@ class Queries:
         if listing.by == "id" and _is_bounded(listing):
             raise InvalidCall("minimum and maximum go with by='updated_at'")
         indexes = _indexes(listing, _MORGUE_INDEXES)
-        page = JobSearch(self._client, queue, True, fingerprint_of).page(indexes, listing)
-        found = (_dead_job(entry, reply) for entry, reply in self._peek(page.entries, MORGUE_KEYS, listing))
-        return SearchPage(tuple(job for job in found if job), page.next, page.searched, page.total)
+        reads = ShardReads(self._client, queue, listing.after)
+        page = JobSearch(reads, True, fingerprint_of).page(indexes, listing)
+        found = (_dead_job(e, reply) for e, reply in _peek(reads, page.entries, MORGUE_KEYS, listing))
+        jobs = tuple(job for job in found if job)
+        return SearchPage(jobs, reads.cursor(page.next), reads.away, page.searched, page.total)
 
     def processing(
         self,
@@ -139,10 +159,13 @@ class Queries:
     ) -> SearchPage[Job]:
         """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
         listing = Listing(limit=limit, after=after, payload_limit=payload_limit)
-        found, cursor = self._index.page(queue, ("claimed",), listing)
-        records = self._client.commands([("HGET", shard_keys(m.shard)["processing"], m.id) for m in found])
+        reads = ShardReads(self._client, queue, after)
+        found, cursor = read_page(reads, ("claimed",), listing)
+        commands = [("HGET", shard_keys(m.shard)["processing"], m.id) for m in found]
+        records = reads.commands([m.shard for m in found], commands)
         jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
-        return SearchPage(tuple(shortened(job, payload_limit, payload_bytes) for job in jobs), cursor)
+        shown = tuple(shortened(job, payload_limit, payload_bytes) for job in jobs)
+        return SearchPage(shown, reads.cursor(cursor), reads.away)
 
     def job(
         self, queue: QueueSpec, job_id: str, payload_limit: int = 100, payload_bytes: int = WHOLE
@@ -155,27 +178,12 @@ class Queries:
         return found
 
     def _job_in(self, entry: IndexEntry, listing: Listing) -> Found:
-        ((_, waiting),) = self._peek([entry], WAITING_KEYS, listing)
-        ((_, dead),) = self._peek([entry], MORGUE_KEYS, listing)
+        places = [*_peeks([entry], WAITING_KEYS, listing), *_peeks([entry], MORGUE_KEYS, listing)]
+        (waiting,), (dead,) = self._client.all(places)
         (record,) = self._client.commands([("HGET", shard_keys(entry.shard)["processing"], entry.id)])
         running = parse_processing(entry.id, record) if record else None
         processing = shortened(running, listing.payload_limit, listing.payload_bytes) if running else None
         return Found(_job(entry, waiting), processing, _dead_job(entry, dead))
-
-    def _peek(
-        self, entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing
-    ) -> list[tuple[IndexEntry, list[Any]]]:
-        calls = [
-            load("peek").call(
-                KeyAliases(shard_keys(entry.shard), names),
-                [entry.id],
-                limit=listing.payload_limit,
-                max_bytes=PEEK_BYTES,
-                cut=listing.payload_bytes,
-            )
-            for entry in entries
-        ]
-        return [(entry, reply) for entry, (reply,) in zip(entries, self._client.all(calls), strict=True)]
 
     def tries(self, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
         """Return the last tries of a job, oldest first; foreign lines are skipped."""
@@ -210,48 +218,77 @@ class Queries:
         self._client.check_away(away)
         raise_refused([reply for reply in replies if not isinstance(reply, (ShardDamaged, StoreUnavailable))])
         return [
-            ShardState(shard, Stats(missing=1), LeaseState(), away=self.master_of(shard))
+            ShardState(shard, Stats(missing=1), LeaseState(), away=self._client.master_name(shard))
             if isinstance(reply, StoreUnavailable)
             else _state(shard, reply)
             for shard, reply in zip(shards, replies, strict=True)
         ]
 
-    def master_of(self, shard: ShardRef) -> str:
-        """Return the address of a shard's master, or that its slot has none."""
-        return self._client.master_of(shard) or NO_MASTER
-
     # -- pauses
 
     def paused(self, queue: QueueSpec) -> Paused:
-        """Return what is paused, in one round trip."""
-        keys = [shard_keys(shard) for shard in queue.shard_refs()]
-        (queue_since, *rest) = self._client.commands(
-            [
-                ("HGET", queue_key(queue.name), "paused"),
-                *(("HGET", key["meta"], "paused") for key in keys),
-                *(("ZCOUNT", key["paused"], *bounds) for key in keys for bounds in PAUSED_ALONE_OR_HELD),
-            ]
-        )
-        times = enumerate(rest[: len(keys)])
+        """Return what is paused, in one round trip.
+
+        On a cluster, shards tell of the queue's pause when its own master is away.
+        """
+        reads = ShardReads(self._client, queue)
+        keys = [shard_keys(shard) for shard in reads.shards]
+        commands = [
+            *(("HMGET", key["meta"], "paused", "queue_paused") for key in keys),
+            *(("ZCOUNT", key["paused"], *bounds) for key in keys for bounds in PAUSED_ALONE_OR_HELD),
+        ]
+        shards = [*reads.shards, *(shard for shard in reads.shards for _ in PAUSED_ALONE_OR_HELD)]
+        own = ("HGET", queue_key(queue.name), "paused")
+        *rest, queue_since = reads.commands([*shards, None], [*commands, own])
+        times = [told or (None, None) for told in rest[: len(keys)]]
+        if isinstance(queue_since, StoreUnavailable):
+            queue_since = min((since for _, since in times if since), key=float, default=None)
         return Paused(
             queue=float(queue_since) if queue_since else None,
-            shards={index: float(since) for index, since in times if since},
-            ids=sum(rest[len(keys) :]),
+            shards={index: float(since) for index, (since, _) in enumerate(times) if since},
+            ids=sum(count or 0 for count in rest[len(keys) :]),
+            away=reads.away,
         )
 
-    def paused_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[PausedId]:
+    def paused_ids(
+        self, queue: QueueSpec, *, limit: int = 100, after: str | None = None
+    ) -> ShardsPage[PausedId]:
         """Return a page of the paused ids, the longest paused first. Raises InvalidCall."""
         listing = Listing(limit=limit, after=after, minimum=0.0)
-        found, cursor = self._index.page(queue, ("paused",), listing)
-        return Page(tuple(PausedId(parse_id(entry.id), entry.score) for entry in found), cursor)
+        return self._ids(queue, listing, lambda entry: PausedId(parse_id(entry.id), entry.score))
 
-    def held_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> Page[HeldId]:
+    def held_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
         """Return a page of the ids that a death holds: the longest held first, then the ones that are paused,
         too. Raises InvalidCall.
         """
         listing = Listing(limit=limit, after=after, maximum=-1.0, reverse=True)
-        found, cursor = self._index.page(queue, ("paused",), listing)
-        return Page(tuple(map(_held_id, found)), cursor)
+        return self._ids(queue, listing, _held_id)
+
+    def _ids(self, queue: QueueSpec, listing: Listing, shown: Callable[[IndexEntry], T]) -> ShardsPage[T]:
+        reads = ShardReads(self._client, queue, listing.after)
+        found, cursor = read_page(reads, ("paused",), listing)
+        return ShardsPage(tuple(map(shown, found)), reads.cursor(cursor), reads.away)
+
+
+def _peeks(entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing) -> list[ScriptCall]:
+    return [
+        load("peek").call(
+            KeyAliases(shard_keys(entry.shard), names),
+            [entry.id],
+            limit=listing.payload_limit,
+            max_bytes=PEEK_BYTES,
+            cut=listing.payload_bytes,
+        )
+        for entry in entries
+    ]
+
+
+def _peek(
+    reads: ShardReads, entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing
+) -> Iterator[tuple[IndexEntry, list[Any]]]:
+    """What is stored of entries, but for those whose masters are away by now."""
+    replies = reads.calls([entry.shard for entry in entries], _peeks(entries, names, listing))
+    return ((entry, reply[0]) for entry, reply in zip(entries, replies, strict=True) if reply is not None)
 
 
 def _held_id(entry: IndexEntry) -> HeldId:

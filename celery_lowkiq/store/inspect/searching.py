@@ -10,14 +10,14 @@ from itertools import islice
 from typing import Any
 
 from celery_lowkiq.rules.fingerprints import read_mark
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.cursors import dump_position
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text, parse_pause
 
 from .merging import IndexEntry, filled, merged
-from .pages import WAITING_INDEXES, IndexReader, Listing
+from .pages import WAITING_INDEXES, Listing, read_page
+from .shard_reads import ShardReads
 
 #: Entries that are searched for a page, and that a step reads.
 SEARCHED, STEP = 5000, 1000
@@ -63,9 +63,8 @@ def _needs_search(listing: Listing, indexes: Sequence[str]) -> bool:
 class JobSearch:
     """Searches waiting jobs, or with ``dead`` those of the morgue. Methods may raise StoreError."""
 
-    def __init__(self, client: Client, queue: QueueSpec, dead: bool, fingerprint_of: FingerprintOf) -> None:
-        self._client = client
-        self._queue = queue
+    def __init__(self, reads: ShardReads, dead: bool, fingerprint_of: FingerprintOf) -> None:
+        self._reads = reads
         self._dead = dead
         self._fingerprint_of = fingerprint_of
 
@@ -74,13 +73,13 @@ class JobSearch:
         listing = _narrowed(listing)
         if _needs_search(listing, indexes):
             return self._search(indexes, listing)
-        entries, cursor = IndexReader(self._client).page(self._queue, indexes, listing)
+        entries, cursor = read_page(self._reads, indexes, listing)
         within = [one for one in entries if _begins(one, listing)]
         return Matching(within, cursor if len(within) == len(entries) else None)
 
     def _search(self, indexes: Sequence[str], listing: Listing) -> Matching:
-        places = filled(self._client, self._queue.shard_refs(), indexes, listing)
-        entries = merged(self._client, places, listing, STEP)
+        places = filled(self._reads, indexes, listing)
+        entries = merged(self._reads, places, listing, STEP)
         found: list[IndexEntry] = []
         last, searched, ended = None, 0, False
         while not ended and searched < SEARCHED and len(found) < listing.limit:
@@ -119,13 +118,16 @@ class JobSearch:
             yield next((float(score) for score in scores if score is not None), math.nan)
 
     def _fields(self, entries: list[IndexEntry], command: str, key: str) -> list[Any]:
-        """A value of each entry's id, in one round trip."""
+        """A value of each entry's id, in one round trip; None in a shard whose master is away."""
         by_shard: dict[ShardRef, list[bytes]] = defaultdict(list)
         for entry in entries:
             by_shard[entry.shard].append(entry.id)
         commands = [(command, shard_keys(shard)[key], *ids) for shard, ids in by_shard.items()]
-        replies = self._client.commands(commands)
-        values = {shard: iter(reply) for shard, reply in zip(by_shard, replies, strict=True)}
+        replies = self._reads.commands(list(by_shard), commands)
+        values = {
+            shard: iter(reply if reply is not None else [None] * len(by_shard[shard]))
+            for shard, reply in zip(by_shard, replies, strict=True)
+        }
         return [next(values[entry.shard]) for entry in entries]
 
 

@@ -108,21 +108,17 @@ class Registry:
     def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues with their stored numbers of shards, or as declared, in one round trip.
 
-        Raises StoreError.
+        On a cluster, as its shards say when the master with the key of a queue is away. Raises StoreError.
         """
-        found = self._client.commands([_stored_shards(queue) for queue in queues])
-        return [
-            queue.with_layout(parse_layout(stored) or queue.layout)
-            for queue, stored in zip(queues, found, strict=True)
-        ]
+        return self._with_layouts(queues, self._client.command_answers(list(map(_stored_shards, queues))))
 
     def as_known(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues as :meth:`as_stored` does; as declared also when the key of a queue has the wrong
-        type.
-
-        On a cluster, as its shards say when the master with the key of a queue is away. Raises StoreError.
+        type. Raises StoreError.
         """
-        found = self._client.readable_here([_stored_shards(queue) for queue in queues])
+        return self._with_layouts(queues, self._client.readable_here(list(map(_stored_shards, queues))))
+
+    def _with_layouts(self, queues: Sequence[QueueSpec], found: Sequence[Any]) -> list[QueueSpec]:
         return [
             self._as_shards_say(queue)
             if isinstance(stored, StoreUnavailable)

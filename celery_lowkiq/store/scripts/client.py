@@ -25,6 +25,9 @@ from .steps import Pause, Send, Step, Steps, execute
 
 T = TypeVar("T")
 
+#: In place of the address of a slot's master.
+NO_MASTER = "a slot without a master"
+
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
 #: Maximum number of attempts to load a script that the server evicts before it runs.
@@ -71,6 +74,14 @@ class Client:
         """Return the address of the server that stores a shard; None for a slot without a master."""
         return self.address()
 
+    def master_name(self, shard: ShardRef) -> str:
+        """Return the address of a shard's master, or that its slot has none."""
+        return self.master_of(shard) or NO_MASTER
+
+    def is_away(self, shard: ShardRef) -> bool:
+        """Whether, on a cluster, a shard's master has not answered lately."""
+        return False
+
     def apart(self) -> redis.Redis:
         """Return a client with its own pool, for a subscription; close it. Raises RedisError when Redis is
         loading, since it accepts subscriptions then.
@@ -111,6 +122,14 @@ class Client:
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
+
+    def unless_away(self, read: Callable[[], T]) -> T | None:
+        """Return what ``read`` returns; on a cluster, None when it needs a master that is away."""
+        try:
+            return read()
+        except StoreUnavailable as error:
+            self.check_away([error])
+            return None
 
     # -- scripts and commands
 
@@ -180,6 +199,13 @@ class Client:
         self.check_away(replies)
         raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
         return replies
+
+    def command_answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run commands in one round trip. Raises StoreError.
+
+        On a cluster, the StoreUnavailable of a master that is away stays a reply.
+        """
+        return self.execute(self.answer_steps(commands)) if commands else []
 
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""

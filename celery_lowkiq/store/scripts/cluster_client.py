@@ -84,6 +84,11 @@ class ClusterClient(Client):
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
         return address and _text(address)
 
+    def is_away(self, shard: ShardRef) -> bool:
+        """Whether a shard's master has not answered lately, or its slot has none. Raises StoreError."""
+        address = self._map()[slot_of(shard_keys(shard)["meta"])]
+        return address is None or address in self.cluster.away
+
     def _map(self) -> Sequence[Address | None]:
         try:
             return self.cluster.slots()

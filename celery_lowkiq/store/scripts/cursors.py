@@ -6,13 +6,17 @@ import base64
 import binascii
 import math
 import re
+from collections.abc import Collection
 
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.layout import MAX_SHARDS
 
 from .records import number_text
 
 #: Largest cursor of Redis, a number of 64 bits.
 LAST_SCAN = 2**64 - 1
+#: Before the shards that the pages until a cursor lack.
+MISSING = "~"
 _RUN_ID = re.compile("[0-9a-zA-Z]{1,64}")
 
 
@@ -24,7 +28,7 @@ def dump_position(score: float, job_id: bytes) -> str:
 def load_position(cursor: str) -> tuple[float, bytes]:
     """Decode the cursor after a member of a sorted index. Raises InvalidCall."""
     try:
-        text, _, job_id = base64.urlsafe_b64decode(cursor.encode()).partition(b" ")
+        text, _, job_id = base64.urlsafe_b64decode(_place(cursor).encode()).partition(b" ")
         score = float(text)
         if math.isnan(score):
             raise ValueError(text)
@@ -40,13 +44,36 @@ def dump_scan(place: int, cursor: int, server: str) -> str:
 
 def load_scan(text: str) -> tuple[int, tuple[int, str]]:
     """Decode the cursor of a scan. Raises InvalidCall."""
-    place, _, rest = text.partition(".")
+    place, _, rest = _place(text).partition(".")
     cursor, _, server = rest.partition(".")
     if not (_is_number(place, 15) and _is_number(cursor, 20) and int(cursor) <= LAST_SCAN):
         raise _not_a_cursor(text)
     if server and not _RUN_ID.fullmatch(server):
         raise _not_a_cursor(text)
     return int(place), (int(cursor), server)
+
+
+def dump_missing(cursor: str, shards: Collection[int]) -> str:
+    """Add to a cursor which shards the pages until there lack."""
+    bits = sum(1 << index for index in shards)
+    text = base64.urlsafe_b64encode(bits.to_bytes(max(shards) // 8 + 1, "little")).decode()
+    return f"{cursor}{MISSING}{text}"
+
+
+def load_missing(cursor: str) -> frozenset[int]:
+    """Decode which shards the pages until a cursor lack. Raises InvalidCall."""
+    _, _, text = cursor.partition(MISSING)
+    try:
+        bits = int.from_bytes(base64.urlsafe_b64decode(text.encode()), "little")
+    except (ValueError, binascii.Error):
+        raise _not_a_cursor(cursor) from None
+    if bits.bit_length() > MAX_SHARDS:
+        raise _not_a_cursor(cursor)
+    return frozenset(index for index in range(bits.bit_length()) if bits >> index & 1)
+
+
+def _place(cursor: str) -> str:
+    return cursor.partition(MISSING)[0]
 
 
 def load_place(text: str) -> int:

@@ -26,19 +26,21 @@ except ImportError:
 
 #: Commands of this many bytes are sent while the next ones are packed: more than 1,000 small jobs.
 PART_BYTES = 64 * 1024
-#: Commands whose replies redis-py does not change.
-SCRIPTS = {"EVALSHA"}
+#: Scripts, and commands of which reads of many shards send many; and those whose replies redis-py changes.
+SENT_HERE = {"EVALSHA", "HGET", "HMGET", "TIME", "ZCARD", "ZCOUNT", "ZMSCORE"}
+CHANGED = {"TIME", "ZMSCORE"}
 Command = tuple[Any, ...]
 
 
 def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | None:
-    """Send scripts in one round trip, and return their replies; that of a refused one is its error.
+    """Send commands in one round trip, and return their replies; that of a refused one is its error.
 
     As redis-py does, repeats all of them when the connection is lost. None: nothing was sent, since something
-    observes redis-py, or the commands are no scripts. Raises RedisError.
+    observes redis-py, or the commands are not all SENT_HERE. Raises RedisError.
     """
     pool = client.connection_pool
-    if not isinstance(pool, KeepingPool) or {command[0] for command in commands} != SCRIPTS:
+    names = {command[0] for command in commands}
+    if not isinstance(pool, KeepingPool) or not names <= SENT_HERE:
         return None
     kept = pool.take_kept()
     if kept is None:
@@ -51,7 +53,16 @@ def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | No
         pool.release(kept.connection)
         raise
     pool.keep(kept)
+    if names & CHANGED:
+        return [_changed(client, *each) for each in zip(commands, replies, strict=True)]
     return replies
+
+
+def _changed(client: redis.Redis, command: Command, reply: Any) -> Any:
+    """A reply as redis-py returns it."""
+    if command[0] not in CHANGED or isinstance(reply, exceptions.ResponseError):
+        return reply
+    return client.response_callbacks[command[0]](reply)
 
 
 def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:

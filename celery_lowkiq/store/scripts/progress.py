@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
+from celery_lowkiq.rules.errors import ShardsAway, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
+from .client import Client
 from .records import id_bytes
 from .script import Value
 
@@ -38,6 +41,42 @@ class Tally:
                 self._progress(self.count)
             except Stop as stop:
                 self._stop = stop
+
+
+class ShardTally(Tally):
+    """Counts steps in shards. On a cluster, the other shards go on when the master of one is away."""
+
+    def __init__(self, client: Client, progress: Progress | None) -> None:
+        super().__init__(progress)
+        self._client = client
+        #: Shards that were left out, with the addresses of their masters.
+        self.left_out: dict[ShardRef, str] = {}
+
+    @contextmanager
+    def of(self, shard: ShardRef) -> Iterator[None]:
+        """Leave a shard out from where its master is away. Raises StoreError otherwise, and on one server."""
+        try:
+            yield
+        except StoreUnavailable as error:
+            if isinstance(error, StoreFull):
+                raise
+            self._client.check_away([error])
+            self.left_out[shard] = self._client.master_name(shard)
+
+    def add_part(self, act: Callable[[], int]) -> None:
+        """Do a part of the change, whose progress is its own, and add what it returns."""
+        try:
+            count = act()
+        except ShardsAway as error:
+            count = error.count
+            self.left_out |= error.shards
+        self.add(count)
+
+    def total(self) -> int:
+        """Return the count. Raises ShardsAway when shards were left out."""
+        if self.left_out:
+            raise ShardsAway(self.count, self.left_out)
+        return self.count
 
 
 def by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:
