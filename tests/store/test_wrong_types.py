@@ -409,16 +409,23 @@ class Keys:
 
 
 READ = {
-    b"string": lambda client, key: client.get(key),
-    b"list": lambda client, key: client.lrange(key, 0, -1),
-    b"hash": lambda client, key: client.hgetall(key),
-    b"zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
+    b"string": lambda commands, key: commands.get(key),
+    b"list": lambda commands, key: commands.lrange(key, 0, -1),
+    b"hash": lambda commands, key: commands.hgetall(key),
+    b"zset": lambda commands, key: commands.zrange(key, 0, -1, withscores=True),
 }
 
 
 def everything(client):
     """Not as dumped: a look may put the fields of a hash in another order."""
-    return {key: READ[client.type(key)](client, key) for key in client.scan_iter()}
+    names = list(client.scan_iter())
+    with client.pipeline(transaction=False) as commands:
+        for name in names:
+            commands.type(name)
+        types = commands.execute()
+        for name, type_ in zip(names, types, strict=True):
+            READ[type_](commands, name)
+        return dict(zip(names, commands.execute(), strict=True))
 
 
 def test_every_script_is_tried():
