@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests of worker processes wait for most of their time: those of the store and pure ones use it meanwhile.
+    """Tests of worker processes mostly wait: those of the store and pure ones use the time.
 
     They stand between modules, whose fixtures they leave alone.
     """
