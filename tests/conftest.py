@@ -38,6 +38,23 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 RANDOM_MINUTES = float(os.environ.get("LOWKIQ_RANDOM_MINUTES", "0"))
 random_tests = 0
 Rounds = Callable[[int], Iterator[int]]
+#: Folders whose tests share a worker: one process starts it, not each.
+IN_ONE_PROCESS = ("tests/features/", "tests/flower/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """``pytest -n``: a test goes to the process that is free, all of a folder of ``IN_ONE_PROCESS`` to one.
+
+    Not by the mark ``xdist_group``, which has no effect with pytest 9.2 and xdist 3.8.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in IN_ONE_PROCESS if nodeid.startswith(folder)), nodeid)
+
+    return ByFolder(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -23,11 +23,6 @@ from tests.waiting import eventually
 from tests.worker.nodes import Worker, worker
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Where tests run in several processes, one of them starts the worker."""
-    item.add_marker(pytest.mark.xdist_group("features"))
-
-
 class Features:
     """The running worker, and what its tasks noted."""
 

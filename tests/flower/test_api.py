@@ -7,9 +7,6 @@ import pytest
 from tests.flower.conftest import tasks
 from tests.waiting import eventually
 
-#: Where tests run in several processes, one of them starts the worker and Flower.
-pytestmark = pytest.mark.xdist_group("flower")
-
 
 def task(site, task_id, state):
     """What Flower's API says of a call, once that is in the state."""

@@ -16,9 +16,6 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.flower.processes import flower
 from tests.waiting import eventually
 
-#: Where tests run in several processes, one of them starts the worker and Flower.
-pytestmark = pytest.mark.xdist_group("flower")
-
 EVIL = '<img src=x onerror="alert(1)">'
 
 
