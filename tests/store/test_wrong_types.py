@@ -27,7 +27,7 @@ from celery_lowkiq.store.scripts.keys import (
 from celery_lowkiq.store.scripts.script import PROBES, load, lua_files
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
-from .helpers import ONE, SHARD, claim, end, push, take
+from .helpers import ONE, SHARD, claim, end, everything, push, take
 
 SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
 ANNOUNCED = {"channel": "c", "index": 0}
@@ -406,26 +406,6 @@ class Keys:
         if name in TRACKER_KEYS:
             return TrackerKeys(TRACKER)[name]
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
-
-
-READ = {
-    b"string": lambda commands, key: commands.get(key),
-    b"list": lambda commands, key: commands.lrange(key, 0, -1),
-    b"hash": lambda commands, key: commands.hgetall(key),
-    b"zset": lambda commands, key: commands.zrange(key, 0, -1, withscores=True),
-}
-
-
-def everything(client):
-    """Not as dumped: a look may put the fields of a hash in another order."""
-    names = list(client.scan_iter())
-    with client.pipeline(transaction=False) as commands:
-        for name in names:
-            commands.type(name)
-        types = commands.execute()
-        for name, type_ in zip(names, types, strict=True):
-            READ[type_](commands, name)
-        return dict(zip(names, commands.execute(), strict=True))
 
 
 def test_every_script_is_tried():
