@@ -24,7 +24,7 @@ CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 #: What the test command leaves out; each has a session of its own.
 ELSEWHERE = "not full and not chaos and not browser"
 #: One more than cores of a small machine: many tests wait for processes.
-PARALLEL = ("-n", "3", "--dist", "loadgroup")
+PARALLEL = ("-n", "3")
 #: Minutes that `full` gives to tests whose cases are random, when `--minutes` does not say.
 RANDOM_MINUTES = 5.0
 HERE = Path(__file__).parent

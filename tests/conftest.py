@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,37 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 RANDOM_MINUTES = float(os.environ.get("LOWKIQ_RANDOM_MINUTES", "0"))
 random_tests = 0
 Rounds = Callable[[int], Iterator[int]]
+#: Folders whose tests share a worker: one process starts it, not each.
+IN_ONE_PROCESS = ("tests/features/", "tests/flower/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """``pytest -n``: a test goes to the process that is free, all of a folder of ``IN_ONE_PROCESS`` to one.
+
+    Not by the mark ``xdist_group``, which has no effect with pytest 9.2 and xdist 3.8.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFolder(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((folder for folder in IN_ONE_PROCESS if nodeid.startswith(folder)), nodeid)
+
+    return ByFolder(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which then leaves out what lives as long as the process.
+
+    It would look through all tests whenever a node in this process starts.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)
@@ -49,6 +82,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)) or item.path.is_relative_to(model):
             item.add_marker(pytest.mark.timeout(0))
     random_tests = sum("rounds" in getattr(item, "fixturenames", ()) for item in items)
+    items[:] = _spread(items)
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests of worker processes mostly wait: those of the store and pure ones use the time.
+
+    They stand between modules, whose fixtures they leave alone.
+    """
+    waiting = {item: None for item in items if "start_worker" in getattr(item, "fixturenames", ())}
+    others = (item for item in items if item not in waiting)
+    modules = [list(tests) for _, tests in itertools.groupby(others, lambda item: item.path)]
+    quick = [tests for tests in modules if tests[0].path.parent.name in ("store", "unit")]
+    if not quick:
+        return items
+    for number, item in enumerate(waiting):
+        quick[number * len(quick) // len(waiting)].append(item)
+    return [item for tests in modules for item in tests]
 
 
 @pytest.fixture

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import configparser
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from celery_lowkiq.integration.task.unsupported import REFUSED
 from tests.docs import tables
+from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (
@@ -66,19 +64,11 @@ def sync_order(payloads_by_id): ...
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_python_blocks_of_each_page_run(path, redis_server):
+def test_python_blocks_of_each_page_run(path, empty_redis, tmp_path):
     """In a process of their own: tasks without an app belong to every app that is made later."""
-    environ = {
-        **os.environ,
-        "CELERY_BROKER_URL": redis_server.url,
-        "PYTHONPATH": str(ROOT),
-        "ORDERS_KEY": "x" * 32,
-    }
-    code = "\n".join([GIVEN, *blocks(path)])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
+    environ = {"CELERY_BROKER_URL": empty_redis.url, "ORDERS_KEY": "x" * 32}
+    status, _, errors = run_script("\n".join([GIVEN, *blocks(path)]), tmp_path, **environ)
+    assert status == 0, errors
 
 
 def test_the_recurring_calls_come_at_each_quarter_of_an_hour():

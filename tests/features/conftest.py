@@ -1,4 +1,7 @@
-"""One server, one worker and one app for all feature tests of a process; a test keeps to ids of its own."""
+"""One server, one worker and one app for all feature tests of a process; a test keeps to ids of its own.
+
+They end with the last of these tests: an idle worker would take time from all tests that follow.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class Features:
         return contextlib.nullcontext()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def features(tmp_path_factory: pytest.TempPathFactory, session_server: EmbeddedServer) -> Iterator[Features]:
     directory = tmp_path_factory.mktemp("features")
     with contextlib.ExitStack() as stack:
@@ -89,7 +92,7 @@ def features(tmp_path_factory: pytest.TempPathFactory, session_server: EmbeddedS
     app.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def session_server() -> Iterator[EmbeddedServer]:
     """Not the one that other tests empty."""
     with EmbeddedServer(executable=os.environ.get("LOWKIQ_TEST_SERVER") or None) as server:

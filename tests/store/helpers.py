@@ -96,3 +96,24 @@ def listening(store: RedisStore) -> Iterator[Callable[[], tuple[ShardRef, float 
         yield heard
     finally:
         subscription.close()
+
+
+#: How a key of each type is read.
+READ = {
+    b"string": lambda commands, key: commands.get(key),
+    b"list": lambda commands, key: commands.lrange(key, 0, -1),
+    b"hash": lambda commands, key: commands.hgetall(key),
+    b"zset": lambda commands, key: commands.zrange(key, 0, -1, withscores=True),
+}
+
+
+def everything(client):
+    """Not as dumped: a look may put the fields of a hash in another order."""
+    names = list(client.scan_iter())
+    with client.pipeline(transaction=False) as commands:
+        for name in names:
+            commands.type(name)
+        types = commands.execute()
+        for name, type_ in zip(names, types, strict=True):
+            READ[type_](commands, name)
+        return dict(zip(names, commands.execute(), strict=True))

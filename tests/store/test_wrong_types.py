@@ -27,7 +27,7 @@ from celery_lowkiq.store.scripts.keys import (
 from celery_lowkiq.store.scripts.script import PROBES, load, lua_files
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
-from .helpers import ONE, SHARD, claim, end, push, take
+from .helpers import ONE, SHARD, claim, end, everything, push, take
 
 SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
 ANNOUNCED = {"channel": "c", "index": 0}
@@ -406,19 +406,6 @@ class Keys:
         if name in TRACKER_KEYS:
             return TrackerKeys(TRACKER)[name]
         return of_queues.get(name) or shard_keys(SHARD)[BOUND.get(name, name)]
-
-
-READ = {
-    b"string": lambda client, key: client.get(key),
-    b"list": lambda client, key: client.lrange(key, 0, -1),
-    b"hash": lambda client, key: client.hgetall(key),
-    b"zset": lambda client, key: client.zrange(key, 0, -1, withscores=True),
-}
-
-
-def everything(client):
-    """Not as dumped: a look may put the fields of a hash in another order."""
-    return {key: READ[client.type(key)](client, key) for key in client.scan_iter()}
 
 
 def test_every_script_is_tried():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
-from celery_lowkiq.embedded import EmbeddedServer
+from tests.scripts import run_script
 
 PROGRAM = """
 import threading
@@ -35,12 +32,17 @@ thread.join()
 """
 
 
-def says(server: EmbeddedServer, before: str = "", options: str = "") -> str:
+@pytest.fixture
+def says(empty_redis, tmp_path):
     """What a thread of such a process says."""
-    program = PROGRAM.format(url=server.url, before=before, options=options)
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert found.stderr == ""
-    return found.stdout.strip()
+
+    def says(before="", options=""):
+        program = PROGRAM.format(url=empty_redis.url, before=before, options=options)
+        status, said, errors = run_script(program, tmp_path)
+        assert (status, errors) == (0, "")
+        return said.strip()
+
+    return says
 
 
 @pytest.mark.parametrize(
@@ -53,18 +55,18 @@ def says(server: EmbeddedServer, before: str = "", options: str = "") -> str:
         ("", ", app=app"),
     ],
 )
-def test_a_task_that_was_bound_once_is_called_from_any_thread(redis_server, before, options):
+def test_a_task_that_was_bound_once_is_called_from_any_thread(says, before, options):
     """F3: Celery's current app is of a thread."""
-    assert says(redis_server, before, options) == "proj 1"
+    assert says(before, options) == "proj 1"
 
 
 @pytest.mark.parametrize(
     "before",
     ["", "other = Celery('other', broker='redis://'); other.finalize(); app.finalize()"],
 )
-def test_a_thread_without_an_app_is_told_what_to_do(redis_server, before):
+def test_a_thread_without_an_app_is_told_what_to_do(says, before):
     """F3: neither a task that no app has bound, nor one of several apps, is anybody's in such a thread."""
-    said = says(redis_server, before)
+    said = says(before)
     assert said.startswith(
         "ConfigurationError: this thread has no current Celery app: call app.set_default()"
     )

@@ -15,7 +15,7 @@ from celery._state import _task_stack, get_current_worker_task
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE, CacheBackend
 from celery.worker import state
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
@@ -25,6 +25,7 @@ from celery_lowkiq.integration.runs.log_filter import BatchFilter
 from celery_lowkiq.integration.runs.observers import RunObservers
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Lease, Recorded, ShardRef
+from tests.marks import examples
 from tests.unit.functions import ENDS, MIDDLEWARES, OPTIONS, STEPS, adds_links, deletes, own, writes_first
 from tests.unit.lanes import Reader, TrackerStore, job
 
@@ -263,7 +264,8 @@ def traced(monkeypatch):
     return play
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.random
+@examples(150)
 @given(plan=PLANS)
 @example(plan=Plan("bound", [adds_links], "returns a value", {}, [], logs=False, headers={}))
 @example(plan=Plan("bound", [deletes], "returns a value", {}, [], logs=False))

@@ -16,7 +16,6 @@ from tests.waiting import eventually
 from tests.worker.users import users_pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.xdist_group("testing")
 
 WAIT = 30
 

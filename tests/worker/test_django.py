@@ -7,7 +7,6 @@ import pytest
 from tests.worker.users import users_pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.xdist_group("testing")
 
 SETTINGS = """
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}

@@ -10,7 +10,7 @@ import pytest
 from tests.worker.users import users_pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = [pytest.mark.full, pytest.mark.xdist_group("testing")]
+pytestmark = pytest.mark.full
 
 PROJECT = """
 from celery import Celery

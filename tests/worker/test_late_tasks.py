@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tests.worker.users import ROOT, users_pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = [pytest.mark.usefixtures("root_level"), pytest.mark.xdist_group("testing")]
+pytestmark = pytest.mark.usefixtures("root_level")
 
 CONFIG = """
 import pytest

@@ -98,33 +98,41 @@ def test_failures_are_retried_and_then_die(app, start_worker, ledger):
     assert error == dead.error
 
 
-@pytest.mark.parametrize(
-    "what, runs, processed, failed, dead, error",
-    [
-        ("ok", 1, 1, 0, 0, None),
-        ("retry", 2, 0, 2, 1, "KeyError: 'again'"),
-        ("ignore", 1, 1, 0, 0, None),
-        ("reject", 1, 0, 1, 1, "Reject: not mine"),
-        ("requeue", 2, 1, 0, 0, None),
-        ("memory", 2, 0, 2, 1, "MemoryError: too much"),
-    ],
-)
-def test_what_an_outcome_does(app, start_worker, ledger, what, runs, processed, failed, dead, error):
-    outcome = app.tasks["outcome"]
-    outcome.delay("1", what)
+#: How a run ends, and what that adds: runs, processed, failed and dead jobs, and the error of the dead one.
+OUTCOMES = {
+    "ok": (1, 1, 0, 0, None),
+    "retry": (2, 0, 2, 1, "KeyError: 'again'"),
+    "ignore": (1, 1, 0, 0, None),
+    "reject": (1, 0, 1, 1, "Reject: not mine"),
+    "requeue": (2, 1, 0, 0, None),
+    "memory": (2, 0, 2, 1, "MemoryError: too much"),
+}
+
+
+def test_what_an_outcome_does(app, start_worker, ledger):
+    """One after the other, in one worker."""
+    outcome, before = app.tasks["outcome"], (0, 0, 0)
     start_worker()
-    ledger.wait_for("run", runs)
-    eventually(
-        lambda: (
-            outcome.ordered_queue.stats().processed + outcome.ordered_queue.stats().failed
-            == processed + failed
-        )
-    )
-    stats = settled(outcome)
-    assert (stats.processed, stats.failed, stats.morgue_length) == (processed, failed, dead)
-    assert len(ledger.lines("run")) == runs
-    if dead:
-        assert last_error_line(outcome.ordered_queue.morgue().items[0].error) == error
+    for what, (runs, *added, error) in OUTCOMES.items():
+        expected = tuple(map(sum, zip(before, added, strict=True)))
+        outcome.delay(what, what)
+        wait_for_ends(outcome, sum(expected[:2]))
+        assert counts(outcome) == expected, what
+        assert len([run for run in ledger.lines("run") if run["id"] == what]) == runs, what
+        dead = [job for job in outcome.ordered_queue.morgue().items if job.id == what]
+        assert [last_error_line(job.error) for job in dead] == [error] * (error is not None), what
+        before = expected
+
+
+def wait_for_ends(task, count):
+    eventually(lambda: sum(counts(task)[:2]) == count)
+    settled(task)
+
+
+def counts(task):
+    """Processed, failed and dead jobs."""
+    stats = task.ordered_queue.stats()
+    return stats.processed, stats.failed, stats.morgue_length
 
 
 def test_a_base_exception_of_the_function_is_a_failed_run(app, start_worker, ledger):

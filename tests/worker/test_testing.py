@@ -14,7 +14,6 @@ from celery_lowkiq.store.scripts.script import load
 from tests.worker.users import ROOT, users_pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.xdist_group("testing")
 
 PROJECT = """
 from celery import Celery

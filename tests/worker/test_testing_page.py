@@ -13,7 +13,6 @@ from tests.worker.nodes import ProcessContainer
 from tests.worker.users import ROOT, users_pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.xdist_group("testing")
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 PROJECT = """
