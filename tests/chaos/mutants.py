@@ -162,7 +162,7 @@ MUTANTS = {
 #: between a release and the next look.
 OF_THE_STORE = {
     "no look at which server it is": value(
-        watching.LeaseWatch, "_released", lambda self: not self.seen.owner
+        watching.LeaseWatch, "released", lambda self: not self.seen.owner
     ),
     "a settle that ignores the claim's number": script(
         "settle.lua", "if numbers[i] == claim then", "if numbers[i] then"

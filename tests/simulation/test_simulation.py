@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from celery_lowkiq.rules import lease_watch as rules
+from celery_lowkiq.rules.balance import Member
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.worker.exclusion import Cooperative
@@ -100,25 +101,41 @@ def test_a_dead_nodes_shards_are_taken_as_soon_as_if_its_leases_were_always_read
     assert max(taken_after(seed) for seed in range(first, first + 20)) < AT_MOST
 
 
+@pytest.mark.parametrize("begins", [0.1, 0.6, 1.0])
+def test_a_node_that_begins_meanwhile_does_not_keep_others_from_taking_them(begins):
+    """It has its share of the shards by then, and would have to watch their leases first."""
+    assert max(taken_after(seed, begins) for seed in range(10)) < AT_MOST
+
+
+def test_a_share_that_is_kept_for_a_node_that_has_just_begun_is_found():
+    with patched(Member, "is_new", value=lambda self, now, lease_seconds: False):
+        assert max(taken_after(seed, 0.6) for seed in range(3)) > AT_MOST
+
+
 def test_a_wait_that_begins_when_leases_are_read_is_found():
     with patched(LeaseWatch, "_unchanged_since", value=lambda self, state, now, heartbeat: now):
         assert max(taken_after(seed) for seed in range(20)) > AT_MOST
 
 
-def taken_after(seed, lease_seconds=1.0):
-    """Lease times until all shards of a node that dies have another owner."""
+def taken_after(seed, begins=None, lease_seconds=1.0):
+    """Lease times until all shards of a node that dies have another owner; one ``begins`` in its place."""
     with simulated() as threading:
         world, queue = World(seed), QueueSpec("q", shards=24)
         server = Server(world, queue.shard_refs())
         network = Network(world, server, lease_seconds)
         checks = Checks(world, server, "q", strict=False, lease_seconds=lease_seconds)
-        for number in range(3):
-            node = Node(
+
+        def start(number):
+            node = checks.nodes[f"n{number}"] = Node(
                 network, threading, checks, queue, f"n{number}", strict=False, lanes=2, restart=lambda: None
             )
-            checks.nodes[node.name] = node
+            return node
+
+        node = [start(number) for number in range(3)][-1]
         died_at = world.random.uniform(8, 10)
         world.at(died_at, node.die)
+        if begins is not None:
+            world.at(died_at + begins * lease_seconds, partial(start, 3))
         world.run(died_at)
         assert sum(shard.owner == node.name for shard in server.shards.values()) == 8
         assert world.run(20, lambda: all(shard.owner != node.name for shard in server.shards.values()))
@@ -339,7 +356,7 @@ SILENT = patched(LeaseTable, "mark_doubtful", value=lambda self, now: None)
 #: Rare: each with the faults that bring it to light, and a directed test of its own elsewhere.
 RARE = {
     "a released shard is free on any server": (
-        patched(LeaseWatch, "_released", value=lambda self: not self.seen.owner),
+        patched(LeaseWatch, "released", value=lambda self: not self.seen.owner),
         ("roll_back", "leave", "join"),
     ),
     "looks at another server go on": (
