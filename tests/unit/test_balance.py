@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.balance import Member, Pool, QuotaRoom, least_loaded_lane, moves, quotas, surplus_shards
+from celery_lowkiq.rules.balance import (
+    Member,
+    Pool,
+    QuotaRoom,
+    least_loaded_lane,
+    moves,
+    quotas,
+    surplus_shards,
+)
 from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
