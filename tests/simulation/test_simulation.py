@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -139,9 +140,13 @@ def taken_after(seed, begins=None, lease_seconds=1.0):
         world.run(died_at)
         assert sum(shard.owner == node.name for shard in server.shards.values()) == 8
         assert world.run(20, lambda: all(shard.owner != node.name for shard in server.shards.values()))
+        taken_at = world.now
+        if begins is not None:
+            shared = {"n0": 8, "n1": 8, "n3": 8}
+            assert world.run(20, lambda: Counter(one.owner for one in server.shards.values()) == shared)
         world.end()
         assert not world.violations
-        return (world.now - died_at) / lease_seconds
+        return (taken_at - died_at) / lease_seconds
 
 
 @pytest.mark.parametrize("seed", range(5))
