@@ -206,10 +206,25 @@ FAULTS = {
 
 
 #: Of a fault that no run with a smaller seed finds.
-FIRST_SEEDS = {"a part of an id is claimed where it was": 100}
+FIRST_SEEDS = {
+    "a part of an id is claimed where it was": 100,
+    "a part of an id is claimed where it goes": 3,
+    "what holds an id stays where it was": 1,
+    "a job leaves before its dead payloads": 3,
+    "shards open before all are closed": 1,
+    "a push moves what is being moved": 2,
+    "what is in processing leaves": 4,
+    "an id of which a part has left is requeued": 3,
+    "a requeue opens the id in its first step": 3,
+    "a mover waits for no replica": 4,
+    "a transfer is forgotten before a replica has it": 1,
+    "a shard opens before a replica knows that others are closed": 5,
+}
 #: Faults that it takes long to find.
 RARE = {
-    *FIRST_SEEDS,
+    "a part of an id is claimed where it was",
+    "a shard opens before a replica knows that others are closed",
+    "a shard stays closed whose opening a failover has lost",
     "a part of an id is claimed where it was, in a pause",
     "a shard opens with its own last score",
     "a repeated push is refused for its route",
