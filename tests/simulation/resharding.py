@@ -10,10 +10,9 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -44,14 +43,14 @@ from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
-from celery_lowkiq.store.scripts.script import Script, ScriptCall, load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
 from . import failovers, operators
 from .resharding_checks import FinalChecks, Violation
+from .virtual import Patient, VirtualClient, clocked
 
 QUEUE = "q"
 #: Us of virtual time in a step, and at the beginning.
@@ -74,50 +73,10 @@ SCRIPTS = (
     *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
     *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
     *("pause_migration", "stay", "hold", "abort_migration", "restart_migration", "requeue", "hold_ids"),
+    *("register", "set_shard_count", "largest_numbers", "repair_meta", "key_counts"),
 )
 #: What acts in each run.
 ACTORS = (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3), ("operator", 1))
-CLOCK = """
-local virtual_us = tonumber(table.remove(ARGV))
-local server = redis
-local redis = setmetatable({
-  call = function(command, ...)
-    if command ~= 'TIME' then
-      return server.call(command, ...)
-    end
-    return {math.floor(virtual_us / 1000000), virtual_us % 1000000}
-  end,
-}, {__index = server})
-"""
-
-
-class Patient:
-    """A clock: a mover waits for a replica as long as it takes, unless it dies."""
-
-    monotonic = staticmethod(lambda: 0.0)
-
-
-@cache
-def clocked(script: Script) -> Script:
-    return replace(script, body=CLOCK + script.body)
-
-
-class VirtualClient(Client):
-    """Its scripts get their time with their arguments."""
-
-    def __init__(self, client: redis.Redis, of: Simulation) -> None:
-        super().__init__(client)
-        self.of = of
-
-    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
-        return self.of.streams(shards)
-
-    def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Of what is not done in steps: nothing comes in between."""
-        return [self.of.send(command) for command in commands]
-
-    def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        return super().call_steps([call._replace(script=clocked(call.script)) for call in calls])
 
 
 class Actor:
@@ -249,15 +208,13 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
             if len(actor.replies) < len(actor.commands):
                 return
         try:
-            if actor.broken:
-                actor.broken = False
-                found = actor.steps.throw(StoreUnavailable("the connection is lost"))
-            else:
-                found = actor.steps.send(actor.replies)
+            lost = StoreUnavailable("the connection is lost")
+            found = actor.steps.throw(lost) if actor.broken else actor.steps.send(actor.replies)
+            actor.broken = False
         except StopIteration:
             self.actors.remove(actor)
-            return
-        actor.commands, actor.replies = () if found is None else found.commands, []
+        else:
+            actor.commands, actor.replies = () if found is None else found.commands, []
 
     def one(self, call: ScriptCall) -> Steps[Any]:
         """Run one script; a refusal that is none of the expected ones is a violation."""
