@@ -6,8 +6,10 @@ It gives up shards beyond its quota, takes free shards up to it, and keeps the o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from .models import ShardRef
 
@@ -31,6 +33,8 @@ class Member:
     #: Monotonic time at which this turn was first seen.
     since: float
     moved: bool = False
+    #: Monotonic time at which the node was first seen.
+    first_seen: float = -math.inf
 
     def observed(self, turn: int, now: float) -> Member:
         """Return the member updated by a newly read turn."""
@@ -49,6 +53,10 @@ class Member:
     def alive(self, now: float, lease_seconds: float) -> bool:
         """Whether the node counts for quotas."""
         return self.moved and now < self.since + NODE_TIMEOUT_LEASES * lease_seconds
+
+    def is_new(self, now: float, lease_seconds: float) -> bool:
+        """Whether the node cannot have seen a lease expire, since it has begun later."""
+        return now < self.first_seen + NODE_TIMEOUT_LEASES * lease_seconds
 
     def gone(self, now: float, lease_seconds: float) -> bool:
         """Whether the node's heartbeat may be deleted."""
@@ -69,24 +77,34 @@ def quotas(shards: int, lanes: Mapping[str, int]) -> dict[str, int]:
     return rounded
 
 
+class Pool(NamedTuple):
+    """Queues that the same nodes serve, and a node's quota of all their shards."""
+
+    queues: frozenset[str]
+    quota: int
+    #: The same without new nodes. What expires, these may take later only: they get their share by releases.
+    quota_of_expired: int
+
+
 class QuotaRoom:
     """The number of shards that a node may still take. Queues served by the same nodes share one quota."""
 
-    def __init__(self, pools: Sequence[tuple[frozenset[str], int]], owned: Sequence[ShardRef]) -> None:
-        """``pools``: groups of queues with the node's quota for each; ``owned``: the shards it owns."""
-        self._pool_of = {queue: number for number, (queues, _) in enumerate(pools) for queue in queues}
-        self._remaining = [quota for _, quota in pools]
+    def __init__(self, pools: Sequence[Pool], owned: Sequence[ShardRef]) -> None:
+        """``owned``: the shards that the node owns."""
+        self._pool_of = {queue: pool for pool in pools for queue in pool.queues}
+        self._filled = dict.fromkeys(pools, 0)
         for shard in owned:
             self.fill(shard.queue)
 
-    def left(self, queue: str) -> bool:
-        """Whether the node may take one more shard of a queue."""
-        return queue in self._pool_of and self._remaining[self._pool_of[queue]] > 0
+    def left(self, queue: str, expired: bool = False) -> bool:
+        """Whether the node may take one more shard of a queue, which was released or has ``expired``."""
+        pool = self._pool_of.get(queue)
+        return pool is not None and self._filled[pool] < (pool.quota_of_expired if expired else pool.quota)
 
     def fill(self, queue: str) -> None:
         """Count one more shard of a queue."""
         if queue in self._pool_of:
-            self._remaining[self._pool_of[queue]] -= 1
+            self._filled[self._pool_of[queue]] += 1
 
 
 def surplus_shards(owned: Sequence[ShardRef], busy: frozenset[ShardRef], quota: int) -> list[ShardRef]:

@@ -85,16 +85,17 @@ class LeaseWatch:
 
         None for any other shard.
         """
-        if self.since is None or self.seen.owner or self._released():
+        if self.since is None or self.seen.owner or self.released():
             return None
         return self._free_at(self.since, lease_seconds)
 
     def _free_at(self, since: float, lease_seconds: float) -> float:
-        if not self._released():
+        if not self.released():
             return since + TAKEOVER_LEASES * lease_seconds
         return since + LEAVING if self.seen.leaving else since
 
-    def _released(self) -> bool:
+    def released(self) -> bool:
+        """Whether the shard is free at once, or when its leaving owner has ended."""
         # A Redis that restarted with older data may show an owned shard as free: only the server that gave
         # the last lease can tell that it was released.
         if self.seen.owner:

@@ -286,20 +286,28 @@ def _takeover_limit(history: History) -> float:
 def _takeovers(history: History, leases: Leases) -> Iterator[float]:
     """Seconds from each death by kill until the last of its shards was granted again.
 
-    Only where nothing else was wrong meanwhile: a takeover needs Redis, and a node that lives.
+    A lease is free when a node has seen it unchanged for 1.05 lease times, so they count from when a node
+    watches that lives on: from its start, if it began after the death. A node that began earlier has to take
+    the shards, also while one is new that has its share of them. Only where nothing else was wrong meanwhile:
+    a takeover needs Redis, and a node that is not frozen.
     """
     limit = _takeover_limit(history)
+    died = {death.pid: death.at for death in history.deaths}
     for death in history.deaths:
-        if death.cause != "kill" or _disturbed(history, death, limit):
+        if death.cause != "kill":
+            continue
+        survivors = [w.at for w in history.watches if died.get(w.pid, math.inf) > max(w.at, death.at) + limit]
+        since = max(death.at, min(survivors, default=death.at))
+        if _disturbed(history, death, since + limit):
             continue
         for shard, epoch in leases.held_at(death.pid, death.at).items():
             taken: Acquire | None = leases.next_after(shard, epoch)
-            yield math.inf if taken is None else taken.at - death.at
+            yield math.inf if taken is None else max(0.0, taken.at - since)
 
 
-def _disturbed(history: History, death: Death, limit: float) -> bool:
+def _disturbed(history: History, death: Death, until: float) -> bool:
     return any(
-        trouble.touches(death.at - history.lease, death.at + limit)
+        trouble.touches(death.at - history.lease, until)
         for trouble in history.troubles
         if not (trouble.kind == "kill" and trouble.began_at <= death.at <= trouble.ended_at)
     )

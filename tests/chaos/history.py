@@ -39,6 +39,14 @@ class Execution:
 
 
 @dataclass(frozen=True)
+class Watch:
+    """A node has begun to watch the leases of others."""
+
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True)
 class Acquire:
     """A shard that a node was granted."""
 
@@ -137,6 +145,7 @@ class History:
     drain: Drain
     pushes: tuple[Push, ...] = ()
     executions: tuple[Execution, ...] = ()
+    watches: tuple[Watch, ...] = ()
     acquires: tuple[Acquire, ...] = ()
     renewals: tuple[Renewal, ...] = ()
     releases: tuple[Release, ...] = ()
@@ -179,6 +188,7 @@ def history_of(
         pushes=tuple(push for line in found.get("push", ()) for push in _pushes(line)),
         unconfirmed=tuple(push for line in found.get("unconfirmed", ()) for push in _pushes(line)),
         executions=_executions(found.get("start", ()), found.get("end", ()), deaths),
+        watches=tuple(Watch(**_fields(line, Watch)) for line in found.get("watch", ())),
         acquires=tuple(Acquire(**_fields(line, Acquire)) for line in found.get("acquire", ())),
         renewals=tuple(
             Renewal(int(shard), epoch, line["called_at"])

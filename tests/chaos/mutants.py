@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from celery_lowkiq.rules import balance
 from celery_lowkiq.rules import lease_watch as watching
 from celery_lowkiq.store import redis_store
 from celery_lowkiq.store.jobs import claims as batches
@@ -31,6 +32,8 @@ class Mutant:
     faults: frozenset[str]
     gates: frozenset[str]
     exclusion: str = "cooperative"
+    #: Lease time in s.
+    lease: float = 1.0
 
 
 def script(file: str, text: str, instead: str) -> Callable[[], None]:
@@ -117,6 +120,13 @@ MUTANTS = {
         frozenset({"kill"}),
         frozenset({"takeover s"}),
     ),
+    "a share that is kept for a node that has just begun": Mutant(
+        value(balance.Member, "is_new", lambda *_: False),
+        frozenset({"kill"}),
+        frozenset({"takeover s"}),
+        # So long that a node begins before the lease ends of the one whose place it takes.
+        lease=5.0,
+    ),
     "naive epoch": Mutant(
         script("acquire.lua", EPOCH, "tonumber(epoch) + 1"),
         frozenset({"kill", "rollback"}),
@@ -161,9 +171,7 @@ MUTANTS = {
 #: Random faults need luck to meet these: they ask for a command that comes twice or late, or for a failover
 #: between a release and the next look.
 OF_THE_STORE = {
-    "no look at which server it is": value(
-        watching.LeaseWatch, "_released", lambda self: not self.seen.owner
-    ),
+    "no look at which server it is": value(watching.LeaseWatch, "released", lambda self: not self.seen.owner),
     "a settle that ignores the claim's number": script(
         "settle.lua", "if numbers[i] == claim then", "if numbers[i] then"
     ),

@@ -13,7 +13,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import Lease, Renewed, ShardRef
+from celery_lowkiq.rules.models import Lease, LeaseState, Renewed, ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.worker.lane.lane_state import LaneState
 from celery_lowkiq.worker.owned_shard import OwnedShard
@@ -73,9 +73,18 @@ class RecordedStore:
         self._store = store
         self._recording = recording
         self._note = recording.journal.note
+        self._watches = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
+        """As the store's; the first time, all leases that the node does not have."""
+        states = self._store.observe(shards)
+        if not self._watches:
+            self._watches = True
+            self._note("watch")
+        return states
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """As the store's."""

@@ -32,7 +32,7 @@ from .queue import Queue, wait_for
 from .report import Report
 from .victim import Clock, Victim, address_of, can_set_clocks, through_proxy
 
-#: Seconds that nodes get to start, and to share the shards again after a kill.
+#: Seconds that nodes get to start, and to share the shards again after a kill, beside the lease's times.
 START = 60.0
 SHARE = 20.0
 #: Seconds after which a queue that is not empty counts as never empty.
@@ -241,9 +241,10 @@ def _drain(options: Options, cluster: Cluster, queue: Queue, faults: Faults, say
     seconds = wait_for(queue.at_rest, NEVER)
     cluster.resize(options.nodes)
     if "kill" in options.faults:
+        share = SHARE + 3 * options.lease
         for number in range(min(CALM_KILLS, options.nodes)):
-            wait_for(queue.shared_by(options.nodes, 2 * options.lease), SHARE)
+            wait_for(queue.shared_by(options.nodes, 2 * options.lease), share)
             faults.kill(number)
-        wait_for(queue.shared_by(options.nodes, options.lease), SHARE)
+        wait_for(queue.shared_by(options.nodes, options.lease), share)
     wait_for(queue.empty, NEVER)
     return Drain(seconds, queue.leftover())

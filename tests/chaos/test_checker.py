@@ -18,6 +18,7 @@ from tests.chaos.history import (
     Renewal,
     Settle,
     Trouble,
+    Watch,
     history_of,
 )
 
@@ -155,6 +156,23 @@ SEEDED = {
         "takeover s",
         replace(CLEAN, acquires=(CLEAN.acquires[0], Acquire(TWO, "two", 0, 20, 7.2, 7.3))),
     ),
+    "a takeover that waits for a node that began after the death": (
+        "takeover s",
+        replace(
+            CLEAN,
+            watches=(Watch(103, 0.0), Watch(TWO, 6.0)),
+            acquires=(CLEAN.acquires[0], Acquire(TWO, "two", 0, 20, 7.2, 7.3)),
+        ),
+    ),
+    "a takeover that takes a node long that began after the death": (
+        "takeover s",
+        replace(
+            CLEAN,
+            watches=(Watch(TWO, 5.4),),
+            acquires=(CLEAN.acquires[0], Acquire(TWO, "two", 0, 20, 7.6, 7.7)),
+            deaths=(CLEAN.deaths[0],),
+        ),
+    ),
     "a shard that nobody takes": (
         "takeover s",
         replace(without("acquires", 1), pushes=CLEAN.pushes[:2]),
@@ -189,6 +207,18 @@ def test_the_takeover_is_measured_from_the_death_to_the_answer():
     (gate,) = [gate for gate in check(CLEAN).gates if gate.name == "takeover s"]
     assert gate.figure == pytest.approx(1.2)
     assert gate.limit == pytest.approx(2.25)
+
+
+def test_the_takeover_counts_from_when_a_node_watches_that_lives_on():
+    """TWO begins after the death, and 103 dies before it could take the shard."""
+    late = replace(
+        CLEAN,
+        watches=(Watch(103, 0.0), Watch(TWO, 5.6)),
+        acquires=(CLEAN.acquires[0], Acquire(TWO, "two", 0, 20, 7.2, 7.3)),
+        deaths=(CLEAN.deaths[0], Death(103, 5.5, "unexpected")),
+    )
+    (gate,) = [gate for gate in check(late).gates if gate.name == "takeover s"]
+    assert gate.figure == pytest.approx(1.7)
 
 
 ALLOWED = {
@@ -291,6 +321,7 @@ def test_a_history_is_read_from_the_lines_of_a_ledger():
     lines = [
         {"event": "push", "at": 0.6, "called_at": 0.5, "payloads": {"a": 1}},
         {"event": "unconfirmed", "at": 0.4, "called_at": 0.3, "payloads": {"a": 1}},
+        {"event": "watch", "at": 0.05, "pid": ONE},
         {"event": "acquire", "at": 0.1, "called_at": 0.0, "owner": "one", **place},
         {"event": "start", "at": 1.1, "run": 0, "claimed_at": 1.0, "payloads": {"a": [1]}, **place},
         {"event": "end", "at": 1.3, "pid": ONE, "run": 0},
@@ -308,6 +339,7 @@ def test_a_history_is_read_from_the_lines_of_a_ledger():
     assert history.unconfirmed == (Push("a", 1, 0.3, 0.4),)
     assert history.acquires == (Acquire(ONE, "one", 0, 10, 0.0, 0.1),)
     assert history.renewals == (Renewal(0, 10, 1.9),)
+    assert history.watches == (Watch(ONE, 0.05),)
     assert history.settles == (Settle(ONE, 0, 10, 1.3, 1.4),)
     assert history.deaths == (Death(ONE, 2.5, "kill"),)
     assert history.troubles == (Trouble("kill", 2.4, 2.6),)

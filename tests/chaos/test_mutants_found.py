@@ -36,6 +36,8 @@ def test_a_run_finds_the_mutant(name, monkeypatch, tmp_path):
         options = Options(
             seed,
             seconds=SECONDS,
+            lease=mutant.lease,
+            pause=0.4 * mutant.lease,
             exclusion=mutant.exclusion,
             faults=mutant.faults,
             app="tests.chaos.mutants",

@@ -11,9 +11,8 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -22,7 +21,7 @@ import redis
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules import resharding as rules
 from celery_lowkiq.rules.claims import ClaimRequest, SettleRequest
-from celery_lowkiq.rules.errors import LowkiqError, NotOwner
+from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreUnavailable
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import (
@@ -44,14 +43,14 @@ from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
-from celery_lowkiq.store.scripts.script import Script, ScriptCall, load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
-from . import operators
+from . import failovers, operators
 from .resharding_checks import FinalChecks, Violation
+from .virtual import Patient, VirtualClient, clocked
 
 QUEUE = "q"
 #: Us of virtual time in a step, and at the beginning.
@@ -65,40 +64,19 @@ LIMITS = (
     (rules, "TRANSFER_IDS", 3),
     (movers, "TRANSFER_PAYLOADS", 4),
     (movers, "TRANSFER_BYTES", 1500),
-    (durability, "_replicated", lambda *_: iter(())),  # there is no replica
+    # Without failovers, there is no replica.
+    (durability, "_replicated", lambda c, s: failovers.replicated(c, s) if c.of.fails else iter(())),
+    (durability, "SystemClock", lambda: Patient),
 )
 #: Loaded before the first step, so that a seed replays.
 SCRIPTS = (
     *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
     *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
     *("pause_migration", "stay", "hold", "abort_migration", "restart_migration", "requeue", "hold_ids"),
+    *("register", "set_shard_count", "largest_numbers", "repair_meta", "key_counts"),
 )
 #: What acts in each run.
 ACTORS = (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3), ("operator", 1))
-CLOCK = """
-local virtual_us = tonumber(table.remove(ARGV))
-local server = redis
-local redis = setmetatable({
-  call = function(command, ...)
-    if command ~= 'TIME' then
-      return server.call(command, ...)
-    end
-    return {math.floor(virtual_us / 1000000), virtual_us % 1000000}
-  end,
-}, {__index = server})
-"""
-
-
-@cache
-def clocked(script: Script) -> Script:
-    return replace(script, body=CLOCK + script.body)
-
-
-class VirtualClient(Client):
-    """Its scripts get their time with their arguments."""
-
-    def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        return super().call_steps([call._replace(script=clocked(call.script)) for call in calls])
 
 
 class Actor:
@@ -110,6 +88,10 @@ class Actor:
         self.commands: Sequence[tuple[Any, ...]] = ()
         self.replies: list[Any] | None = None
         self.frozen_until = 0
+        #: Of a mover: masters that it has written to in this turn, and that have not confirmed it.
+        self.unconfirmed: set[int] = set()
+        #: Whether one of them was replaced: its connection is lost.
+        self.broken = False
 
 
 @dataclass
@@ -125,6 +107,7 @@ class Totals:
     pauses: int = 0
     aborts: int = 0
     holds: int = 0
+    failovers: int = 0
     requeued: int = 0
     gone_on: int = 0
     commands: int = 0
@@ -134,14 +117,14 @@ class Totals:
             setattr(self, name, getattr(self, name) + value)
 
 
-class Simulation(operators.Operators, FinalChecks):
+class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
     """One run."""
 
     def __init__(self, client: redis.Redis, seed: int, steps: int = STEPS) -> None:
         self.chance = chance = random.Random(seed)
         self.redis = client
         self.redis.flushdb()
-        self.client = VirtualClient(client)
+        self.client = VirtualClient(client, self)
         for name in SCRIPTS:
             client.script_load(clocked(load(name)).text(True))
         self.last = steps
@@ -160,7 +143,8 @@ class Simulation(operators.Operators, FinalChecks):
                 keep=chance.choice([None, None, 10**6]),
             ),
         )
-        self.holds = random.Random(f"holds {seed}").random() < operators.HOLDING
+        self.prepare_failovers(seed, failovers.FAILING)
+        self.holds = not self.fails and random.Random(f"holds {seed}").random() < operators.HOLDING
         if self.holds:
             self.queue = replace(
                 self.queue, policies=Policies(priority=self.queue.policies.priority, hold=10**6)
@@ -201,8 +185,11 @@ class Simulation(operators.Operators, FinalChecks):
 
     # -- commands
 
-    def send(self, command: tuple[Any, ...]) -> Any:
+    def send(self, command: tuple[Any, ...], before: tuple[Any, ...] = ()) -> Any:
+        """``before``: the command before it."""
         self.totals.commands += 1
+        if command[0] in ("INFO", "WAIT"):
+            return self.replication(command, before)
         if command[0] == "EVALSHA":
             shard = shard_of_key(str(command[3]))
             skew = self.skew[shard.index] if shard else 0
@@ -214,16 +201,20 @@ class Simulation(operators.Operators, FinalChecks):
 
     def advance(self, actor: Actor) -> None:
         """Send one command, and with the last reply go on to the next ones."""
-        if actor.commands and actor.replies is not None:
-            actor.replies.append(self.send(actor.commands[len(actor.replies)]))
+        if actor.commands and actor.replies is not None and not actor.broken:
+            position = len(actor.replies)
+            actor.replies.append(self.send(actor.commands[position], actor.commands[position - 1]))
+            self.follow(actor, position)
             if len(actor.replies) < len(actor.commands):
                 return
         try:
-            found = actor.steps.send(actor.replies)
+            lost = StoreUnavailable("the connection is lost")
+            found = actor.steps.throw(lost) if actor.broken else actor.steps.send(actor.replies)
+            actor.broken = False
         except StopIteration:
             self.actors.remove(actor)
-            return
-        actor.commands, actor.replies = () if found is None else found.commands, []
+        else:
+            actor.commands, actor.replies = () if found is None else found.commands, []
 
     def one(self, call: ScriptCall) -> Steps[Any]:
         """Run one script; a refusal that is none of the expected ones is a violation."""
@@ -278,8 +269,10 @@ class Simulation(operators.Operators, FinalChecks):
                 reply = yield from self.one(call)
             if isinstance(reply, LowkiqError):
                 refused += part
+                self.reopen(layout, index)
             else:
                 self.acked.update(dict.fromkeys((job.payload for job in part), self.step))
+                self.taken_by.update(dict.fromkeys((job.payload for job in part), index))
         return refused
 
     # -- workers
@@ -329,10 +322,13 @@ class Simulation(operators.Operators, FinalChecks):
         wish = LeaseWatch(self.known_as(layout), shard, seen, known_epoch=0)
         reply = yield from self.one(redis_store._acquire_call(wish, me))
         if isinstance(reply, LowkiqError):
+            self.reopen(layout, shard.index)
             return None
         return Lease(shard, me, int(reply[0]), reply[1].decode())
 
     def begins(self, me: str, job: Job) -> None:
+        if self.cut_off:
+            return
         other = self.running.get(job.id, me)
         if other != me and other in {actor.name for actor in self.actors}:
             raise Violation(f"{job.id} runs twice")
@@ -353,7 +349,7 @@ class Simulation(operators.Operators, FinalChecks):
     def settle(self, lease: Lease, job: Job) -> Steps[None]:
         fate = self.chance.choices(
             [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN],
-            [7, 2, 3 if self.holds else 0.5, 0.5],
+            [7, 2, 3 if self.holds else 0.5 * (not self.fails), 0.5],
         )[0]
         if self.holds and fate is Disposition.DIE:
             fate = self.chance.choice([Disposition.DIE, Disposition.BURY])
@@ -365,7 +361,7 @@ class Simulation(operators.Operators, FinalChecks):
         ended = tuple((record.key, record.key) for record in records if record.payload < ends)
         settlement = Settlement(job.id, job.claim, fate, job.retry_count + 1, delay, b"boom", ended=ended)
         self.ending.update(payload.data for payload in job.payloads[:ends])
-        settle = settle_calls(SettleRequest(self.queue, lease, (settlement,)))
+        settle, began_at = settle_calls(SettleRequest(self.queue, lease, (settlement,))), self.step
         replies = yield from self.client.call_steps(settle.calls)
         reply = settle.reply(replies)
         if not isinstance(reply, (LowkiqError, type(None))) and job.id in reply.accepted:
@@ -375,6 +371,8 @@ class Simulation(operators.Operators, FinalChecks):
             for payload in job.payloads[:ends]:
                 if fate is Disposition.DONE:
                     self.done[payload.data].append(self.step)
+                    took = (lease.shard.index, began_at, self.step)
+                    self.settles.setdefault(payload.data, []).append(took)
                 else:
                     self.dies(job.id, payload.data)
         elif isinstance(reply, LowkiqError) and not isinstance(reply, NotOwner):
@@ -390,13 +388,14 @@ class Simulation(operators.Operators, FinalChecks):
     def mover(self) -> Steps[None]:
         mover, migrations = Mover(self.client, self.queue), Migrations(self.client, QUEUE)
         while True:
-            yield None  # type: ignore[misc]
-            stored = yield from migrations.read_steps()
-            if stored is not None:
-                yield from mover.turn_steps()
-            elif (yield from self.route()) != Layout(self.wanted):
-                begun = yield from migrations.begin_steps(self.wanted)
-                self.totals.migrations += begun
+            with suppress(StoreUnavailable):
+                yield None  # type: ignore[misc]
+                stored = yield from migrations.read_steps()
+                if stored is not None:
+                    yield from mover.turn_steps()
+                elif (yield from self.route()) != Layout(self.wanted):
+                    begun = yield from migrations.begin_steps(self.wanted)
+                    self.totals.migrations += begun
 
     # -- the run
 
@@ -445,6 +444,7 @@ class Simulation(operators.Operators, FinalChecks):
         return self.totals
 
     def disturb(self) -> None:
+        self.disturb_masters()
         if self.perhaps(0.012):
             self.totals.freezes += 1
             self.chance.choice(self.actors).frozen_until = self.step + self.chance.choice([60, 300, 900])

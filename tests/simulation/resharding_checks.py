@@ -31,11 +31,13 @@ class FinalChecks:
                     job_id = member.partition(b"\0")[0].decode()
                     if name in ("inflight", "arrived", "outbox", "moving") or layout.home(job_id) != index:
                         raise Violation(f"{name} of {job_id} is left in shard {index} of {self.wanted}")
+        if self.cut_off:
+            return
         for payload in self.acked:
-            if not self.done[payload] and not dead[payload]:
+            if not self.done[payload] and not dead[payload] and not self.may_be_lost(payload):
                 raise Violation(f"{payload!r} is lost")
         for payload, steps in self.done.items():
-            if len(steps) + dead[payload] > 1:
+            if len(steps) - self.lost_settles(payload) + dead[payload] > 1:
                 raise Violation(f"{payload!r} is doubled: {steps}, dead {dead[payload]}")
         self.check_order()
         self.check_done_scores(layout)
@@ -52,6 +54,8 @@ class FinalChecks:
     def check_order(self) -> None:
         by_id: dict[bytes, list[bytes]] = defaultdict(list)
         for payload in self.acked:
+            if self.may_be_lost(payload) or self.lost_settles(payload):
+                continue
             by_id[payload.partition(b"#")[0]].append(payload)
         for payloads in by_id.values():
             for one in payloads:
@@ -75,7 +79,8 @@ class FinalChecks:
             return
         for job_id in self.ids:
             mark = job_id.encode() + b"#"
-            done = [self.scores[p] for p, steps in self.done.items() if steps and p.startswith(mark)]
+            ended = [p for p, steps in self.done.items() if len(steps) > self.lost_settles(p)]
+            done = [self.scores[p] for p in ended if p.startswith(mark)]
             stored = self.redis.hget(self.keys(layout.home(job_id))["done_scores"], job_id) or b"0"
             if max(done, default=0.0) > float(stored.split()[0]):
                 raise Violation(f"done_scores of {job_id}: {stored!r}, but {max(done)} is done")

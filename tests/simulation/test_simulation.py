@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -13,6 +14,7 @@ from unittest import mock
 import pytest
 
 from celery_lowkiq.rules import lease_watch as rules
+from celery_lowkiq.rules.balance import Member
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.worker.exclusion import Cooperative
@@ -95,9 +97,20 @@ def test_x_such_a_shard_waits_for_one_lease_time():
 AT_MOST = (1.05 + 0.2) / 0.95 + 0.15
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", range(0, 40, 20))
 def test_a_dead_nodes_shards_are_taken_as_soon_as_if_its_leases_were_always_read(first):
     assert max(taken_after(seed) for seed in range(first, first + 20)) < AT_MOST
+
+
+@pytest.mark.parametrize("begins", [0.1, 0.6, 1.0])
+def test_a_node_that_begins_meanwhile_does_not_keep_others_from_taking_them(begins):
+    """It has its share of the shards by then, and would have to watch their leases first."""
+    assert max(taken_after(seed, begins) for seed in range(5)) < AT_MOST
+
+
+def test_a_share_that_is_kept_for_a_node_that_has_just_begun_is_found():
+    with patched(Member, "is_new", value=lambda self, now, lease_seconds: False):
+        assert max(taken_after(seed, 0.6) for seed in range(3)) > AT_MOST
 
 
 def test_a_wait_that_begins_when_leases_are_read_is_found():
@@ -105,26 +118,35 @@ def test_a_wait_that_begins_when_leases_are_read_is_found():
         assert max(taken_after(seed) for seed in range(20)) > AT_MOST
 
 
-def taken_after(seed, lease_seconds=1.0):
-    """Lease times until all shards of a node that dies have another owner."""
+def taken_after(seed, begins=None, lease_seconds=1.0):
+    """Lease times until all shards of a node that dies have another owner; one ``begins`` in its place."""
     with simulated() as threading:
         world, queue = World(seed), QueueSpec("q", shards=24)
         server = Server(world, queue.shard_refs())
         network = Network(world, server, lease_seconds)
         checks = Checks(world, server, "q", strict=False, lease_seconds=lease_seconds)
-        for number in range(3):
-            node = Node(
+
+        def start(number):
+            node = checks.nodes[f"n{number}"] = Node(
                 network, threading, checks, queue, f"n{number}", strict=False, lanes=2, restart=lambda: None
             )
-            checks.nodes[node.name] = node
+            return node
+
+        node = [start(number) for number in range(3)][-1]
         died_at = world.random.uniform(8, 10)
         world.at(died_at, node.die)
+        if begins is not None:
+            world.at(died_at + begins * lease_seconds, partial(start, 3))
         world.run(died_at)
         assert sum(shard.owner == node.name for shard in server.shards.values()) == 8
         assert world.run(20, lambda: all(shard.owner != node.name for shard in server.shards.values()))
+        taken_at = world.now
+        if begins is not None:
+            shared = {"n0": 8, "n1": 8, "n3": 8}
+            assert world.run(20, lambda: Counter(one.owner for one in server.shards.values()) == shared)
         world.end()
         assert not world.violations
-        return (world.now - died_at) / lease_seconds
+        return (taken_at - died_at) / lease_seconds
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -339,7 +361,7 @@ SILENT = patched(LeaseTable, "mark_doubtful", value=lambda self, now: None)
 #: Rare: each with the faults that bring it to light, and a directed test of its own elsewhere.
 RARE = {
     "a released shard is free on any server": (
-        patched(LeaseWatch, "_released", value=lambda self: not self.seen.owner),
+        patched(LeaseWatch, "released", value=lambda self: not self.seen.owner),
         ("roll_back", "leave", "join"),
     ),
     "looks at another server go on": (

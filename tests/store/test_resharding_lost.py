@@ -214,3 +214,18 @@ def test_a_transfer_is_imported_when_replicas_have_its_export(store, client, mon
     assert not client.exists(key("jobs", 1), key("outbox", 1))
     until(client, mover, "idle")
     assert runs_of(store, replace(ONE, shards=2)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+def test_a_shard_whose_opening_a_failover_has_lost_is_opened_again(store, client):
+    """The phase after it stands in the queue's own key, which is another master's."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    mover = begun(store, ONE, 3)
+    until(client, mover, "flip")
+    run(store, "fence", 2, gen=1, route="1>3")
+    closed = {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:2}}:*")}
+    until(client, mover, "move")
+    client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:2}}:*"))
+    for name, data in closed.items():
+        client.restore(name, 0, data)
+    until(client, mover, "idle")
+    assert runs_of(store, replace(ONE, shards=3)) == {f"id-{n}": ["x"] for n in range(20)}

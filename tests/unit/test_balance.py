@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.balance import Member, QuotaRoom, least_loaded_lane, moves, quotas, surplus_shards
+from celery_lowkiq.rules.balance import (
+    Member,
+    Pool,
+    QuotaRoom,
+    least_loaded_lane,
+    moves,
+    quotas,
+    surplus_shards,
+)
 from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
@@ -62,15 +70,21 @@ def test_shards_move_between_lanes_only_when_idle_and_worth_it():
 
 
 def test_queues_that_the_same_nodes_serve_share_their_room():
-    room = QuotaRoom(
-        [(frozenset({"a", "b"}), 3), (frozenset({"c"}), 1)], [ShardRef("a", 0), ShardRef("gone", 1)]
-    )
+    pools = [Pool(frozenset({"a", "b"}), 3, 3), Pool(frozenset({"c"}), 1, 1)]
+    room = QuotaRoom(pools, [ShardRef("a", 0), ShardRef("gone", 1)])
     assert [room.left(queue) for queue in ("a", "b", "c", "gone")] == [True, True, True, False]
     room.fill("b")
     assert room.left("a")
     room.fill("a")
     room.fill("gone")
     assert [room.left(queue) for queue in ("a", "b", "c")] == [False, False, True]
+
+
+def test_there_is_more_room_for_what_has_expired_while_other_nodes_are_new():
+    room = QuotaRoom([Pool(frozenset({"a"}), 1, 2)], [ShardRef("a", 0)])
+    assert [room.left("a"), room.left("a", expired=True)] == [False, True]
+    room.fill("a")
+    assert not room.left("a", expired=True)
 
 
 class TestMember:
@@ -85,6 +99,11 @@ class TestMember:
         assert member.observed(11, 112.4).alive(112.4, 10)
         assert not member.observed(11, 112.5).alive(112.5, 10)
         assert member.observed(12, 113.0).alive(113.0, 10)
+
+    def test_it_is_new_as_long_as_it_cannot_have_seen_a_lease_expire(self):
+        new = Member("other", 4, 10, since=100.0, first_seen=100.0).observed(11, 102.0)
+        assert new.is_new(110.4, 10)
+        assert not new.is_new(110.5, 10)
 
     def test_its_heartbeat_is_removed_after_three(self):
         assert not self.start.gone(129.9, 10)

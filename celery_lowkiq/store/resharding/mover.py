@@ -172,7 +172,7 @@ class Mover:
         gens = {found.gen for found in moves.values()}
         if max(gens) > migration.gen:
             return False
-        if min(gens) < migration.gen:
+        if min(gens) < migration.gen or any(found.route == "closed" for found in moves.values()):
             # A Redis that has lost its last writes: what was finished may not be.
             self._begin(migration.gen)
             return (yield from self._flip(stored))

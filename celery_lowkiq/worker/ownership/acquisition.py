@@ -176,7 +176,11 @@ class Acquisition:
         now = self._ctx.clock.monotonic()
         return watch.ours(self._ctx.owner) or (
             watch.may_take(now, self._ctx.lease_seconds)
-            and (watch.orphaned(now, self._ctx.lease_seconds) or room is None or room.left(watch.queue.name))
+            and (
+                room is None
+                or room.left(watch.queue.name, expired=not watch.released())
+                or watch.orphaned(now, self._ctx.lease_seconds)
+            )
         )
 
     def _acquire(self, watches: Sequence[LeaseWatch]) -> list[LeaseWatch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 
-from celery_lowkiq.rules.balance import Member, QuotaRoom, quotas, surplus_shards
+from celery_lowkiq.rules.balance import Member, Pool, QuotaRoom, quotas, surplus_shards
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
@@ -59,7 +59,9 @@ class Membership:
                 continue
             seen = self._others[queue]
             self._others[queue] = {
-                name: seen[name].observed(turn, now) if name in seen else Member(name, lanes, turn, now)
+                name: seen[name].observed(turn, now)
+                if name in seen
+                else Member(name, lanes, turn, now, first_seen=now)
                 for name, (lanes, turn) in found.items()
                 if name != self._ctx.owner
             }
@@ -97,20 +99,26 @@ class Membership:
         """Return the shards that a node is to release that owns these and works on the ``busy`` ones."""
         return [
             shard
-            for queues, quota in self._pools()
-            for shard in surplus_shards([one for one in owned if one.queue in queues], busy, quota)
+            for pool in self._pools()
+            for shard in surplus_shards([one for one in owned if one.queue in pool.queues], busy, pool.quota)
         ]
 
-    def _pools(self) -> list[tuple[frozenset[str], int]]:
-        """Queues that the same nodes serve, and this node's share of all their shards."""
+    def _pools(self) -> list[Pool]:
         by_nodes: dict[tuple[tuple[str, int], ...], list[str]] = {}
         for queue in self._others:
             nodes = tuple(sorted(self.lanes_by_node(queue).items()))
             by_nodes.setdefault(nodes, []).append(queue)
-        return [
-            (
-                frozenset(queues),
-                quotas(sum(self._queues[q].layout.count for q in queues), dict(nodes))[self._ctx.owner],
-            )
-            for nodes, queues in by_nodes.items()
-        ]
+        return [self._pool(queues, dict(nodes)) for nodes, queues in by_nodes.items()]
+
+    def _pool(self, queues: Sequence[str], lanes: Mapping[str, int]) -> Pool:
+        now, lease_seconds, owner = self._ctx.clock.monotonic(), self._ctx.lease_seconds, self._ctx.owner
+        shards = sum(self._queues[queue].layout.count for queue in queues)
+        new = {
+            one.name
+            for queue in queues
+            for one in self._others[queue].values()
+            if one.is_new(now, lease_seconds)
+        }
+        quota = quotas(shards, lanes)[owner]
+        among_older = quotas(shards, {name: count for name, count in lanes.items() if name not in new})[owner]
+        return Pool(frozenset(queues), quota, max(quota, among_older))

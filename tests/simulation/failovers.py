@@ -1,0 +1,165 @@
+"""Failovers in simulated migrations: a replica that lags takes the place of one of three masters.
+
+What a master wrote since its replica fell behind is lost, and only that: calls wait for no replica. A replica
+that lags confirms nothing, so that movers wait for it. In some runs it is cut off instead: nobody waits then,
+and old jobs may be lost or come twice, but the queue has to come to rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.jobs import durability
+from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_of_key
+
+#: Share of the runs with failovers, and of these those in which replicas are cut off.
+FAILING, CUT_OFF = 0.3, 0.3
+#: The queue's own key lies on another one, which never fails over.
+MASTERS = 3
+#: How often a replica falls behind, and for how many steps it lags before it takes over.
+FALLS_BEHIND, LAGS = 0.008, (50, 300, 900)
+#: Most shards of a queue.
+SHARDS = 8
+#: How often a refused call looks at what is stored while there are faults.
+LOOKS = 0.2
+
+replicated = durability._replicated
+
+
+class Lag(NamedTuple):
+    """A replica that has nothing of what came ``since``, and takes over at a step."""
+
+    master: int
+    since: int
+    until: int
+    keys: dict[str, bytes | None]
+
+
+class Loss(NamedTuple):
+    """Steps whose writes a master has lost."""
+
+    master: int
+    since: int
+    until: int
+
+
+class Failovers:
+    """``losses`` are those so far."""
+
+    def prepare_failovers(self, seed: int, share: float) -> None:
+        self.fate = fate = random.Random(f"failovers {seed}")
+        self.fails = fate.random() < share
+        self.cut_off = self.fails and fate.random() < CUT_OFF
+        self.homes = [fate.randrange(MASTERS) for _ in range(SHARDS)]
+        self.lag: Lag | None = None
+        self.losses: list[Loss] = []
+        #: By payload, the shard that took its call; of each settle, its shard and the steps that it took.
+        self.taken_by: dict[bytes, int] = {}
+        self.settles: dict[bytes, list[tuple[int, int, int]]] = {}
+
+    # -- what movers ask
+
+    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
+        """One shard of each master."""
+        return list({self.homes[shard.index]: shard for shard in shards}.values())
+
+    def replication(self, command: tuple[Any, ...], before: tuple[Any, ...]) -> Any:
+        """INFO and WAIT, of the master that the command before went to."""
+        shard = shard_of_key(before[1])
+        assert shard is not None
+        lags = self.lag is not None and self.lag.master == self.homes[shard.index]
+        if command[0] == "WAIT":
+            return 0 if lags else 1
+        return {"connected_slaves": 0 if lags and self.cut_off else 1}
+
+    def follow(self, actor: Any, position: int) -> None:
+        """Note what masters have not confirmed to a mover."""
+        command = actor.commands[position]
+        if not self.fails or actor.kind != "mover":
+            return
+        if command[0] == "EVALSHA" and (shard := shard_of_key(command[3])):
+            actor.unconfirmed.add(self.homes[shard.index])
+        elif command[0] == "HMGET":
+            # A turn begins with a look at the queue's own key.
+            actor.unconfirmed.clear()
+        elif command[0] == "WAIT" and actor.replies[position]:
+            actor.unconfirmed.discard(self.homes[shard_of_key(actor.commands[position - 1][1]).index])
+
+    # -- faults
+
+    def disturb_masters(self) -> None:
+        if self.lag is not None:
+            if self.step >= self.lag.until:
+                self.fail_over(self.lag)
+                self.lag = None
+        elif self.fails and self.faults and self.fate.random() < FALLS_BEHIND:
+            master, until = self.fate.choice(self.homes), self.step + self.fate.choice(LAGS)
+            if until < self.last:
+                names = list(self.keys_of(master))
+                found = dict(zip(names, self.dumps(names), strict=True))
+                self.lag = Lag(master, self.step, until, found)
+
+    def keys_of(self, master: int) -> Iterator[str]:
+        for index, home in enumerate(self.homes):
+            if home == master:
+                keys = self.keys(index)
+                yield from (keys[name] for name in SHARD_KEYS)
+
+    def dumps(self, names: list[str]) -> list[bytes | None]:
+        with self.redis.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.dump(name)
+            return pipe.execute()
+
+    def fail_over(self, lag: Lag) -> None:
+        with self.redis.pipeline(transaction=False) as pipe:
+            pipe.delete(*lag.keys)
+            for name, data in lag.keys.items():
+                if data is not None:
+                    pipe.restore(name, 0, data)
+            pipe.execute()
+        self.totals.failovers += 1
+        self.losses.append(Loss(lag.master, lag.since, self.step))
+        # Leases that were lost are watched first, until their owners have ended.
+        for actor in list(self.actors):
+            actor.broken = actor.broken or lag.master in actor.unconfirmed
+            if actor.kind == "worker" and lag.master in self.masters_of(actor.name):
+                self.crash(actor)
+        self.retries.clear()
+
+    def masters_of(self, worker: str) -> set[int]:
+        """Those of the shards that it has had."""
+        return {self.homes[lease.shard.index] for lease in self.requests if lease.owner == worker}
+
+    # -- what refused calls do
+
+    def reopen(self, layout: Layout, index: int) -> None:
+        """As a caller whose call a shard has refused."""
+        if self.fails and (not self.faults or self.fate.random() < LOOKS):
+            with contextlib.suppress(LowkiqError):
+                shard = ShardRef(self.queue.name, index)
+                Registry(self.client).open_shards(self.known_as(layout), [shard], lambda queue: None)
+
+    # -- what was lost
+
+    def is_lost(self, index: int, since: int, until: int) -> bool:
+        """Whether what a shard was asked in these steps may be lost."""
+        return any(
+            one.master == self.homes[index] and one.since <= until and since <= one.until
+            for one in self.losses
+        )
+
+    def may_be_lost(self, payload: bytes) -> bool:
+        """Whether its call may be lost."""
+        return self.is_lost(self.taken_by[payload], self.sent[payload], self.acked[payload])
+
+    def lost_settles(self, payload: bytes) -> int:
+        """How many of its settles may be lost."""
+        return sum(self.is_lost(*settle) for settle in self.settles.get(payload, ()))
