@@ -94,9 +94,9 @@ def test_other_queues_are_shown_beside_a_damaged_one(site, damage):
 def test_numbers_end_at_the_right_and_times_are_those_of_the_dashboard(site, outcome):
     """F9: times had microseconds and another time zone, and numbers began at the left."""
     text = site.get("/ordered")
-    assert text.count('<th class="text-end"') == 11
+    assert text.count('<th class="text-end"') == 12
     assert f'title="{TERMS["lag"]}">Lag</th>' in text
-    assert text.count('<td class="text-end">') == 11 * text.count("/ordered/queue?queue=")
+    assert text.count('<td class="text-end">') == 12 * text.count("/ordered/queue?queue=")
     page = site.get("/ordered/queue?queue=outcome")
     died = r'<td><time datetime="[\dT:-]+Z" title="[\d-]+ [\d:]+ UTC">(?:now|.+ s ago)</time></td>'
     assert len(re.findall(died, page)) == 3
