@@ -127,7 +127,7 @@ def test_the_log_tells_who_it_was(site, outcome, directory):
 def test_all_dead_jobs_are_queued_up_while_the_queue_is_paused(site, outcome):
     assert site.act("outcome", "pause").status == 302
     assert outcome.paused().queue is not None
-    assert "The queue is paused</strong> since <time" in site.get("/ordered/queue?queue=outcome")
+    assert "The queue was paused</strong> <time" in site.get("/ordered/queue?queue=outcome")
     assert site.act("outcome", "requeue_all").headers["Location"].endswith("count=3")
     assert (outcome.stats().length, outcome.stats().morgue_length) == (3, 0)
     assert site.act("outcome", "run_now_all").status == 302

@@ -60,6 +60,11 @@ def test_the_application_itself_is_there(browser):
     assert browser.get("/").json() == {"dashboard": f"{PREFIX}/"}
 
 
+@pytest.mark.parametrize(
+    "browser",
+    ["fastapi", *(pytest.param(name, marks=pytest.mark.full) for name in ("flask", "django"))],
+    indirect=True,
+)
 def test_every_link_of_every_page_stays_under_the_prefix(browser, shop):
     shop.sync_order.apply_async(("42", {"status": "paid"}), countdown=60)
     seen, to_see = set(), [f"{PREFIX}/"]

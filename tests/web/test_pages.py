@@ -46,6 +46,15 @@ def test_the_overview_shows_each_queue_with_its_counts(browser, app):
     assert 'href="/queue?queue=outcome"' in text
 
 
+def test_a_tile_of_the_overview_leads_to_its_jobs(browser, app):
+    """To the only queue that has such jobs, or to the list of queues."""
+    assert browser.get("/").text.count('<dd><a href="#queues-title">') == 4
+    app.tasks["record"].apply_async(("42", "x"), countdown=1e6)
+    assert '<dd><a href="/queue?queue=record&amp;list=jobs">1</a></dd>' in browser.get("/").text
+    app.tasks["outcome"].apply_async(("42", "x"), countdown=1e6)
+    assert '<dd><a href="#queues-title">2</a></dd>' in browser.get("/").text
+
+
 def test_the_overview_shows_other_queues_beside_a_damaged_one(browser, app):
     """O6: a key of another type made an error of the whole page, and of the figures of the API."""
     app.tasks["outcome"].delay("1", "x")

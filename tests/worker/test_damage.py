@@ -109,7 +109,11 @@ def is_empty(client):
     return not client.exists(*(shard_keys(shard)[name] for shard in QUEUE.shard_refs() for name in names))
 
 
-@pytest.mark.parametrize("key", ["lease", "meta", "due", "jobs", "claimed", "spill", "failed", "dead"])
+#: Lanes skip the shard for 5 s when one of the last is damaged.
+SKIPPED = [pytest.param(key, marks=pytest.mark.full) for key in ("claimed", "spill", "failed")]
+
+
+@pytest.mark.parametrize("key", ["lease", "meta", "due", "jobs", "dead", *SKIPPED])
 def test_a_key_of_another_type_stops_one_shard_until_it_is_repaired(redis_server, client, caplog, key):
     """O6: the others are served meanwhile; the caller or the log is told of the command. Meta is repaired."""
     runs = Runs()
