@@ -30,10 +30,11 @@ Line = Mapping[str, Any]
 
 def judge_ledger(directory: Path, stats: Mapping[str, Stats], lease: float, drained: bool) -> Report:
     """The gates and figures of all queues together. ``stats`` are those of the drained queues."""
-    queues, deaths, unanswered = _by_queue(Reader(directory).new_lines())
+    queues, of_nodes, unanswered = _by_queue(Reader(directory).new_lines())
+    deaths = [line for line in of_nodes if line["event"] == "death"]
     total = Total()
     for name, counts in stats.items():
-        lines = [*_each_id(map(json.loads, queues.pop(name, ()))), *deaths]
+        lines = [*_each_id(map(json.loads, queues.pop(name, ()))), *of_nodes]
         report = check(history_of(lines, lease=lease, strict=True, drain=Drain(0.0)))
         total.add(name, report, counts.dropped + counts.dead)
     unexpected = [
@@ -83,18 +84,18 @@ def _none(name: str, found: list[str]) -> Gate:
 
 
 def _by_queue(lines: Iterable[Line]) -> tuple[dict[str, list[str]], list[Line], list[str]]:
-    """The lines of each queue, as text since they are many; deaths; and ids of calls without a result."""
+    """The lines of each queue, as text since they are many; those of nodes; ids of calls without a result."""
     queues: dict[str, list[str]] = defaultdict(list)
-    deaths: list[Line] = []
+    of_nodes: list[Line] = []
     unanswered = []
     for line in lines:
-        if line["event"] == "death":
-            deaths.append(line)
+        if line["event"] in ("death", "watch"):
+            of_nodes.append(line)
         elif line["event"] == "unanswered":
             unanswered.append(f"{line['queue']}: {line['task_id']}")
         else:
             queues[line["queue"]].append(json.dumps(line))
-    return queues, deaths, unanswered
+    return queues, of_nodes, unanswered
 
 
 def _each_id(lines: Iterable[Line]) -> Iterator[Line]:

@@ -222,10 +222,36 @@ def test_a_shard_whose_opening_a_failover_has_lost_is_opened_again(store, client
     mover = begun(store, ONE, 3)
     until(client, mover, "flip")
     run(store, "fence", 2, gen=1, route="1>3")
-    closed = {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:2}}:*")}
+    closed = copies(client, 2)
     until(client, mover, "move")
-    client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:2}}:*"))
-    for name, data in closed.items():
-        client.restore(name, 0, data)
+    take_back(client, 2, closed)
     until(client, mover, "idle")
     assert runs_of(store, replace(ONE, shards=3)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+@pytest.mark.parametrize("back_to", ["flip", "idle"])
+def test_a_shard_that_a_failover_takes_back_in_the_last_phase_is_moved_again(store, client, back_to):
+    """It was sealed by no one, and the migration never ended."""
+    two = replace(ONE, shards=2)
+    store.push(two, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    former = copies(client, 1)
+    mover = begun(store, two, 1)
+    until(client, mover, "flip")
+    if back_to == "flip":
+        run(store, "fence", 1, gen=1, route="2>1")
+        former = copies(client, 1)
+    until(client, mover, "seal")
+    take_back(client, 1, former)
+    until(client, mover, "idle")
+    assert runs_of(store, ONE) == {f"id-{n}": ["x"] for n in range(20)}
+    assert client.hget(key("meta", 1), "shards") == b"retired"
+
+
+def copies(client, shard):
+    return {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*")}
+
+
+def take_back(client, shard, former):
+    client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*"))
+    for name, data in former.items():
+        client.restore(name, 0, data)

@@ -54,18 +54,6 @@ class TestDueTable:
         table.try_soon(SHARD, 5.0)
         assert table.due() == deferred
 
-    def test_a_skipped_shard_is_left_alone_whatever_is_heard_of_it(self):
-        """A poll ended it: a damaged shard wrote ten lines a second."""
-        clock = SimpleNamespace(monotonic=lambda: now)
-        now, table = 1000.0, DueTable(clock)
-        table.record(SHARD, Due(50.0, 100.0))
-        table.skip(SHARD, 5.0)
-        table.record(SHARD, Due(50.0, 100.0))
-        table.announce(SHARD, 50.0)
-        assert table.due() == {SHARD: 105.0}
-        now += 5.0
-        assert table.due() == {SHARD: 50.0}
-
     def test_what_was_heard_before_the_question_is_in_its_reply(self, table):
         table.announce(SHARD, 50.0)
         table.begin_query(SHARD)

@@ -345,6 +345,9 @@ class Mover:
             yield from self._confirm(migration.shards)
             return (yield from self._migrations.begin_phase_steps(migration, Phase.IDLE))
         moves = yield from self._read(migration, migration.shards)
+        if any(found.gen < migration.gen or found.route == "closed" for found in moves.values()):
+            # A failover has lost that the shard took part: it is to be emptied, and sealed ones take nothing.
+            return (yield from self._migrations.restart_steps(migration.gen, Phase.SEAL))
         relays = [
             self._release("relay", migration, n, found.moving) for n, found in moves.items() if found.moving
         ]

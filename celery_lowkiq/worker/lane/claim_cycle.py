@@ -147,7 +147,7 @@ class ClaimCycle:
             logger.error(
                 "shard %s is skipped for %.0f s: %s", owned.shard, FAILED_SHARD_DELAY, error, exc_info=cause
             )
-            self._state.skip(owned.shard, FAILED_SHARD_DELAY)
+            self._state.defer(owned.shard, FAILED_SHARD_DELAY)
 
     def _retract_crashes(self, owned: OwnedShard) -> None:
         # The new owner has counted a crash of this node, which is alive.

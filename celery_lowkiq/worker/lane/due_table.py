@@ -22,8 +22,6 @@ class DueTable:
         #: Shards that a query showed to be empty, with the open claims that it named. Until these change, or
         #: a claim or settle is sent, only a push can add jobs.
         self._empty: dict[ShardRef, OpenClaims] = {}
-        #: Shards to leave alone, whatever is heard of them, and until when (monotonic).
-        self._skipped: dict[ShardRef, float] = {}
         self._queries = 0
         self._offset: float | None = None
 
@@ -86,21 +84,11 @@ class DueTable:
         """Set the due time of a shard to ``seconds`` from now."""
         self._due[shard] = self.now() + seconds
 
-    def skip(self, shard: ShardRef, seconds: float) -> None:
-        """Defer a shard, whatever is heard of it meanwhile."""
-        self._skipped[shard] = self._clock.monotonic() + seconds
-        self.defer(shard, seconds)
-
     def remove(self, shard: ShardRef) -> None:
         """Remove a shard that left the lane."""
-        for values in (self._due, self._announced, self._last_query, self._empty, self._skipped):
+        for values in (self._due, self._announced, self._last_query, self._empty):
             values.pop(shard, None)
 
     def due(self) -> dict[ShardRef, float]:
         """Return due times by shard; shards without jobs are missing."""
-        if not self._skipped:
-            return dict(self._due)
-        now = self._clock.monotonic()
-        self._skipped = {shard: until for shard, until in self._skipped.items() if until > now}
-        skipped = {shard: self.now() + until - now for shard, until in self._skipped.items()}
-        return {shard: max(when, skipped.get(shard, when)) for shard, when in self._due.items()}
+        return dict(self._due)

@@ -142,11 +142,6 @@ class LaneState:
         with self._changed:
             self._due.defer(shard, seconds)
 
-    def skip(self, shard: ShardRef, seconds: float) -> None:
-        """Claim from a shard again after ``seconds``, whatever is heard of it meanwhile."""
-        with self._changed:
-            self._due.skip(shard, seconds)
-
     # -- polling
 
     def take_poll(self) -> bool | None:
