@@ -141,7 +141,7 @@ def test_the_font_is_the_packages_own(browser, visit):
 def test_a_queue_is_paused_and_goes_on(browser, visit, orders):
     visit(PAGES["queue"])
     press(browser, "Pause")
-    reads(browser, "Paused since", "#notes")
+    reads(browser, "no job starts", "#notes")
     assert orders.paused().queue
     press(browser, "Resume")
     eventually(lambda: not orders.paused().queue)
