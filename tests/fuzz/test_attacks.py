@@ -225,7 +225,7 @@ def test_a_command_of_remote_control_breaks_no_line_of_the_log(node, caplog, ver
 
 
 def test_a_job_that_is_late_is_noticed(node, monkeypatch):
-    monkeypatch.setattr("tests.fuzz.node.without_processor", lambda *pids: 0.0)
+    monkeypatch.setattr("tests.fuzz.node.without_processor", lambda *pids: {})
     with pytest.raises(AssertionError, match="ran after"), node.in_time(ids := node.ids("calm")):
         node.push("calm", ids, countdown=1)
 
