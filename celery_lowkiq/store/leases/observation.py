@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState, ShardRef
@@ -21,10 +21,10 @@ def observe(client: Client, shards: Sequence[ShardRef]) -> list[LeaseState | Non
     calls = [load("read_leases").call_many([shard_keys(shard)["lease"] for shard in part]) for part in parts]
     found: list[LeaseState | None] = []
     for part, reply in zip(parts, client.answers(calls), strict=True):
-        states: Iterable[LeaseState | None] = (
-            [None] * len(part) if isinstance(reply, StoreUnavailable) else _states(*reply)
-        )
-        found += (state for _, state in zip(part, states, strict=True))
+        if isinstance(reply, StoreUnavailable):
+            found += [None] * len(part)
+        else:
+            found += [state for _, state in zip(part, _states(*reply), strict=True)]
     return found
 
 
