@@ -6,7 +6,9 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Settlement
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import MAX_TRY_BYTES, try_text
 
@@ -138,3 +140,16 @@ def test_of_a_running_job_it_stays_when_what_waits_behind_it_is_deleted(store):
     push(store, "1", ("b", 2))
     assert Actions(store).delete(ONE, ["1"]) == 1
     assert texts(store) == ["x"]
+
+
+def test_a_repair_reads_retry_count_and_error_from_the_log(store):
+    push(store, "1", ("a", 1))
+    lease = take(store)
+    for number in range(3):
+        fail(store, lease, b"error %d" % number, retry_count=number)
+    keys = shard_keys(SHARD)
+    for lost in ("failed", "errors"):
+        store.client.redis.delete(keys[lost])
+        Repairs(store.client).mend(ONE, SHARD)
+        (job,) = Queries(store).jobs(ONE, Listing("retry_count")).items
+        assert (job.retry_count, job.error) == (2, b"error 2" if lost == "errors" else b"error")

@@ -60,7 +60,8 @@ local PLAIN_HEAD = 64
 
 -- A plain job has one payload without call records; its record moves unchanged, and fits into the reply.
 local function is_plain(record)
-  local _, stop, length, flag = string.find(record, '^[%d.]+ (%d*)([rR]?)%S* ')
+  local _, stop, word = string.find(record, '^[%d.]+ (%S*) ')
+  local length, flag = string.match(word or '', '^(%d*)([rR]?)')
   return stop and flag == '' and (length == '' or stop + length == #record) and #record + PLAIN_HEAD <= byte_limit
 end
 
@@ -167,7 +168,7 @@ local function claim_job(id, perform_in, most, stored_retry_count, mark)
     return 0, 0
   end
   local retry_count = mark and condemned(id, mark, items[1][2]) or
-    string.match(stored_retry_count or '', '^%-?%d+%.?%d*$') or '-1'
+    string.match(stored_retry_count or '', '^%-?%d+%f[%D]%.?%d*$') or '-1'
   local size, last_call = 0, nil
   for _, item in ipairs(items) do
     size = size + #item[2]
@@ -275,7 +276,7 @@ end
 -- Cuts payloads that are larger than max_bytes, which no call stores, to max_bytes + 1 in the reply: enough for the caller to
 -- refuse them.
 local function shortened(record)
-  local _, stop, length = string.find(record, '^%d+@?%d*#?%d? %S+ %-?%d+ (%d+) ')
+  local _, stop, length = string.find(record, '^%d+%f[%D]@?%d*%f[%D]#?%d? %S+ %-?%d+ (%d+) ')
   if not stop then
     return string.sub(record, 1, byte_limit + 1)
   end

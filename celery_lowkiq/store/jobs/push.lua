@@ -26,8 +26,8 @@ end
 -- '<n> <s>', or, when calls were dropped, '<n> <text of the reply>|<s>'.
 local last = redis.call('HGET', senders, sender)
 if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
-  local text = string.match(last, '^' .. n .. ' (.*)|%d+$')
-  return text and drops_reply(text) or 0
+  local of, text = string.match(last, '^(%d+) (.*)|%d+$')
+  return of == n and drops_reply(text) or 0
 end
 -- After the check above: what was stored before the number of shards changed is not stored again in another shard.
 if stored[1] ~= shards then

@@ -14,7 +14,7 @@ local count = 0
 for i, history in ipairs(KEYS) do
   local place, slot, ttl, sample, lag = unpack(ARGV, rest + (i - 1) * 5, rest + i * 5 - 1)
   local stored = redis.call('HGET', history, place)
-  local counters, stored_lag = string.match(stored or '', '^(%d+ [%d%.]+ %d+ %d+) ?([%d%.]*)$')
+  local counters, stored_lag = string.match(stored or '', '^(%d+ [%d%.]+ %d+ %d+)%f[%D] ?([%d%.]*)$')
   if not stored or string.match(stored, '^%d+') ~= slot then
     redis.call('HSET', history, place, slot .. ' ' .. sample .. (lag ~= '' and ' ' .. lag or ''))
     redis.call('EXPIRE', history, ttl)

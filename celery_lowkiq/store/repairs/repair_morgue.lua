@@ -19,7 +19,8 @@ local function delete_job(id)
 end
 
 local function last_error(id)
-  return string.match(redis.call('HGET', tries, id) or '', '([^\t\n]*)$')
+  local log = redis.call('HGET', tries, id) or ''
+  return string.match(log, '^.*[\t\n](.*)$') or log
 end
 
 local parts = {}

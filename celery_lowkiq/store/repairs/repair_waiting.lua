@@ -28,8 +28,8 @@ end
 -- Returns retry_count and error of the last logged try.
 local function last_try(id)
   local log = redis.call('HGET', tries, id) or ''
-  local count, text = string.match(log, '([^\t\n]*)\t[^\t\n]*\t([^\n]*)$')
-  return string.match(count or '', '^%d+$') or '0', text or ''
+  local count, text = string.match(string.match(log, '^.*\n(.*)$') or log, '^[^\t]*\t(%d+)\t[^\t]*\t(.*)$')
+  return count or '0', text or ''
 end
 
 local function priority_of(id)

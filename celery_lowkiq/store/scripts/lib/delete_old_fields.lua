@@ -6,7 +6,7 @@ local function delete_old_fields(key, cursor, oldest)
   local scan = redis.call('HSCAN', key, redis.call('HGET', meta, cursor) or '0', 'COUNT', 16)
   redis.call('HSET', meta, cursor, scan[1])
   for i = 1, #scan[2], 2 do
-    if (tonumber(string.match(scan[2][i + 1], '%d+$')) or 0) < oldest then
+    if (tonumber(string.match(scan[2][i + 1], '%f[%d]%d+$')) or 0) < oldest then
       redis.call('HDEL', key, scan[2][i])
     end
   end

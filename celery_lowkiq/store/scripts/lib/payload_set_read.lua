@@ -27,7 +27,10 @@ end
 
 -- The score, the flag and the signature of a place in a spilled set, or of its end.
 local function read_place(text)
-  return string.match(text, '^([^rRsS%z]*)([rR]?)([^%z]*)%z?$')
+  local score, flag, signature, rest = string.match(text, '^([^rRsS%z]*)([rR]?)([^%z]*)(.*)$')
+  if rest == '' or rest == '\0' then
+    return score, flag, signature
+  end
 end
 
 -- An item is {score as text, payload, score as number, flag, signature}. Unreadable bytes become a payload, which a worker
@@ -42,7 +45,8 @@ local function unpack_items(record)
     end
   end
   while at <= #record do
-    local _, stop, score, length, flag, signature = string.find(record, '^(%S+) (%d*)([rR]?)(%S*) ', at)
+    local _, stop, score, word = string.find(record, '^(%S+) (%S*) ', at)
+    local length, flag, signature = string.match(word or '', '^(%d*)([rR]?)(.*)$')
     if not stop or not is_number(score) or signature ~= '' and not is_signature(signature) then
       items[#items + 1] = {'0', string.sub(record, at), 0, '', ''}
       break

@@ -30,7 +30,7 @@
 -- The options priority, retry_priority, per_run and anew_on_push are values, which scripts read where they act.
 local options, hooks = {}, {}
 if policy ~= '' then
-  for name, value in string.gmatch(policy, '([%a_]+)=(%S+)') do
+  for name, value in string.gmatch(policy, '%f[%a_]([%a_]+)=(%S+)') do
     options[name] = tonumber(value) or value
   end
 end

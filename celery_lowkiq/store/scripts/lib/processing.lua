@@ -17,7 +17,7 @@ end
 -- Returns {claim, priority, perform_in, retry_count, error, items}.
 local function read_processing(record)
   local _, stop, claim, priority, perform_in, retry_count, length =
-    string.find(record, '^(%d+)@?%d*#?(%d?) (%S+) (%-?%d+%.?%d*) (%d+) ')
+    string.find(record, '^(%d+)%f[%D]@?%d*%f[%D]#?(%d?) (%S+) (%-?%d+%f[%D]%.?%d*) (%d+) ')
   if not (stop and is_number(perform_in)) then
     return {claim = '0', priority = 0, perform_in = '0', retry_count = '-1', error = '', items = unpack_items(record)}
   end
