@@ -28,17 +28,13 @@ Fuzz = Callable[..., None]
 def fuzz(rounds: Rounds) -> Fuzz:
     """``fuzz(attack, 5)`` calls ``attack(random)``, which tries 5 inputs, until all have been tried.
 
-    None may take more than ``hang`` s. ``most``: how many inputs are tried at most.
+    None may take more than ``hang`` s.
     """
 
-    def fuzz(
-        attack: Callable[[Random], object], inputs: int = 1, hang: float = HANG, most: int = 10**9
-    ) -> None:
+    def fuzz(attack: Callable[[Random], object], inputs: int = 1, hang: float = HANG) -> None:
         following, longest = FIRST, 0.0
         for count in rounds(10 * max(1, INPUTS // TESTS)):
-            numbers = range(following, min(following + count, FIRST + most), inputs)
-            if not numbers:
-                break
+            numbers = range(following, following + count, inputs)
             following = numbers[-1] + inputs
             for number in numbers:
                 with _named(number, inputs):

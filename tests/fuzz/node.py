@@ -21,9 +21,6 @@ from tests.worker.engine import Engine
 #: Shards of ``orders``: of the first anything is changed, of the next entries of ids, of the last nothing.
 OPEN, PARTLY, CALM = (0, 1), 2, 3
 VICTIMS = ("calls", "limited", "held")
-#: Inputs of a run that asks whether innocent jobs are in time. In most runs, input 11,300 after all those
-#: before it makes them late by 1.1 to 1.4 s, about a lease time; alone it does not. The cause is not known.
-MOST_IN_TIME = 10_000
 #: Seconds between two polls, and those that an innocent job may take beside one.
 POLL, RUN = 0.2, 0.5
 

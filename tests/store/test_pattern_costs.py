@@ -11,16 +11,16 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.store.scripts.script import lua_files
-from celery_lowkiq.embedded import EmbeddedServer, find_server
 
 CALL = re.compile(r"string\.(?:match|find|gmatch|gsub)\(")
 LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'")
-#: CPU seconds for a text of 3,000 characters: a linear pattern takes about 0.00003, a quadratic one 0.03 or more.
+#: CPU seconds for 3,000 characters: a linear pattern takes about 0.00003, a quadratic one 0.03 or more.
 MOST = 0.008
 #: Beginnings of records, runs of one character, and ends that match nothing.
 MEASURE = r"""
-local heads = {'', '1 ', '1 1 ', '1 1 1 ', '1 1 1 1 ', '1 x 1', '1@', '1#1 x ', '-', '1.', '!1 ', '\n', '~', 'a=', 'R'}
+local heads = {'', '1 ', '1 1 ', '1 1 1 ', '1 1 1 1 ', '1@', '1#1 x ', '-', '1.', '!1 ', '~', 'a=', 'R'}
 local ends = {'', '\1', '\0\1', ' \1', '\n\1'}
 
 local function seconds(text)
