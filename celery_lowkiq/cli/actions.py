@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,15 +10,16 @@ from celery import Celery
 
 from celery_lowkiq.integration.operations.action_parts import FILTERS, Action, Target, Verb
 from celery_lowkiq.integration.operations.actions import VERBS
-from celery_lowkiq.integration.operations.audit import Audit, Change
+from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import ShardsAway
 from celery_lowkiq.rules.text import escaped
 
+from .audited import asker, audited
 from .bulk import Progress, confirm, in_chunks, with_progress
 from .main import FAILED
-from .params import STDIN, command, each_id, ids_argument, queue_argument, yes_option
+from .params import STDIN, command, each_id, ids_argument, queue_argument, reason_option, yes_option
 
 #: Seconds that a worker gets to answer.
 PATIENCE = 2.0
@@ -71,20 +70,25 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
     actions = [one for one in verb.actions if one.on_command_line]
 
     def run(
-        inspector: Inspector, queue: str, ids: tuple[str, ...] = (), yes: bool = False, **given: Any
+        inspector: Inspector,
+        queue: str,
+        reason: str,
+        ids: tuple[str, ...] = (),
+        yes: bool = False,
+        **given: Any,
     ) -> None:
         action = _chosen(actions, ids, given)
         values = {one.name: given[one.name] for one in action.takes if given[one.name] is not None}
         if given.get("dry_run"):
             _preview(action, inspector.queue(queue), values)
         else:
-            _act(action, inspector.queue(queue), ids, values, yes)
+            _act(action, inspector.queue(queue), ids, values, yes, reason)
 
     return queue_argument(_with_options(run, actions))
 
 
 def _with_options(run: Callable[..., None], actions: list[Action]) -> Callable[..., None]:
-    made = run
+    made = reason_option(run)
     if any(one.dangerous for one in actions):
         made = yes_option(made)
     if any(one.optional for one in actions):
@@ -126,7 +130,12 @@ def _preview(action: Action, queue: OrderedQueue, values: Mapping[str, Any]) -> 
 
 
 def _act(
-    action: Action, queue: OrderedQueue, ids: tuple[str, ...], values: Mapping[str, Any], yes: bool
+    action: Action,
+    queue: OrderedQueue,
+    ids: tuple[str, ...],
+    values: Mapping[str, Any],
+    yes: bool,
+    reason: str,
 ) -> None:
     asked = Target(ids, values)
     if action.optional:
@@ -145,10 +154,9 @@ def _act(
         said = action.said(queue.name, asked, count)
         click.echo(f"interrupted: {said}, and at most one step more; the others stay as they were", err=True)
 
-    change = Change.of(*asker(), action, queue.name, asked)
-    audit = Audit(click.get_current_context().obj.app)
+    change = Change.of(*asker(), action, queue.name, asked, reason)
     count, left_out = _counted(
-        lambda: audit.around(change, lambda: with_progress(action.verb, total, act, interrupted))
+        lambda: audited(change, lambda: with_progress(action.verb, total, act, interrupted))
     )
     click.echo(action.said(queue.name, asked, count))
     if left_out is not None:
@@ -169,15 +177,6 @@ def _end_unchanged(queue: OrderedQueue, ids: tuple[str, ...]) -> None:
     if len(ids) == 1 and ids != (STDIN,):
         click.echo(escaped(queue.why(ids[0]).text), err=True)
     raise click.exceptions.Exit(FAILED)
-
-
-def asker() -> tuple[str, str]:
-    """The user of the system who runs the command, and its machine."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "?"
-    return user, f"command line of {platform.node()}"
 
 
 def _question(action: Action, queue: str, asked: Target, total: int) -> str:

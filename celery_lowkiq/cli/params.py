@@ -104,6 +104,11 @@ def yes_option(function: F) -> F:
     return click.option("--yes", "-y", is_flag=True, help="Do not ask for a confirmation.")(function)
 
 
+def reason_option(function: F) -> F:
+    """The option --reason."""
+    return click.option("--reason", default="", help="Why, for the audit log.")(function)
+
+
 def ids_argument(function: F) -> F:
     """The optional argument IDS."""
     return click.argument("ids", metavar="[IDS]...", nargs=-1)(function)

@@ -18,7 +18,7 @@ from celery_lowkiq.integration.operations.action_parts import (
     Target,
 )
 from celery_lowkiq.integration.operations.actions import action_of
-from celery_lowkiq.integration.operations.audit import MAX_REASON, Change
+from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.payload_actions import payload_change
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
@@ -46,8 +46,6 @@ def begin(
     """
     if VALUE in action.parameters and not user_of(request.scope).may_see_plain:
         raise Refused("to edit a payload, you need the right to see it without masks")
-    if len(reason) > MAX_REASON:
-        raise InvalidCall(f"reason is invalid: expected at most {MAX_REASON} characters")
     site = site_of(request)
     what = payload_change(queue, action, target, site.redactor) if MARK in action.takes else ""
     change = Change.of(*asker(request), action, queue.name, target, reason.strip(), what)

@@ -8,8 +8,11 @@ import json
 import pytest
 import redis
 
+from celery_lowkiq import track
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.store.scripts.acl import ROLES
+from tests.cli import proj
+from tests.cli.test_repair import broken_shard
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -66,3 +69,53 @@ def test_each_change_of_a_command_is_in_the_audit_log(run, queue):
     assert "ids=['nobody'] jobs=0" in lines[0]
     (entry,) = map(json.loads, run("audit", "--limit", "1", "--json").output.splitlines())
     assert (entry["action"], entry["state"], entry["jobs"]) == ("delete", "done", 0)
+
+
+def changes(run):
+    """The entries of the audit log, the first one first."""
+    lines = run("audit", "--json").output.splitlines()
+    return [json.loads(line) for line in reversed(lines)]
+
+
+@pytest.mark.parametrize(
+    ("action", "command"),
+    [
+        ("bury", ("bury", "sync_order", "42", "--yes")),
+        ("reshard", ("reshard", "sync_order", "7")),
+        ("pause_migration", ("reshard", "sync_order", "--pause")),
+        ("abort_migration", ("reshard", "sync_order", "--abort")),
+        ("repair", ("repair", "sync_order", "--yes")),
+        ("load", ("load", "sync_order")),
+    ],
+)
+def test_each_command_that_changes_says_why_in_the_audit_log(run, server, action, command):
+    broken_shard(server)
+    run(*command, "--reason", "its customer asked", stdin=b"")
+    begins, ends = changes(run)
+    for entry in (begins, ends):
+        assert (entry["action"], entry["queue"]) == (action, "sync_order")
+        assert (entry["user"], entry["reason"]) == (getpass.getuser(), "its customer asked")
+    assert (begins["state"], ends["state"] in ("done", "failed")) == ("begins", True)
+
+
+def test_a_reshard_says_the_number_of_shards(run, queue):
+    run("reshard", "sync_order", "7")
+    assert [(one["state"], one["filter"]) for one in changes(run)] == [
+        ("begins", "{'shards': 7}"),
+        ("done", "{'shards': 7}"),
+    ]
+
+
+def test_a_group_that_is_cancelled_is_in_the_audit_log(run, server):
+    with track("import", proj.app) as tracker:
+        proj.sync_order.perform_async([{"id": 1, "payload": 1}], tracker=tracker)
+    run("cancel", tracker.id, "--yes", "--reason", "a wrong file")
+    begins, ends = changes(run)
+    assert (begins["action"], begins["queue"], begins["ids"]) == ("cancel", "tracker import", [tracker.id])
+    assert (ends["state"], ends["jobs"], ends["reason"]) == ("done", 1, "a wrong file")
+
+
+def test_a_reason_that_is_too_long_changes_nothing(run, queue):
+    refused = run("pause", "sync_order", "--reason", "x" * 201)
+    assert (refused.exit_code, "expected at most 200 characters" in refused.output) == (2, True)
+    assert "none" in run("audit").output

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import click
 
+from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import count_of, escaped
 
+from ..audited import asker, audited
 from ..bulk import confirm, with_progress
 from ..main import FAILED
-from ..params import command, yes_option
+from ..params import command, reason_option, yes_option
 
 EXAMPLES = ["cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11", "cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --yes"]
 
@@ -18,7 +20,8 @@ EXAMPLES = ["cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11", "cancel 0d6c1bd6c5d24d1f8
 @command("Cancel the waiting calls of a tracked group.", EXAMPLES)
 @click.argument("id_", metavar="ID")
 @yes_option
-def cancel(inspector: Inspector, id_: str, yes: bool) -> None:
+@reason_option
+def cancel(inspector: Inspector, id_: str, yes: bool, reason: str) -> None:
     """Cancel the tracked group with this ID: its waiting calls end as failed, running calls go on.
 
     Their results become REVOKED when the calls are due. Status 1 if there is no such group.
@@ -30,5 +33,6 @@ def cancel(inspector: Inspector, id_: str, yes: bool) -> None:
         raise click.exceptions.Exit(FAILED) from error
     waiting = tracker.counts().enqueued
     confirm(f"Cancel {count_of(waiting, 'waiting call')} of {escaped(tracker.name)}?", yes)
-    done = with_progress("cancel", waiting, tracker.cancel)
+    change = Change(*asker(), "cancel", f"tracker {tracker.name}", (tracker.id,), reason=reason)
+    done = audited(change, lambda: with_progress("cancel", waiting, tracker.cancel))
     click.echo(f"cancelled {count_of(done, 'call')} of {escaped(tracker.name)}")

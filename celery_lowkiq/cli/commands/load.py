@@ -8,11 +8,13 @@ from typing import BinaryIO
 
 import click
 
+from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.dumps import MAX_LINE_BYTES
 
+from ..audited import asker, audited
 from ..bulk import Progress, with_progress
-from ..params import command, queue_argument, stdin
+from ..params import command, queue_argument, reason_option, stdin
 
 EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_order.jsonl"]
 
@@ -21,7 +23,8 @@ EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_
 @queue_argument
 @click.option("--renamed", is_flag=True, help="Accept the dump of a queue with another name.")
 @click.option("--again", is_flag=True, help="Load all lines, also those loaded within the last week.")
-def load(inspector: Inspector, queue: str, renamed: bool, again: bool) -> None:
+@reason_option
+def load(inspector: Inspector, queue: str, renamed: bool, again: bool, reason: str) -> None:
     """Merge what `dump` wrote, from stdin, into QUEUE.
 
     If it was interrupted, run it again with the same file: it skips the loaded lines, also of jobs that have
@@ -42,7 +45,8 @@ def load(inspector: Inspector, queue: str, renamed: bool, again: bool) -> None:
         click.echo(f"loaded {done.new} of {done.lines} lines into queue {queue}")
         return done.new
 
-    with_progress("load", _size(source), act)
+    change = Change(*asker(), "load", queue, reason=reason)
+    audited(change, lambda: with_progress("load", _size(source), act))
 
 
 def _size(source: BinaryIO) -> int:

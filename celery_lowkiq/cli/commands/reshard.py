@@ -8,14 +8,18 @@ import time
 
 import click
 
+from celery_lowkiq.integration.operations.action_parts import Target
+from celery_lowkiq.integration.operations.actions import action_of
+from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.resharding import JOBS_PER_SECOND, MigrationState
 from celery_lowkiq.rules.text import count_of, duration
 
+from ..audited import asker, audited
 from ..main import FAILED
-from ..params import command, queue_argument
+from ..params import command, queue_argument, reason_option
 
 EXAMPLES = [
     "reshard sync_order 48 --dry-run",
@@ -41,7 +45,8 @@ NO_WORKER = (
 @click.option("--pause", is_flag=True, help="Stop moving jobs, in all nodes.")
 @click.option("--resume", is_flag=True, help="Move jobs again.")
 @click.option("--abort", is_flag=True, help="Move back to the former number of shards.")
-def reshard(inspector: Inspector, queue: str, shards: int | None, **options: bool) -> None:
+@reason_option
+def reshard(inspector: Inspector, queue: str, shards: int | None, reason: str, **options: bool) -> None:
     """Move QUEUE to SHARDS shards, while calls and workers go on.
 
     Each id keeps its order, and callers and workers follow without a restart. If the command is ended, the
@@ -63,12 +68,24 @@ def reshard(inspector: Inspector, queue: str, shards: int | None, **options: boo
     elif verb == "watch" and shards is None:
         _watch(ordered)
     elif verb in ("pause", "resume"):
-        _pause(ordered, verb)
+        _pause(ordered, verb, reason)
     else:
-        shards = shards or ordered.abort_migration()
-        with Progress(ordered, lines=verb == "watch") as progress:
-            ordered.reshard(shards, progress.update)
-        click.echo(f"queue {queue} has {shards} shards")
+        change = _change("reshard" if shards else "abort_migration", queue, reason, shards)
+        audited(change, lambda: _move(ordered, shards, lines=verb == "watch"))
+
+
+def _change(action: str, queue: str, reason: str, shards: int | None = None) -> Change:
+    values = {"shards": shards} if shards else {}
+    return Change.of(*asker(), action_of(action), queue, Target(values=values), reason)
+
+
+def _move(queue: OrderedQueue, shards: int | None, lines: bool) -> int:
+    """Move to that number of shards; without one, to the former number. Return how many jobs moved."""
+    shards = shards or queue.abort_migration()
+    with Progress(queue, lines) as progress:
+        moved = queue.reshard(shards, progress.update)
+    click.echo(f"queue {queue.name} has {shards} shards")
+    return moved
 
 
 def _show_cost(queue: OrderedQueue, shards: int) -> None:
@@ -79,8 +96,9 @@ def _show_cost(queue: OrderedQueue, shards: int) -> None:
     click.echo(f"about {duration(cost.seconds)}, at {JOBS_PER_SECOND} jobs a second; nothing was changed")
 
 
-def _pause(queue: OrderedQueue, verb: str) -> None:
-    changed = queue.pause_migration() if verb == "pause" else queue.resume_migration()
+def _pause(queue: OrderedQueue, verb: str, reason: str) -> None:
+    act = queue.pause_migration if verb == "pause" else queue.resume_migration
+    changed = audited(_change(f"{verb}_migration", queue.name, reason), act)
     unchanged = "" if changed else " before" if verb == "pause" else ": it was not paused"
     click.echo(f"the move of queue {queue.name} to other shards: {verb}d{unchanged}")
     if not changed:

@@ -12,13 +12,13 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import ShardsAway, StoreError
+from celery_lowkiq.rules.errors import InvalidCall, ShardsAway, StoreError
 from celery_lowkiq.rules.loggers import audit_logger as logger
 from celery_lowkiq.rules.text import shortened
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.admin.audit import MAX_BYTES, AuditStore
 
-from .action_parts import SHARD, Action, Target
+from .action_parts import MARK, SHARD, VALUE, Action, Target
 
 #: Maximum number of ids in an entry.
 SHOWN_IDS = 5
@@ -42,10 +42,14 @@ class Change:
     shard: int | None = None
     #: Why, in the words of the user; "": none was given.
     reason: str = ""
-    #: What the jobs are searched by, with limit and rate.
+    #: What the jobs are searched by, with limit and rate; or the new number of shards.
     filter: Mapping[str, Any] = field(default_factory=dict)
     #: What changes in a payload, with masks.
     what: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.reason) > MAX_REASON:
+            raise InvalidCall(f"reason is invalid: expected at most {MAX_REASON} characters")
 
     @classmethod
     def of(
@@ -59,7 +63,8 @@ class Change:
         what: str = "",
     ) -> Change:
         """The change that an action makes to a target."""
-        wanted = {one.name: target.values[one.name] for one in action.optional if one.name in target.values}
+        named = (one.name for one in action.takes if one not in (SHARD, MARK, VALUE))
+        wanted = {name: target.values[name] for name in named if name in target.values}
         shard = target.values.get(SHARD.name)
         return cls(user, address, action.name, queue, target.ids, shard, reason, wanted, what)
 
