@@ -11,12 +11,13 @@ from celery.worker import state
 
 from celery_lowkiq.integration.bootstep.engine import CeleryHost, Engine
 from celery_lowkiq.integration.processes import lane_process
-from celery_lowkiq.integration.processes.child import ChildOptions
+from celery_lowkiq.integration.processes.child import Child, ChildOptions
 from celery_lowkiq.integration.processes.lane_process import LaneProcess, NotStarted
+from celery_lowkiq.integration.processes.messages import read_settlements
 from celery_lowkiq.integration.processes.process_runner import ProcessRunner
 from celery_lowkiq.integration.runs.decode import RunJob
 from celery_lowkiq.rules.loggers import package_logger
-from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
 from celery_lowkiq.store.scripts.script import load, lua_files
 
 
@@ -64,6 +65,19 @@ def test_dead_jobs_that_cannot_be_told_of_end_no_lane(caplog):
     job = RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")
     runner._lane.dead = [(batch, [job])]
     runner.settled(batch, frozenset({"1"}))
+    assert "on_retries_exhausted of orders failed" in caplog.text
+
+
+def test_a_dead_job_that_cannot_be_told_of_is_settled_all_the_same(caplog):
+    """The run was repeated every 5 s."""
+    child = Child.__new__(Child)
+    dead = [Settlement("1", 7, Disposition.DIE, 3)]
+    job = RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")
+    child._runner = SimpleNamespace(run=lambda batch: tuple(dead), dead_jobs=lambda batch, ids: [job])
+    child._buffers = SimpleNamespace(buffer=SimpleNamespace(take=lambda: None))
+    child._options = SimpleNamespace(max_tasks=None, max_memory_kib=None)
+    batch = SimpleNamespace(queue=QueueSpec("orders"), jobs=(job,))
+    assert read_settlements(child._outcome(batch), batch) == (tuple(dead), [])
     assert "on_retries_exhausted of orders failed" in caplog.text
 
 

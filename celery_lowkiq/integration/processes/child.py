@@ -316,7 +316,14 @@ class Child:
         dead: list[Any] = []
         if any(settlement.disposition is Disposition.DIE for settlement in settlements):
             dead = self._runner.dead_jobs(batch, [job.id for job in batch.jobs])
-        return messages.outcome(settlements, dead, self._is_spent())
+        try:
+            return messages.outcome(settlements, dead, self._is_spent())
+        except Exception as error:
+            if not dead:
+                raise
+            # Payloads are the user's. The run has ended, and must not be repeated for the hook.
+            logger.error("on_retries_exhausted of %s failed: %s", batch.queue.name, error)
+            return messages.outcome(settlements, [], self._is_spent())
 
     def _is_spent(self) -> bool:
         most, kib = self._options.max_tasks, self._options.max_memory_kib
