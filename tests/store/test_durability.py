@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.jobs import durability
+from celery_lowkiq.store.jobs import durability, push
 from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
@@ -29,13 +31,20 @@ def short(monkeypatch):
     monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.2)
 
 
-def test_replicated_waits_for_a_replica():
+@contextmanager
+def replicated():
+    """A master, and a client of its replica."""
     at_once = {"repl-diskless-sync-delay": "0"}
     with EmbeddedServer(port=0, config=at_once) as master, EmbeddedServer(port=0) as replica:
-        store = store_on(master, Level.REPLICATED)
         behind = connect({"path": replica.socket_path}, pool_size=1, pool_timeout=5)
         behind.replicaof("127.0.0.1", master.port)
         eventually(lambda: behind.info("replication")["master_link_status"] == "up")
+        yield master, behind
+
+
+def test_replicated_waits_for_a_replica():
+    with replicated() as (master, behind):
+        store = store_on(master, Level.REPLICATED)
         for number in range(20):
             store.push(ONE, [NewJob(f"{number}", b"x", 1.0, 9e9)])
             assert behind.hexists(shard_keys(SHARD)["jobs"], f"{number}")
@@ -46,6 +55,26 @@ def test_without_a_replica_the_caller_hears_that_it_is_not_confirmed(store, clie
     with pytest.raises(StoreUnavailable, match="it was stored, but not confirmed as replicated"):
         careful.push(ONE, [NewJob("1", b"x", 1.0)])
     assert waiting(store, "1") == [("x", 1)]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_server_that_never_had_the_push_does_not_confirm_it(count, monkeypatch):
+    """It takes the place of the one with the first turn, and has a replica of its own."""
+    monkeypatch.setattr(push, "CHUNK_JOBS", 2)
+    jobs = [NewJob(str(number), b"x", 1.0, 9e9) for number in range(count)]
+    with EmbeddedServer() as former, replicated() as (master, _):
+        store = store_on(master, Level.REPLICATED)
+        store.push(ONE, [NewJob("before", b"x", 1.0, 9e9)])
+        next_master = store.client.redis
+        store.client.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
+
+        def stored(taken):
+            store.client.redis = next_master
+
+        with pytest.raises(StoreUnavailable, match="lost in a failover or restart .* call again"):
+            store.push(ONE, jobs, stored=stored)
+        store.push(ONE, jobs)
+        assert next_master.hlen(shard_keys(SHARD)["jobs"]) == count + 1
 
 
 def test_fsynced_waits_for_the_disk():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import AccessDenied, ConfigurationError, StoreError, StoreUnavailable
@@ -17,6 +18,14 @@ from celery_lowkiq.store.scripts.steps import Steps
 WAIT_MS = 500
 CONFIRM_SECONDS = 5.0
 WAIT_FSYNC = ("WAITAOF", 1, 0, WAIT_MS)
+
+
+class Pushed(NamedTuple):
+    """A push to be confirmed: shards that have a number of the sender larger than ``after``."""
+
+    shards: Sequence[ShardRef]
+    sender: str
+    after: int
 
 
 class Level(str, enum.Enum):
@@ -38,19 +47,20 @@ class Durability:
     replicas: int = 1
 
     def confirm_steps(
-        self, client: Client, shards: Iterable[ShardRef], clock: Clock | None = None
+        self, client: Client, shards: Iterable[ShardRef], clock: Clock | None = None, push: Pushed | None = None
     ) -> Steps[None]:
-        """Wait until earlier writes to the shards have reached the level.
+        """Wait until earlier writes to the shards have reached the level, those of ``push`` among them.
 
-        Raises StoreUnavailable when they have not within CONFIRM_SECONDS: they are stored, but not confirmed,
-        and may be repeated. Raises ConfigurationError when the server does not support the level.
+        Raises StoreUnavailable when they have not within CONFIRM_SECONDS, or when a server that confirms does
+        not have the push: it is not confirmed, and may be repeated. Raises ConfigurationError when the server
+        does not support the level.
         """
         if self.level is Level.FAST:
             return
         now = (clock or SystemClock()).monotonic
         deadline = now() + CONFIRM_SECONDS
         left = client.streams(shards)
-        while left := (yield from self._unconfirmed(client, left)):
+        while left := (yield from self._unconfirmed(client, left, push)):
             if now() >= deadline:
                 raise StoreUnavailable(
                     f"it was stored, but not confirmed as {self.level.value} within "
@@ -67,12 +77,18 @@ class Durability:
         elif replicated := (yield from _replicated(client, client.streams(shards))):
             yield from Durability(Level.REPLICATED).confirm_steps(client, replicated)
 
-    def _unconfirmed(self, client: Client, shards: Sequence[ShardRef]) -> Steps[list[ShardRef]]:
+    def _unconfirmed(
+        self, client: Client, shards: Sequence[ShardRef], push: Pushed | None
+    ) -> Steps[list[ShardRef]]:
         wait = ("WAIT", self.replicas, WAIT_MS) if self.level is Level.REPLICATED else WAIT_FSYNC
         # Both count writes of their own connection: this one changes nothing, and comes after the push.
         writes = [("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0) for shard in shards]
+        commands = [each for write in writes for each in (write, wait)]
+        # A server that has taken the place of the one with the push counts its own replicas, which may have
+        # all that it has itself. Read after the wait: its place may be taken meanwhile.
+        reads = [("HGET", shard_keys(one)["senders"], push.sender) for one in push.shards] if push else []
         try:
-            replies = yield from client.command_steps([each for write in writes for each in (write, wait)])
+            replies = yield from client.command_steps([*commands, *reads])
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -82,10 +98,19 @@ class Durability:
                 "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes: "
                 f"{error}"
             ) from error
-        answers = zip(shards, replies[1::2], strict=True)
+        if push and not all(_number(sent) > push.after for sent in replies[len(commands) :]):
+            raise StoreUnavailable(
+                f"it was lost in a failover or restart before it was {self.level.value}; call again"
+            )
+        answers = zip(shards, replies[1 : len(commands) : 2], strict=True)
         if self.level is Level.REPLICATED:
             return [shard for shard, replicas in answers if replicas < self.replicas]
         return [shard for shard, (on_disk, _) in answers if on_disk < 1]
+
+
+def _number(stored: bytes | None) -> int:
+    """The number of a sender's last push; ``stored``: '<n> <s>', see ``push.lua``."""
+    return int((stored or b"0").partition(b" ")[0])
 
 
 def _replicated(client: Client, streams: Sequence[ShardRef]) -> Steps[list[ShardRef]]:

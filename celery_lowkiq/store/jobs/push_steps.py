@@ -14,7 +14,7 @@ from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
-from .durability import Durability
+from .durability import Durability, Level, Pushed
 from .push import Sender, Signer, Stored, push_call, refused, retried, taken, turns
 from .push_drops import Dropped, DroppedCallReporter
 
@@ -48,10 +48,6 @@ class PushSteps:
             layout = self._layouts.get(queue.name)
             as_stored = queue if layout is None else queue.with_layout(layout)
             waiting = yield from self._push(sender, as_stored, waiting, left, stored)
-        if jobs:
-            yield from self._durability.confirm_steps(
-                self._client, (as_stored.shard_of(job.id) for job in jobs)
-            )
 
     def _push(
         self,
@@ -63,13 +59,21 @@ class PushSteps:
     ) -> Steps[Sequence[NewJob]]:
         """Push jobs; return those that shards refused since the queue has another number of shards."""
         rest = iter(turns(queue, jobs))
+        confirms = self._durability.level is not Level.FAST
         for turn in rest:
+            before = next(sender.numbers) if confirms else 0
             calls = [
                 ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
                 for shard, chunk in turn.items()
             ]
             reporter = self._reporter(queue, turn)
             replies = yield from retried(pauses, partial(self._send, calls, turn, stored, reporter))
+            if confirms:
+                # Before the next turn: its numbers would hide that a failover has lost this one.
+                answers = zip(turn, replies, strict=True)
+                there = [shard for shard, reply in answers if not isinstance(reply, QueueResharded)]
+                push = Pushed(there, sender.id, before)
+                yield from self._durability.confirm_steps(self._client, there, push=push)
             resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
             if resharded is not None:
                 self._layouts[queue.name] = resharded.layout

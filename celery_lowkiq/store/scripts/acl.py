@@ -104,7 +104,7 @@ _CALLER = Role(
         "track_update"
     ),
     {
-        "HGET": ("meta", "queue", "tracker"),
+        "HGET": ("meta", "queue", "senders", "tracker"),
         "HMGET": ("meta", "queue", "tracker"),
         "SUBSCRIBE": (),
         "UNSUBSCRIBE": (),

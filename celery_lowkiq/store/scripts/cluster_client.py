@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 #: Commands without a key. They go where the command before them goes, the first ones where the next one goes.
 KEYLESS = frozenset({"CONFIG GET", "INFO", "PING", "TIME", "WAIT", "WAITAOF"})
+#: Of these, what asks about the writes of its own connection: on another one, it may be answered at once.
+OF_CONNECTION = frozenset({"WAIT", "WAITAOF"})
 #: How long a batch follows redirections and waits for slots that move, in s.
 PATIENCE = 1.0
 #: The same for a caller that serves shards of other masters meanwhile, and repeats what was not answered.
@@ -293,7 +295,7 @@ class _Batch:
         for n in positions:
             # What is asked of a server about the command before is asked again.
             follows = self._commands[n][0] in KEYLESS and found and found[-1] == n - 1
-            if follows or _may_follow(self.replies[n]):
+            if follows or (self._commands[n][0] not in OF_CONNECTION and _may_follow(self.replies[n])):
                 found.append(n)
         return found
 

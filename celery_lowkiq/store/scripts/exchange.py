@@ -26,8 +26,9 @@ except ImportError:
 
 #: Commands of this many bytes are sent while the next ones are packed: more than 1,000 small jobs.
 PART_BYTES = 64 * 1024
-#: Scripts, and commands of which reads of many shards send many; and those whose replies redis-py changes.
-SENT_HERE = {"EVALSHA", "HGET", "HMGET", "TIME", "ZCARD", "ZCOUNT", "ZMSCORE"}
+#: Scripts, what confirms a push, and commands of which reads of many shards send many; and those whose replies
+#: redis-py changes.
+SENT_HERE = {"EVALSHA", "HGET", "HINCRBY", "HMGET", "TIME", "WAIT", "ZCARD", "ZCOUNT", "ZMSCORE"}
 CHANGED = {"TIME", "ZMSCORE"}
 Command = tuple[Any, ...]
 
