@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypedDict
 
 from .models import ShardRef
@@ -25,6 +26,13 @@ class Terms(TypedDict):
     merges: bool
 
 
+class Missing(Enum):
+    """What a master of a cluster would tell that is away, and what is unknown without it."""
+
+    REPORTS = "the reports of nodes", "who is alive and what runs"
+    TOKENS = "the queue's own keys", "the use of its rate limit"
+
+
 @dataclass(frozen=True)
 class Owner:
     """The node that owns the id's shard, and the state of the shard's lane."""
@@ -34,8 +42,8 @@ class Owner:
     since: float | None = None
     #: Seconds since its last report; None: no report for an hour.
     silent: float | None = None
-    #: Whether it reported within its lease time.
-    alive: bool = False
+    #: Whether it reported within its lease time; None: its reports cannot be read now.
+    alive: bool | None = False
     #: Whether it is stopping or quiet, and releases the shard.
     leaving: bool = False
     lane: str | None = None
@@ -104,6 +112,8 @@ class DiagnosisFacts:
     #: Rate limit of each id (runs per second), and the Unix time (s) at which this id has a token.
     id_rate: float | None = None
     id_token_at: float = 0.0
+    #: What cannot be read now, since its master of a cluster is away.
+    missing: tuple[Missing, ...] = ()
 
     @property
     def pauses(self) -> tuple[tuple[str, float], ...]:
@@ -138,9 +148,9 @@ def why(facts: DiagnosisFacts) -> Why:
     """Return where the id is and what it waits for.
 
     Kinds: nowhere, running, claimed, behind_itself, behind_dead, paused, moving, scheduled,
-    unowned, silent, leaving, limited, suspect, behind, due, dead.
+    unowned, silent, leaving, limited, suspect, behind, due, dead, unknown.
     """
-    reasons = tuple(_reasons(facts))
+    reasons = (*_reasons(facts), *map(_unknown, facts.missing))
     return Why(reasons[0].kind, " ".join(reason.text for reason in reasons), reasons, facts)
 
 
@@ -171,6 +181,8 @@ def _claimed(facts: DiagnosisFacts) -> Reason:
     owner = facts.owner
     if owner is None:
         return _unowned(facts)
+    if owner.alive is None:
+        return Reason("claimed", f"It is claimed by {owner.place}.")
     if not owner.alive:
         return _silent(owner, "It was running on")
     run = owner.running
@@ -203,7 +215,7 @@ def _reasons_to_wait(facts: DiagnosisFacts, waiting: Waiting) -> Iterator[Reason
     owner_problem = _owner_problem(facts)
     if owner_problem is not None:
         yield owner_problem
-    if later or facts.owner is None or not facts.owner.alive:
+    if later or facts.owner is None or facts.owner.alive is False:
         return
     if facts.token_wait > 0:
         text = f"The rate limit of the queue, {facts.rate:g} runs a second, is used up: in "
@@ -226,7 +238,7 @@ def _owner_problem(facts: DiagnosisFacts) -> Reason | None:
     owner = facts.owner
     if owner is None:
         return _unowned(facts)
-    if not owner.alive:
+    if owner.alive is False:
         return _silent(owner, f"Shard {facts.shard.index} belongs to")
     if owner.leaving:
         text = f"Node {owner.name} stops or is quiet: it begins nothing new, and gives the shard away."
@@ -283,7 +295,14 @@ def _next(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Reason:
         return Reason("behind", f"It waits behind {jobs}, owned by {owner.place}{activity}.")
     if busy:
         return Reason("behind", f"It is the next of shard {facts.shard.index}: {owner.place} {busy}.")
+    if owner.alive is None:
+        return Reason("due", f"It is due, and shard {facts.shard.index} belongs to {owner.place}.")
     return Reason("due", f"It is due, and about to be claimed by {owner.place}.")
+
+
+def _unknown(missing: Missing) -> Reason:
+    what, unknown = missing.value
+    return Reason("unknown", f"The master with {what} is away: {unknown} is unknown.")
 
 
 def _dead(facts: DiagnosisFacts, dead: Dead) -> Reason:

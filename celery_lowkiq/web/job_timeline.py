@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from celery_lowkiq.integration.operations.action_parts import SHARD, Action, Target
 from celery_lowkiq.integration.operations.actions import ACTIONS
-from celery_lowkiq.integration.operations.audit import Audit, AuditEntry
+from celery_lowkiq.integration.operations.audit import AuditEntry
 from celery_lowkiq.rules.diagnosis import DiagnosisFacts
 from celery_lowkiq.rules.text import count_of
 from celery_lowkiq.rules.timeline import Entry, ShownChange, timeline
@@ -16,9 +16,11 @@ from celery_lowkiq.rules.views import Try
 SEARCHED = 300
 
 
-def timeline_of(facts: DiagnosisFacts, tries: Sequence[Try], audit: Audit) -> tuple[Entry, ...]:
-    """Return the events of an id, the latest first. Raises StoreError."""
-    found = (_shown(entry, facts) for entry in audit.read(SEARCHED).items)
+def timeline_of(
+    facts: DiagnosisFacts, tries: Sequence[Try], log: Iterable[AuditEntry]
+) -> tuple[Entry, ...]:
+    """Return the events of an id, the latest first; ``log``: the latest SEARCHED entries of the audit log."""
+    found = (_shown(entry, facts) for entry in log)
     return timeline(facts, tries, [change for change in found if change])
 
 

@@ -29,7 +29,7 @@ from celery_lowkiq.rules.views import Stats
 from . import charts
 from .changes import operation_of
 from .formatting import Texts, bytes_text
-from .job_timeline import timeline_of
+from .job_timeline import SEARCHED, timeline_of
 from .lane_map import lane_map
 from .listing import AGES, MATCHED, SORTS, STATES, ListingQuery
 from .migration import picture_of
@@ -154,6 +154,7 @@ def job(request: Request) -> Response:
     (shown, plain), job_id = job_queue_of(request), params.text("id")
     places, why = shown.job(job_id, **JOB), shown.why(job_id)
     edited, tries = params.text("edit", ""), shown.tries(job_id)
+    changes = site_of(request).audit.read_if_there(SEARCHED)
     return page(
         request,
         "job.html",
@@ -162,7 +163,8 @@ def job(request: Request) -> Response:
         places=places,
         why=why,
         tries=tries,
-        timeline=timeline_of(why.facts, tries, site_of(request).audit),
+        timeline=timeline_of(why.facts, tries, changes or ()),
+        changes_unknown=changes is None,
         paused=why.facts.id_paused,
         held=why.facts.held_since,
         edited=edited,

@@ -17,12 +17,13 @@ from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_of_key
+from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_of_key
 
 #: Share of the runs with failovers, and of these those in which replicas are cut off.
 FAILING, CUT_OFF = 0.3, 0.3
-#: The queue's own key lies on another one, which never fails over.
 MASTERS = 3
+#: Share of the runs with failovers in which the queue's own key lies on a master that may fail over.
+OWN_KEY = 0.5
 #: How often a replica falls behind, and for how many steps it lags before it takes over.
 FALLS_BEHIND, LAGS = 0.008, (50, 300, 900)
 #: Most shards of a queue.
@@ -58,6 +59,10 @@ class Failovers:
         self.fails = fate.random() < share
         self.cut_off = self.fails and fate.random() < CUT_OFF
         self.homes = [fate.randrange(MASTERS) for _ in range(SHARDS)]
+        own_key = random.Random(f"own key {seed}")
+        self.home_of_queue = own_key.randrange(MASTERS + 1) if own_key.random() < OWN_KEY else None
+        #: Those that may fail over, as often as they have shards.
+        self.masters = self.homes if self.home_of_queue is None else [*self.homes, self.home_of_queue]
         self.lag: Lag | None = None
         self.losses: list[Loss] = []
         #: By payload, the shard that took its call; of each settle, its shard and the steps that it took.
@@ -100,7 +105,7 @@ class Failovers:
                 self.fail_over(self.lag)
                 self.lag = None
         elif self.fails and self.faults and self.fate.random() < FALLS_BEHIND:
-            master, until = self.fate.choice(self.homes), self.step + self.fate.choice(LAGS)
+            master, until = self.fate.choice(self.masters), self.step + self.fate.choice(LAGS)
             if until < self.last:
                 names = list(self.keys_of(master))
                 found = dict(zip(names, self.dumps(names), strict=True))
@@ -111,6 +116,8 @@ class Failovers:
             if home == master:
                 keys = self.keys(index)
                 yield from (keys[name] for name in SHARD_KEYS)
+        if master == self.home_of_queue:
+            yield queue_key(self.queue.name)
 
     def dumps(self, names: list[str]) -> list[bytes | None]:
         with self.redis.pipeline(transaction=False) as pipe:

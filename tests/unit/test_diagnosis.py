@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting, why
+from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Missing, Owner, Waiting, why
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import Running
 from celery_lowkiq.rules.text import since
@@ -31,6 +31,8 @@ def run(*ids, shard=SHARD, count=None, seconds=38.0):
     return Running(shard, ids, count or len(ids), seconds)
 
 
+UNHEARD = Owner("x@host", HOUR_AGO, alive=None)
+NO_REPORTS = "The master with the reports of nodes is away: who is alive and what runs is unknown."
 DUE = Waiting(NOW - 5)
 BEHIND = Waiting(NOW - 5, ahead=3)
 LATER = Waiting(NOW + 11520, retry_count=3, error="Traceback:\n  File\nValueError: no stock\n")
@@ -239,6 +241,22 @@ ANSWERS = {
         {"dead": Dead(HOUR_AGO), "waiting": DUE, "owner": owner()},
         ["due", "dead"],
         f"It is due, and about to be claimed by {X}. Older payloads of it have been in the morgue {AGO}.",
+    ),
+    "due, and the reports are away": (
+        {"waiting": DUE, "owner": UNHEARD, "missing": (Missing.REPORTS,)},
+        ["due", "unknown"],
+        f"It is due, and shard 7 belongs to node x@host. {NO_REPORTS}",
+    ),
+    "claimed, and the reports are away": (
+        {"claimed": True, "owner": UNHEARD, "missing": (Missing.REPORTS,)},
+        ["claimed", "unknown"],
+        f"It is claimed by node x@host. {NO_REPORTS}",
+    ),
+    "behind others, and all else is away": (
+        {"waiting": BEHIND, "owner": UNHEARD, "missing": tuple(Missing)},
+        ["behind", "unknown", "unknown"],
+        f"It waits behind 3 due jobs of shard 7, owned by node x@host. {NO_REPORTS} "
+        "The master with the queue's own keys is away: the use of its rate limit is unknown.",
     ),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 
 import pytest
 from click.testing import CliRunner
@@ -16,12 +17,19 @@ from celery_lowkiq.cli.commands.masters import masters
 from celery_lowkiq.cli.commands.morgue import morgue
 from celery_lowkiq.cli.commands.paused import paused
 from celery_lowkiq.cli.commands.stats import stats as stats_command
+from celery_lowkiq.cli.commands.why import why
 from celery_lowkiq.metrics.queues import queue_registry
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import queue_key, reports_key, shard_keys
+from celery_lowkiq.store.scripts.keys import AUDIT_KEY, queue_key, reports_key, shard_keys
 from tests.clusters import running_cluster
 from tests.waiting import eventually
+
+#: What is said when the master with the queue's own keys, or with the reports of nodes, is away.
+UNKNOWN = (
+    "The master with the queue's own keys is away: the use of its rate limit is unknown.",
+    "The master with the reports of nodes is away: who is alive and what runs is unknown.",
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +131,7 @@ def test_what_living_masters_know_is_shown_and_what_is_missing_is_named(
             cluster.owner(slot_of(queue_key(spec.name))),
             cluster.owner(slot_of(reports_key())),
         )
+        of_log = cluster.owner(slot_of(AUDIT_KEY))
         gone = {"queue": of_queue, "nodes": of_nodes}.get(of_what)
         if gone is None:
             gone = min({0, 1, 2} - {of_queue, of_nodes})
@@ -130,6 +139,7 @@ def test_what_living_masters_know_is_shown_and_what_is_missing_is_named(
         try:
             check_missing(app, browser, record, before, homes, gone, cluster)
             check_listings(app, browser, record, homes, gone, cluster)
+            check_job(app, browser, record, homes, gone, (of_queue, of_nodes, of_log))
             found = browser.get("/api/v1/queues").json()
             assert (found["nodes"] is None) == (gone == of_nodes)
             page = browser.get("/").text
@@ -185,6 +195,24 @@ def check_listings(app, browser, record, homes, gone, cluster):
     asked = {"action": "run_now_all", "queue": name, "wait": 5}
     done = browser.post("/api/v1/changes", json=asked).json()
     assert (done["state"], f"left out: {name}/{lost} (" in done["error"]) == ("failed", True)
+
+
+def check_job(app, browser, record, homes, gone, owners):
+    """Why an id does not run, and its page: other masters than that of its shard may be away."""
+    name, queue = record.queue_spec.name, record.ordered_queue
+    job_id = next(str(n) for n in range(120) if homes[queue.shard_of(str(n))] != gone)
+    missing = [what for what, owner in zip(UNKNOWN, owners, strict=False) if owner == gone]
+    answer = queue.why(job_id)
+    assert [reason.text for reason in answer.reasons if reason.kind == "unknown"] == missing[::-1]
+    assert answer.kind == "unowned"
+    shown = CliRunner().invoke(why, [name, job_id], obj=Context(app))
+    assert (shown.exit_code, shown.stdout.splitlines()[1:]) == (0, missing[::-1])
+    asked = {"queue": name, "id": job_id}
+    found = browser.get("/api/v1/job", params=asked).json()
+    assert (found["id"], found["why"]["kind"]) == (job_id, "unowned")
+    page = browser.get("/job", params=asked)
+    assert (page.status_code, [text in unescape(page.text) for text in missing]) == (200, [True] * len(missing))
+    assert ("The master with the audit log is away" in page.text) == (owners[2] == gone)
 
 
 def check_missing(app, browser, record, before, homes, gone, cluster):

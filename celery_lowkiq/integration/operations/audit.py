@@ -140,6 +140,10 @@ class Audit:
         page = AuditStore(context_of(self._app).store.client).read(limit, after)
         return page.map(lambda found: _entry(*found))
 
+    def read_if_there(self, limit: int) -> tuple[AuditEntry, ...] | None:
+        """Return the latest entries; on a cluster, None while the master with the log is away."""
+        return context_of(self._app).store.client.unless_away(lambda: self.read(limit).items)
+
 
 def line_of(entry: AuditEntry) -> str:
     """A line of the log. Values from requests are quoted, so that they cannot forge another line."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
+from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Missing, Owner, Waiting
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.history import HOUR, Sample, Span, shard_rates
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -128,7 +128,8 @@ class NodeReports:
 
         ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
         decodes a stored error; ``merges``: one run gets all payloads of a job. In a migration, they are
-        those of the shard where the id has most to do.
+        those of the shard where the id has most to do. On a cluster, what another master would tell that is
+        away is ``missing``.
         """
         shards = queue.shards_of(job_id)
         name = id_bytes(job_id)
@@ -142,9 +143,9 @@ class NodeReports:
         id_rate = queue.policies.rate_per_id
         held_since, id_paused = parse_pause(pause)
         commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
-        fields, (tokens, stored_rate) = self._client.commands(commands)
-        rate, token_wait = _token_wait(tokens, stored_rate, rate, float(now))
-        node = parse_report(parse_id(owner), fields, float(now))
+        fields, tokens = told = self._client.command_answers(commands)
+        rate, token_wait = _token_wait(*tokens, rate, float(now)) if _is_there(tokens) else (rate, 0.0)
+        nodes = None if owner else self._client.unless_away(self.nodes)
         return DiagnosisFacts(
             id=job_id,
             shard=shard,
@@ -154,9 +155,9 @@ class NodeReports:
             moving=bool(moving),
             waiting=_waiting(waiting, counted[PAYLOAD_COUNT], read),
             dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
-            owner=_owner(parse_id(owner), parse_moment(since), shard, node) if owner else None,
+            owner=_owner(parse_id(owner), parse_moment(since), shard, fields, float(now)) if owner else None,
             unowned_since=None if owner else parse_moment(since),
-            free_in=None if owner else seconds_to_wait(self.nodes(), shard),
+            free_in=None if owner else seconds_to_wait(nodes or (), shard),
             queue_paused=parse_moment(queue_paused),
             shard_paused=parse_moment(shard_paused),
             id_paused=id_paused,
@@ -167,6 +168,7 @@ class NodeReports:
             merges=merges,
             id_rate=id_rate,
             id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
+            missing=tuple(what for what, reply in zip(Missing, told, strict=True) if not _is_there(reply)),
         )
 
 
@@ -220,7 +222,11 @@ def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | 
     return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest, payloads)
 
 
-def _owner(name: str, since: float | None, shard: ShardRef, node: NodeReport | None) -> Owner:
+def _owner(name: str, since: float | None, shard: ShardRef, fields: Any, now: float) -> Owner:
+    """``fields``: of its report, or the StoreUnavailable of the master with the reports."""
+    if not _is_there(fields):
+        return Owner(node_name(name), since, alive=None)
+    node = parse_report(name, fields, now)
     if node is None:
         return Owner(node_name(name), since)
     lane = node.lane_of(shard)
