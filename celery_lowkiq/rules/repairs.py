@@ -90,10 +90,12 @@ class Repaired:
 def can_restore_meta(shard: ShardRef, says: str, registered: Layout, ids: Iterable[str]) -> bool:
     """Whether meta of a shard may be rewritten with the registered number of shards.
 
-    It may when meta has no number, no migration is under way, and the shard's ids belong there.
+    It may when meta has no number, no migration is under way, and the shard's ids belong there. A closed
+    shard is in a migration that the queue's own key may have lost.
     """
     return (
         Layout.parse(says) is None
+        and says != "closed"
         and registered.former is None
         and shard.index < registered.shards
         and all(registered.home(job_id) == shard.index for job_id in ids)

@@ -13,6 +13,7 @@ from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.keys import FORMAT, SHARD_KEYS, queue_key
 
@@ -255,3 +256,49 @@ def take_back(client, shard, former):
     client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*"))
     for name, data in former.items():
         client.restore(name, 0, data)
+
+
+def test_a_queue_that_has_lost_that_its_shards_close_goes_on(store, client):
+    """A failover took its own key back to the phase before, in which it was paused."""
+    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    mover, migrations = begun(store, ONE, 3), Migrations(store.client, NAME)
+    before = client.dump(queue_key(NAME))
+    until(client, mover, "flip")
+    for index in range(3):
+        run(store, "fence", index, gen=1, route="1>3")
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    assert migrations.pause(True)
+    store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
+    migrations.pause(False)
+    until(client, mover, "idle")
+    assert client.hget(queue_key(NAME), "gen") == b"1"
+    assert runs_of(store, replace(ONE, shards=3)) == {"1": ["x", "y"]}
+
+
+def test_a_migration_that_the_queue_has_lost_goes_on_before_another_one_begins(store, client):
+    """Another one would have its number, and shards that are open would take no part in it."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    before = client.dump(queue_key(NAME))
+    until(client, begun(store, ONE, 2), "move")
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    assert not Migrations(store.client, NAME).begin(3)
+    until(client, Mover(store.client, ONE), "idle")
+    assert client.hmget(queue_key(NAME), "gen", "migration") == [b"1", b"1>2"]
+    queue = resharded(store, replace(ONE, shards=2), 3)
+    assert runs_of(store, queue) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+def test_a_queue_that_has_lost_that_its_shards_are_sealed_moves_once_more(store, client, monkeypatch):
+    """A sealed shard says nothing of the ids that calls wait for, which were more than a turn has."""
+    monkeypatch.setattr("celery_lowkiq.rules.resharding.TURN_JOBS", 2)
+    two, waiting = replace(ONE, shards=2), [name for name in map(str, range(20)) if shard_of(name, 2)]
+    store.push(two, [NewJob("any", b"x", perform_in=1.0)])
+    mover = begun(store, two, 1)
+    until(client, mover, "move")
+    before = client.dump(queue_key(NAME))
+    until(client, mover, "seal")
+    run(store, "seal", 1, gen=1, shards="2>1", sealed="retired")
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    store.push(two, [NewJob(job_id, b"x", perform_in=1.0) for job_id in waiting])
+    until(client, Mover(store.client, two), "idle")
+    assert runs_of(store, ONE) == {job_id: ["x"] for job_id in ["any", *waiting]}

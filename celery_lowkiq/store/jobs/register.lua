@@ -9,7 +9,12 @@
 -- USES:
 -- Returns: {format, shards, number of the last pause, start of the pause or '', phase of its migration or ''} as stored now.
 -- Cost: O(1).
-local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused', 'phase', 'gen')
+local stored = redis.call('HMGET', queue, 'format', 'shards', 'pause', 'paused', 'phase', 'gen', 'migration')
+-- Shards have taken part already: a failover has lost that the phase after it had begun.
+if stored[5] == 'prepare' and stored[6] == gen then
+  stored[2], stored[5] = stored[7], 'flip'
+  redis.call('HSET', queue, 'shards', stored[2], 'phase', stored[5])
+end
 local is_older = tonumber(stored[6] or 0) < tonumber(gen)
 if not stored[1] or is_older or (stored[1] == format and stored[2] == expected) then
   redis.call('HSET', queue, 'format', format, 'shards', shards)

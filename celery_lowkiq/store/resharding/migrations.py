@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, ShardProgress
-from celery_lowkiq.store.jobs.registry import check_format, restart_call
+from celery_lowkiq.store.jobs.registry import Registry, check_format, parse_layout, restart_call
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
@@ -50,7 +50,18 @@ class Migrations:
 
     def begin(self, shards: int) -> bool:
         """Begin the migration to another number of shards. False when one is going on, or has just begun."""
+        self.catch_up()
         return self._client.execute(self.begin_steps(shards))
+
+    def catch_up(self) -> None:
+        """Let a queue's own key that a failover has taken back have the last migration of its shards.
+
+        Otherwise, the next one would have the same number, and shards would take both for one.
+        """
+        (stored,) = self._client.commands([("HGET", self._keys["queue"], "shards")])
+        if (layout := parse_layout(stored)) is not None:
+            queue = QueueSpec(self._queue, shards=layout.shards, former_shards=layout.former)
+            Registry(self._client).registered(queue)
 
     def begin_steps(self, shards: int) -> Steps[bool]:
         """Steps of :meth:`begin`."""

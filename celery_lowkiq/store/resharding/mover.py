@@ -176,6 +176,9 @@ class Mover:
             # A Redis that has lost its last writes: what was finished may not be.
             self._begin(migration.gen)
             return (yield from self._flip(stored))
+        if any(found.route == migration.sealed(index) for index, found in moves.items()):
+            # A failover of the queue's own key has lost the next phase, and sealed shards answer no questions.
+            return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
         if stored.is_paused:
             return (yield from self._pause(migration, moves))
         staying = [index for index, found in moves.items() if found.staying]
