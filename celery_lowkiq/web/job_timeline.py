@@ -16,9 +16,7 @@ from celery_lowkiq.rules.views import Try
 SEARCHED = 300
 
 
-def timeline_of(
-    facts: DiagnosisFacts, tries: Sequence[Try], log: Iterable[AuditEntry]
-) -> tuple[Entry, ...]:
+def timeline_of(facts: DiagnosisFacts, tries: Sequence[Try], log: Iterable[AuditEntry]) -> tuple[Entry, ...]:
     """Return the events of an id, the latest first; ``log``: the latest SEARCHED entries of the audit log."""
     found = (_shown(entry, facts) for entry in log)
     return timeline(facts, tries, [change for change in found if change])

@@ -84,7 +84,8 @@ def seeded(*changes):
 
 
 def found(client, changes, seeds):
-    with seeded((operators, "HOLDING", 0.0), (failovers, "FAILING", 0.0), *changes):
+    never = ((operators, "HOLDING", 0.0), (failovers, "FAILING", 0.0), (failovers, "OWN_KEY", 0.0))
+    with seeded(*never, *changes):
         for seed in seeds:
             try:
                 simulate(client, seed)
@@ -116,6 +117,7 @@ def without(method, line, instead=""):
 
 
 FAILING = (failovers, "FAILING", 1.0)
+OWN_KEY = (FAILING, (failovers, "OWN_KEY", 1.0))
 CHECKS_ROUTE_FIRST = """if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
@@ -198,6 +200,20 @@ FAULTS = {
         FAILING,
         without("_move", 'any(found.route == "closed" for found in moves.values())', "False"),
     ),
+    "a migration does not begin once more": (
+        *OWN_KEY,
+        script("restart_migration.lua", "if stored[1] ~= gen or stored[2] ~= phase then", "if true then"),
+    ),
+    "a migration has the number of one that the queue has lost": (
+        *OWN_KEY,
+        (Migrations, "catch_up", lambda self: None),
+    ),
+    "sealed shards are asked what is left of ids": (
+        *OWN_KEY,
+        without(
+            "_move", "any(found.route == migration.sealed(index) for index, found in moves.items())", "False"
+        ),
+    ),
     "a migration ends with jobs on their way": (
         (movers, "has_sorted", lambda *_: True),
         (movers, "is_finished", lambda *_: True),
@@ -219,9 +235,14 @@ FIRST_SEEDS = {
     "a mover waits for no replica": 4,
     "a transfer is forgotten before a replica has it": 1,
     "a shard opens before a replica knows that others are closed": 5,
+    "a migration does not begin once more": 14,
+    "a migration has the number of one that the queue has lost": 138,
+    "sealed shards are asked what is left of ids": 255,
 }
 #: Faults that it takes long to find.
 RARE = {
+    "a migration has the number of one that the queue has lost",
+    "sealed shards are asked what is left of ids",
     "a part of an id is claimed where it was",
     "a shard opens before a replica knows that others are closed",
     "a shard stays closed whose opening a failover has lost",

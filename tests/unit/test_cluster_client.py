@@ -348,7 +348,9 @@ def test_a_question_about_a_refused_write_is_asked_with_it_again(cluster, client
 def test_a_wait_that_was_cut_is_not_repeated_without_its_write(cluster, client):
     """Another connection has written nothing: a server would answer at once."""
     first, *_ = cluster.nodes
-    first.answer = lambda words: None if words[0] == b"WAIT" and names(first).count(b"WAIT") == 1 else number(1)
+    first.answer = lambda words: (
+        None if words[0] == b"WAIT" and names(first).count(b"WAIT") == 1 else number(1)
+    )
     with pytest.raises(StoreUnavailable):
         client.commands([("HINCRBY", A, "field", 0), ("WAIT", 1, 100)])
     assert names(first) == [b"HINCRBY", b"WAIT"]

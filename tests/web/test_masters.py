@@ -211,7 +211,10 @@ def check_job(app, browser, record, homes, gone, owners):
     found = browser.get("/api/v1/job", params=asked).json()
     assert (found["id"], found["why"]["kind"]) == (job_id, "unowned")
     page = browser.get("/job", params=asked)
-    assert (page.status_code, [text in unescape(page.text) for text in missing]) == (200, [True] * len(missing))
+    assert (page.status_code, [text in unescape(page.text) for text in missing]) == (
+        200,
+        [True] * len(missing),
+    )
     assert ("The master with the audit log is away" in page.text) == (owners[2] == gone)
 
 

@@ -39,6 +39,8 @@ from .queries import Queries
 
 #: Place of the number of payloads in a reply of ``peek.lua``.
 PAYLOAD_COUNT = 3
+#: What the masters of other keys tell of an id.
+OTHERS = (Missing.REPORTS, Missing.TOKENS)
 #: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
 
@@ -144,7 +146,8 @@ class NodeReports:
         held_since, id_paused = parse_pause(pause)
         commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
         fields, tokens = told = self._client.command_answers(commands)
-        rate, token_wait = _token_wait(*tokens, rate, float(now)) if _is_there(tokens) else (rate, 0.0)
+        left, stored_rate = tokens if _is_there(tokens) else (None, None)
+        rate, token_wait = _token_wait(left, stored_rate, rate, float(now))
         nodes = None if owner else self._client.unless_away(self.nodes)
         return DiagnosisFacts(
             id=job_id,
@@ -168,7 +171,7 @@ class NodeReports:
             merges=merges,
             id_rate=id_rate,
             id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
-            missing=tuple(what for what, reply in zip(Missing, told, strict=True) if not _is_there(reply)),
+            missing=tuple(what for what, reply in zip(OTHERS, told, strict=True) if not _is_there(reply)),
         )
 
 

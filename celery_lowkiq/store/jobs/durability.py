@@ -47,7 +47,11 @@ class Durability:
     replicas: int = 1
 
     def confirm_steps(
-        self, client: Client, shards: Iterable[ShardRef], clock: Clock | None = None, push: Pushed | None = None
+        self,
+        client: Client,
+        shards: Iterable[ShardRef],
+        clock: Clock | None = None,
+        push: Pushed | None = None,
     ) -> Steps[None]:
         """Wait until earlier writes to the shards have reached the level, those of ``push`` among them.
 
