@@ -390,8 +390,7 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
         while True:
             with suppress(StoreUnavailable):
                 yield None  # type: ignore[misc]
-                stored = yield from migrations.read_steps()
-                if stored is not None:
+                if (yield from migrations.read_steps()) is not None:
                     yield from mover.turn_steps()
                 elif (yield from self.route()) != Layout(self.wanted):
                     migrations.catch_up()

@@ -71,7 +71,7 @@ def test_a_server_that_never_had_the_push_does_not_confirm_it(count, monkeypatch
         def stored(taken):
             store.client.redis = next_master
 
-        with pytest.raises(StoreUnavailable, match="lost in a failover or restart .* call again"):
+        with pytest.raises(StoreUnavailable, match=r"lost in a failover or restart .* call again"):
             store.push(ONE, jobs, stored=stored)
         store.push(ONE, jobs)
         assert next_master.hlen(shard_keys(SHARD)["jobs"]) == count + 1

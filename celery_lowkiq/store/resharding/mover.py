@@ -177,12 +177,11 @@ class Mover:
             self._begin(migration.gen)
             return (yield from self._flip(stored))
         if any(found.route == migration.sealed(index) for index, found in moves.items()):
-            # A failover of the queue's own key has lost the next phase, and sealed shards answer no questions.
+            # A failover of the queue's own key has lost the next phase, and sealed shards give no answers.
             return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
         if stored.is_paused:
             return (yield from self._pause(migration, moves))
-        staying = [index for index, found in moves.items() if found.staying]
-        if staying:
+        if staying := [index for index, found in moves.items() if found.staying]:
             yield from self._send([self._call("hold", index, gen=migration.gen) for index in staying])
             return True
         if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(moves)):
