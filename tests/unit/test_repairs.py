@@ -52,7 +52,7 @@ def test_what_is_damaged(found, text):
     assert texts(found) == [text]
 
 
-@pytest.mark.parametrize("says", ["", "closed", "x", "-1", "0", "99999", "\u0664"])
+@pytest.mark.parametrize("says", ["", "x", "-1", "0", "99999", "\u0664"])
 def test_a_shard_that_says_nothing_may_be_told(says):
     assert Layout.parse(says) is None
     assert can_restore_meta(SHARD, says, Layout(4), MINE)
@@ -67,6 +67,7 @@ def test_a_shard_that_says_nothing_may_be_told(says):
         ("", Layout(8), MINE),
         ("", Layout(1), []),
         ("", Layout(4, 2), []),
+        ("closed", Layout(4), []),
         ("", Layout(4), ["of another shard", *(str(n) for n in range(10))]),
     ],
 )

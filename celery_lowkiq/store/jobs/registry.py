@@ -237,7 +237,7 @@ def is_left_behind(last: Layout, gen: int, route: bytes | None, joined: bytes | 
     ``route``: of the shard; ``joined``: the number of its last migration.
     """
     told = (route or b"").decode("latin-1")
-    if int(joined or 0) == gen:
+    if told == "closed" or int(joined or 0) == gen:
         return told in ("closed", last.route)
     return int(joined or 0) == gen - 1 and told == str(last.former)
 
