@@ -7,6 +7,7 @@ A template process imports them and makes nothing with them. For each process it
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
@@ -14,6 +15,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -77,7 +79,7 @@ class Process(subprocess.Popen[Any]):
         stdin, _, _, stdout, _, stderr = descriptors
         streams = [given if given != -1 else own for own, given in enumerate((stdin, stdout, stderr))]
         try:
-            self.pid = _template().fork([*args[1:]], variables, streams)
+            self.pid = _template().fork([*args[1:]], variables, streams, os.fspath(cwd or "."))
         finally:
             self._close_pipe_fds(*descriptors)  # type: ignore[attr-defined]
         self._child_created = True
@@ -95,7 +97,9 @@ def _is_the_same(args: Sequence[str], variables: Mapping[str, str]) -> bool:
 
 
 def _at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in variables.items() if name.startswith(AT_START)}
+    return {
+        name: value for name, value in variables.items() if name.startswith(AT_START) and name != "PYTHONPATH"
+    }
 
 
 class _Template:
@@ -109,9 +113,9 @@ class _Template:
             words = [sys.executable, "-m", "tests.processes", str(theirs.fileno())]
             self.process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()])
 
-    def fork(self, words: list[str], variables: dict[str, str], streams: list[int]) -> int:
+    def fork(self, words: list[str], variables: dict[str, str], streams: list[int], cwd: str) -> int:
         """Its pid. It is this process's child: its parent ends, and this process adopts it."""
-        asked = json.dumps({"words": words, "env": variables}).encode()
+        asked = json.dumps({"words": words, "env": variables, "cwd": os.path.abspath(cwd)}).encode()
         with self._lock:
             self._libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
             try:
@@ -147,6 +151,7 @@ def main(descriptor: int) -> None:
             while len(asked) < (length := int.from_bytes(head, "big")):
                 asked += asking.recv(length - len(asked))
             if not (middle := os.fork()):
+                middle = os.getpid()
                 if child := os.fork():
                     asking.sendall(child.to_bytes(8, "big"))
                     os._exit(0)
@@ -155,10 +160,17 @@ def main(descriptor: int) -> None:
             asking.sendall(b"\0")
             for stream in streams:
                 os.close(stream)
+    with contextlib.suppress(ProcessLookupError):  # It has ended.
+        pidfd = os.pidfd_open(middle)
+        select.select([pidfd], [], [])
+        os.close(pidfd)
     _become(streams=streams, **json.loads(asked))
 
 
-def _become(words: list[str], env: dict[str, str], streams: list[int]) -> None:
+def _become(words: list[str], env: dict[str, str], streams: list[int], cwd: str) -> None:
+    path = [name for name in env.get("PYTHONPATH", "").split(os.pathsep) if name]
+    sys.path[1:1] = [name for name in path if name not in sys.path[1:]]
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     for own, stream in enumerate(streams):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
-from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, Process
 
 
 def users_pytest(
@@ -24,6 +25,13 @@ def users_pytest(
     def run(tests: str, count: int) -> None:
         pytester.makepyfile(test_it=tests)
         options = ("-p", "celery_lowkiq.testing", "-p", "no:cacheprovider", "-q", "test_it.py")
-        pytester.runpytest_subprocess(*options, timeout=120).assert_outcomes(passed=count)
+        words = [sys.executable, "-m", "pytest", "--basetemp=basetemp", *options]
+        process = Process(words, cwd=pytester.path, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
+        try:
+            said, _ = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        print(said)
+        pytest.RunResult(process.returncode, said.splitlines(), [], 0.0).assert_outcomes(passed=count)
 
     return run
