@@ -22,7 +22,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -65,11 +67,7 @@ class Process(subprocess.Popen[Any]):
     ) -> None:
         variables = {name: os.fspath(value) for name, value in (os.environ if env is None else env).items()}
         descriptors, more = descriptors_and_more[:6], descriptors_and_more[6:]
-        is_plain = (
-            str(cwd) == str(ROOT)
-            and not (preexec_fn or pass_fds or shell)
-            and more[1:] == PLAIN[: len(more) - 1]
-        )
+        is_plain = not (preexec_fn or pass_fds or shell) and more[1:] == PLAIN[: len(more) - 1]
         if not is_plain or not _is_the_same(args, variables):
             prepared = (args, executable, preexec_fn, close_fds, pass_fds, cwd, env)
             super()._execute_child(  # type: ignore[misc]
@@ -83,6 +81,18 @@ class Process(subprocess.Popen[Any]):
         finally:
             self._close_pipe_fds(*descriptors)  # type: ignore[attr-defined]
         self._child_created = True
+
+
+def run(words: list[str], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Its status, and what it wrote. Raises TimeoutExpired when it does not end within the time."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Process(words, text=True, **{**streams, **more}) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def _is_the_same(args: Sequence[str], variables: Mapping[str, str]) -> bool:
@@ -111,7 +121,9 @@ class _Template:
         self._socket, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-m", "tests.processes", str(theirs.fileno())]
-            self.process = subprocess.Popen(words, cwd=ROOT, pass_fds=[theirs.fileno()])
+            # A process that is forked adds its own.
+            env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+            self.process = subprocess.Popen(words, cwd=ROOT, env=env, pass_fds=[theirs.fileno()])
 
     def fork(self, words: list[str], variables: dict[str, str], streams: list[int], cwd: str) -> int:
         """Its pid. It is this process's child: its parent ends, and this process adopts it."""
@@ -168,21 +180,43 @@ def main(descriptor: int) -> None:
 
 
 def _become(words: list[str], env: dict[str, str], streams: list[int], cwd: str) -> None:
-    path = [name for name in env.get("PYTHONPATH", "").split(os.pathsep) if name]
-    sys.path[1:1] = [name for name in path if name not in sys.path[1:]]
     os.chdir(cwd)
+    sys.path[1:1] = [os.path.abspath(name) for name in env.get("PYTHONPATH", "").split(os.pathsep) if name]
     os.environ.clear()
     os.environ.update(env)
     for own, stream in enumerate(streams):
         os.dup2(stream, own)
         os.close(stream)
+    sys.stdin = sys.__stdin__ = _stream(0, sys.stdin)
+    sys.stdout = sys.__stdout__ = _stream(1, sys.stdout)
+    sys.stderr = sys.__stderr__ = _stream(2, sys.stderr)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if words[0] == "-m":
         sys.path[0], sys.argv = os.getcwd(), words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
         sys.path[0], sys.argv = "", ["-c", *words[2:]]
-        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        sys.modules["__main__"] = made = ModuleType("__main__")
+        exec(compile(words[1], "<string>", "exec"), vars(made))
+
+
+def _stream(descriptor: int, like: Any) -> TextIOWrapper:
+    """As the interpreter makes it at its start: what it is like knows another file."""
+    writes = descriptor > 0
+    buffering = 0 if writes and os.environ.get("PYTHONUNBUFFERED") else -1
+    binary: Any = open(descriptor, "wb" if writes else "rb", buffering, closefd=False)  # noqa: SIM115
+    getattr(binary, "raw", binary).name = like.name
+    by_lines = not like.write_through and (os.isatty(descriptor) or descriptor == 2)
+    stream = TextIOWrapper(
+        binary,
+        like.encoding,
+        like.errors,
+        "\n" if writes else None,
+        by_lines,
+        write_through=like.write_through,
+    )
+    stream.mode = "w" if writes else "r"  # type: ignore[misc]
+    return stream
 
 
 if __name__ == "__main__":

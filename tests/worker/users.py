@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
-from subprocess import DEVNULL, PIPE, STDOUT
 
 import pytest
 
-from tests.processes import ROOT, Process
+from tests.processes import ROOT
+from tests.processes import run as run_process
 
 
 def users_pytest(
@@ -26,12 +27,8 @@ def users_pytest(
         pytester.makepyfile(test_it=tests)
         options = ("-p", "celery_lowkiq.testing", "-p", "no:cacheprovider", "-q", "test_it.py")
         words = [sys.executable, "-m", "pytest", "--basetemp=basetemp", *options]
-        process = Process(words, cwd=pytester.path, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, text=True)
-        try:
-            said, _ = process.communicate(timeout=120)
-        finally:
-            process.kill()
-        print(said)
-        pytest.RunResult(process.returncode, said.splitlines(), [], 0.0).assert_outcomes(passed=count)
+        done = run_process(words, 120, cwd=pytester.path, stderr=subprocess.STDOUT)
+        print(done.stdout)
+        pytest.RunResult(done.returncode, done.stdout.splitlines(), [], 0.0).assert_outcomes(passed=count)
 
     return run
