@@ -22,8 +22,8 @@ from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from tests.cli import proj
 from tests.foreign import drop_shared
+from tests.processes import ROOT, Process
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
 #: Set to write the golden files, and the blocks of docs/command-line.md, anew.
 RENEW = "LOWKIQ_RENEW_GOLDEN"
@@ -69,7 +69,7 @@ def run(server: EmbeddedServer) -> Run:
 def start(*words: str, app: str = APP, **more: Any) -> subprocess.Popen[bytes]:
     """The same as a process."""
     command = [sys.executable, "-m", "celery", "-A", app, "lowkiq", *words]
-    return subprocess.Popen(command, cwd=ROOT, **{"stdin": subprocess.DEVNULL, **more})
+    return Process(command, cwd=ROOT, **{"stdin": subprocess.DEVNULL, **more})
 
 
 def done(*words: str, stdin: bytes = b"", **more: Any) -> subprocess.CompletedProcess[str]:

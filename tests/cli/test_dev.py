@@ -22,7 +22,7 @@ from celery import Celery
 
 from celery_lowkiq.cli.commands.dev import STOP, _Dev, _environ, _in_shell
 from celery_lowkiq.cli.file_watcher import SourceTree, poll_files, source_tree_of, watch_files
-from tests.cli.conftest import ROOT
+from tests.processes import ROOT
 from tests.waiting import eventually
 
 APP = """

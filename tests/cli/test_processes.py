@@ -15,7 +15,8 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition
 from tests.cli import proj
-from tests.cli.conftest import APP, ROOT, done, end_all, start
+from tests.cli.conftest import APP, done, end_all, start
+from tests.processes import ROOT
 from tests.waiting import eventually
 from tests.worker.nodes import worker
 

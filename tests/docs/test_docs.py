@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from celery_lowkiq.integration.task.unsupported import REFUSED
 from tests.docs import tables
-from tests.scripts import run_script
+from tests.processes import ROOT, run
 
-ROOT = Path(__file__).parents[2]
 COMMAND = (
     "python3 -m venv --without-pip .venv && python3 -m pip --python .venv install -q 'nox[uv]' "
     "&& .venv/bin/nox -s {session}"
@@ -64,11 +65,11 @@ def sync_order(payloads_by_id): ...
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_python_blocks_of_each_page_run(path, empty_redis, tmp_path):
+def test_python_blocks_of_each_page_run(path, empty_redis):
     """In a process of their own: tasks without an app belong to every app that is made later."""
-    environ = {"CELERY_BROKER_URL": empty_redis.url, "ORDERS_KEY": "x" * 32}
-    status, _, errors = run_script("\n".join([GIVEN, *blocks(path)]), tmp_path, **environ)
-    assert status == 0, errors
+    environ = {**os.environ, "CELERY_BROKER_URL": empty_redis.url, "ORDERS_KEY": "x" * 32}
+    done = run([sys.executable, "-c", "\n".join([GIVEN, *blocks(path)])], 60, cwd=ROOT, env=environ)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_recurring_calls_come_at_each_quarter_of_an_hour():

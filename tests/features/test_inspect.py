@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import celery
 import pytest
 
+from tests.processes import ROOT, Process
 from tests.waiting import eventually
-from tests.worker.nodes import ROOT
 
 NODE = "features@test"
 WAIT = 30
@@ -71,7 +70,7 @@ def cli(features, session_server, tmp_path):
         env = {**os.environ, "PROJ_URL": session_server.url, "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "celery", "-A", "tests.features.proj", *words]
         with output.open("w") as out:
-            started.append(subprocess.Popen(command, env=env, cwd=ROOT, stdout=out, stderr=out))
+            started.append(Process(command, env=env, cwd=ROOT, stdout=out, stderr=out))
         return started[-1], output
 
     yield start

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from tests.processes import ROOT, Process
 from tests.waiting import eventually
-from tests.worker.nodes import ROOT
 
 USER = "ops:pass"
 
@@ -78,7 +78,7 @@ def flower(directory: Path, *command: str, user: str = USER, **env: str) -> Iter
     words = [sys.executable, "-m", "celery", "-A", "tests.worker.proj", *command]
     words += ["--address=127.0.0.1", "--port=0", *([f"--basic-auth={user}"] if user else [])]
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = Process(
             words, cwd=ROOT, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
 

@@ -29,7 +29,7 @@ from tests.simulation.resharding import simulate
 from tests.simulation.resharding_checks import Violation
 from tests.store import resharding as words
 
-COUNT = int(os.environ.get("LOWKIQ_SIMULATIONS", "20"))
+COUNT = int(os.environ.get("LOWKIQ_SIMULATIONS", "10"))
 FIRST = int(os.environ.get("LOWKIQ_SIMULATION_SEED", "0"))
 CHUNK = 10
 

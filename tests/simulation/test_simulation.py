@@ -33,7 +33,7 @@ from tests.simulation.server import Server
 from tests.simulation.simulate import simulate, simulated
 from tests.simulation.world import World
 
-COUNT = int(os.environ.get("LOWKIQ_SIMULATIONS", "100"))
+COUNT = int(os.environ.get("LOWKIQ_SIMULATIONS", "50"))
 FIRST = int(os.environ.get("LOWKIQ_SIMULATION_SEED", "0"))
 CHUNK = 50
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from tests.scripts import run_script
+from tests.processes import run
 
 PROGRAM = """
 import threading
@@ -33,14 +35,14 @@ thread.join()
 
 
 @pytest.fixture
-def says(empty_redis, tmp_path):
+def says(empty_redis):
     """What a thread of such a process says."""
 
     def says(before="", options=""):
         program = PROGRAM.format(url=empty_redis.url, before=before, options=options)
-        status, said, errors = run_script(program, tmp_path)
-        assert (status, errors) == (0, "")
-        return said.strip()
+        done = run([sys.executable, "-c", program], 60)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.strip()
 
     return says
 

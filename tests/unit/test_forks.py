@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
+
+from tests.processes import run
 
 PREFACE = """
 import logging, os, signal, sys, threading
@@ -33,9 +34,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no for
 
 
 def python(script):
-    done = subprocess.run(
-        [sys.executable, "-c", PREFACE + script], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = run([sys.executable, "-c", PREFACE + script], 120)
+    done.check_returncode()
     return int(done.stdout.splitlines()[-1]), done.stderr
 
 

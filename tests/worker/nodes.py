@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 from pytest_celery import CeleryTestContainer, CeleryTestWorker
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import ROOT, Process
 
 
 class ProcessContainer(CeleryTestContainer):
@@ -26,7 +26,7 @@ class ProcessContainer(CeleryTestContainer):
 
     def _start(self) -> None:
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = Process(
                 self._command, env=self._env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 

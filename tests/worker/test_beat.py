@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
 
-from tests.worker.nodes import ROOT
+from tests.processes import ROOT, Process
 
 #: A second that is divided does not depend on the wall clock's minute.
 ENTRIES = {"often": {"task": "record", "schedule": 0.2, "kwargs": {"id": 7, "payload": {"by": "beat"}}}}
@@ -24,9 +23,7 @@ def beat(tmp_path):
         command = [sys.executable, "-m", "celery", *words, "beat", "-l", "INFO", "--pidfile="]
         command += ["--schedule", str(tmp_path / "schedule")]
         with (tmp_path / "beat.log").open("w") as log:
-            started.append(
-                subprocess.Popen(command, env={**os.environ, **env}, cwd=ROOT, stdout=log, stderr=log)
-            )
+            started.append(Process(command, env={**os.environ, **env}, cwd=ROOT, stdout=log, stderr=log))
 
     yield start
     for process in started:

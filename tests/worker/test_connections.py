@@ -10,8 +10,9 @@ import psutil
 import pytest
 
 from celery_lowkiq import OrderedTask
+from tests.processes import ROOT
 from tests.waiting import eventually
-from tests.worker.nodes import ROOT, worker
+from tests.worker.nodes import worker
 
 SITE = """
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "%(database)s"}}

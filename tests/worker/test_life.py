@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from tests.marks import first_often
+from tests.processes import ROOT
 from tests.waiting import eventually
 from tests.worker.checks import command, released
-from tests.worker.nodes import ROOT
 from tests.worker.test_watching import Listener
 
 ORDER = """

@@ -21,9 +21,10 @@ from celery_lowkiq.integration.app.codec import MARK
 from celery_lowkiq.rules.errors import BadDump, UndecodablePayload
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.processes import ROOT
 from tests.signing import make_identity
 from tests.waiting import eventually
-from tests.worker.nodes import ROOT, worker
+from tests.worker.nodes import worker
 
 PROJECT = """
 import json
