@@ -86,18 +86,28 @@ local function write_plain(remove)
   end
 end
 
--- Records of jobs by position; false for those that are not plain.
+-- Jobs of one command: a claim does not read much more than it may take.
+local PART = 32
+
+-- Records of the first jobs, within the bytes of a claim, by position; false for those that are not plain.
 local function plain_records(ids, any_failed)
-  local names = {}
+  local names, found, size = {}, {}, 0
   for i = 1, #ids, 2 do
     names[#names + 1] = ids[i]
   end
-  local records = #names > 0 and redis.call('HMGET', jobs, unpack(names)) or {}
-  local failures = any_failed and #names > 0 and redis.call('ZMSCORE', failed, unpack(names)) or {}
-  for i, record in ipairs(records) do
-    records[i] = record and not failures[i] and is_plain(record) and record or false
+  for from = 1, #names, PART do
+    local to = math.min(from + PART - 1, #names)
+    local records = redis.call('HMGET', jobs, unpack(names, from, to))
+    local failures = any_failed and redis.call('ZMSCORE', failed, unpack(names, from, to)) or {}
+    for i, record in ipairs(records) do
+      size = size + #(record or '')
+      found[#found + 1] = record and not failures[i] and is_plain(record) and record or false
+    end
+    if size >= byte_limit then
+      break
+    end
   end
-  return records
+  return found
 end
 
 -- Due jobs and their records, when only plain ones may be due.
