@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Failure, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.jobs.failures import MAX_GROUPS, record_call
 from celery_lowkiq.store.scripts.keys import failure_ranks_key, shard_keys
 from celery_lowkiq.store.scripts.script import load
-from celery_lowkiq.rules.models import Failure
 
-from .helpers import ONE, SHARD, claim, everything, ids_of, push, stats, take
+from .helpers import ONE, SHARD, claim, ids_of, push, stats, take
 
 LARGE = 64 * 1024
 
@@ -28,12 +29,8 @@ def commands_of_scripts(client, act):
     with client.monitor() as monitor:
         act()
         client.echo("end")
-        found = []
-        for command in monitor.listen():
-            if command["command"].startswith("ECHO"):
-                return found
-            if command.get("client_type") == "lua":
-                found.append(command["command"].split())
+        sent = itertools.takewhile(lambda one: not one["command"].startswith("ECHO"), monitor.listen())
+        return [one["command"].split() for one in sent if one.get("client_type") == "lua"]
 
 
 @pytest.mark.one_server

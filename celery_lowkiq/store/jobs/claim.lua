@@ -86,7 +86,7 @@ local function write_plain(remove)
   end
 end
 
--- Jobs of one command: a claim does not read much more than it may take.
+-- Jobs of the first command; later ones read twice as many as before. So a claim that few jobs fill does not read all due ones.
 local PART = 32
 
 -- Records of the first jobs, within the bytes of a claim, by position; false for those that are not plain.
@@ -95,16 +95,14 @@ local function plain_records(ids, any_failed)
   for i = 1, #ids, 2 do
     names[#names + 1] = ids[i]
   end
-  for from = 1, #names, PART do
-    local to = math.min(from + PART - 1, #names)
+  while #found < #names and size < byte_limit do
+    local from = #found + 1
+    local to = math.min(from + math.max(PART, 2 * #found) - 1, #names)
     local records = redis.call('HMGET', jobs, unpack(names, from, to))
     local failures = any_failed and redis.call('ZMSCORE', failed, unpack(names, from, to)) or {}
     for i, record in ipairs(records) do
       size = size + #(record or '')
-      found[#found + 1] = record and not failures[i] and is_plain(record) and record or false
-    end
-    if size >= byte_limit then
-      break
+      found[from + i - 1] = record and not failures[i] and is_plain(record) and record or false
     end
   end
   return found
