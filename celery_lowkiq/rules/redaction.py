@@ -22,7 +22,7 @@ LEAST = 4
 MOST = 1000
 _QUOTED = re.compile(r"""[bBrRuU]{0,2}(\\*)(["'])""")
 _BRACKETS = {"{": "}", "[": "]", "(": ")"}
-_PARTS = re.compile(r"""["'{}\[\]()]""")
+_PARTS = re.compile(r"""(?<!\\)(\\*)(["'{}\[\]()])""")
 _SCHEME = re.compile(r"(?:Bearer|Basic|Digest|Token|Negotiate)\s+", re.IGNORECASE)
 _WORD = re.compile(r"""[^\s,;&)\]}"'\\]*""")
 #: A frame of a traceback, with the line of code that Python shows below it: code, no values.
@@ -165,7 +165,8 @@ def _end_of_value(text: str, at: int, key: str) -> int:
 
 def _end_of_quoted(text: str, at: int, escapes: int, quote: str) -> int:
     """Where a quoted text ends whose quotes have so many backslashes; the end of the text without one."""
-    for found in re.compile(rf"(\\*){quote}").finditer(text, at):
+    # Backslashes are looked at once, and not from each of them on.
+    for found in re.compile(rf"(?<!\\)(\\*){quote}").finditer(text, at):
         before = len(found[1])
         if before == escapes if escapes else before % 2 == 0:
             return found.end()
@@ -176,13 +177,11 @@ def _end_of_bracket(text: str, at: int) -> int:
     """Where a bracket is closed; the end of the text if it is not."""
     open_brackets: list[str] = []
     while found := _PARTS.search(text, at):
-        part, at = found[0], found.end()
+        part, at = found[2], found.end()
         if part in _BRACKETS:
             open_brackets.append(_BRACKETS[part])
         elif part in "\"'":
-            start = found.start()
-            escapes = start - len(text[:start].rstrip("\\")) if text[start - 1] == "\\" else 0
-            at = _end_of_quoted(text, at, escapes, part)
+            at = _end_of_quoted(text, at, len(found[1]), part)
         elif open_brackets and part == open_brackets[-1]:
             open_brackets.pop()
             if not open_brackets:

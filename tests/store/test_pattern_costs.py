@@ -1,4 +1,4 @@
-"""A pattern of a script takes linear time, whatever is stored: Redis serves nobody meanwhile.
+"""A script takes linear time, whatever is stored: Redis serves nobody meanwhile.
 
 Two runs beside each other that can split a text in many ways take quadratic time: ``%f`` ends the first one.
 """
@@ -16,6 +16,15 @@ from celery_lowkiq.store.scripts.script import lua_files
 
 CALL = re.compile(r"string\.(?:match|find|gmatch|gsub)\(")
 LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'")
+#: A text that is copied to grow, and a list whose items all move.
+GROWING = re.compile(r"([\w.\[\]]+)(?:, \w+)? = \1 \.\. |table\.(?:insert\(\w+, 1, |remove\(\w+, 1\))")
+#: Once for a job.
+ONCE = {
+    "lib/processing.lua: first = first .. ",
+    "lib/payload_set.lua: flag = flag .. ",
+    "lib/crashes.lua: table.remove(items, 1)",
+    "settle.lua: table.remove(items, 1)",
+}
 #: CPU seconds for 3,000 characters: a linear pattern takes about 0.00003, a quadratic one 0.03 or more.
 MOST = 0.008
 #: Beginnings of records, runs of one character, and ends that match nothing.
@@ -68,3 +77,12 @@ def test_a_pattern_takes_linear_time(server, pattern):
 @pytest.mark.parametrize("pattern", [r"^(%d+)@?%d* ", r"%d+$", r"([^\t\n]*)\t$", r"^([^s%z]*)(s?)([^%z]*)$"])
 def test_a_quadratic_pattern_is_found(server, pattern):
     assert slow_text(server, pattern)
+
+
+def test_no_script_copies_a_text_or_moves_a_list_in_a_loop():
+    found = {
+        f"{name}: {hit[0]}"
+        for name, file in lua_files().items()
+        for hit in GROWING.finditer(file.read_text("utf-8"))
+    }
+    assert found == ONCE

@@ -9,7 +9,7 @@
 -- Returns: {ids dealt with, jobs moved, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())
-local budget, moved, orphans = tonumber(limit), 0, {}
+local budget, bytes_left, moved, orphans = tonumber(limit), tonumber(max_bytes), 0, {}
 local last_call = redis.call('HGET', meta, 'last_call')
 
 local function wanted(id)
@@ -19,7 +19,7 @@ end
 for i = rest, #ARGV do
   local id = ARGV[i]
   if wanted(id) then
-    local items, more = set_take(waiting, id, budget, tonumber(max_bytes))
+    local items, more, _, bytes = set_take(waiting, id, budget, bytes_left)
     local known = redis.call('HGET', errors, id) or redis.call('HGET', dead_errors, id)
     bury(id, items, known or reason, now)
     if more then
@@ -28,9 +28,9 @@ for i = rest, #ARGV do
     remove_waiting(id)
     forget_history(id)
     add_orphan(orphans, id, last_call)
-    moved, budget = moved + 1, budget - #items
+    moved, budget, bytes_left = moved + 1, budget - #items, bytes_left - bytes
   end
-  if budget <= 0 then
+  if budget <= 0 or bytes_left <= 0 then
     return {i - rest + 1, moved, orphans}
   end
 end

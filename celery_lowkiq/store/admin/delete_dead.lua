@@ -12,17 +12,17 @@ if refused then
   return refused
 end
 local before = first_due()
-local budget, deleted = tonumber(limit), 0
+local budget, bytes_left, deleted = tonumber(limit), tonumber(max_bytes), 0
 
 local function delete()
   for i = rest, #ARGV do
     local id = ARGV[i]
     local updated_at = redis.call('ZSCORE', dead, id)
-    if budget <= 0 then
+    if budget <= 0 or bytes_left <= 0 then
       return i - rest
     elseif updated_at and tonumber(updated_at) <= tonumber(maximum) then
-      local items, more = set_take(morgue, id, budget, tonumber(max_bytes))
-      budget = budget - math.max(#items, 1)
+      local items, more, _, bytes = set_take(morgue, id, budget, bytes_left)
+      budget, bytes_left = budget - math.max(#items, 1), bytes_left - bytes
       if more then
         return i - rest
       end

@@ -15,27 +15,27 @@ if refused then
 end
 local now = seconds(now_us())
 local before = first_due()
-local budget, moved = tonumber(limit), 0
+local budget, bytes_left, moved = tonumber(limit), tonumber(max_bytes), 0
 
 local function wanted(id)
   local updated_at = redis.call('ZSCORE', dead, id)
   return updated_at and tonumber(updated_at) <= tonumber(maximum)
 end
 
--- Returns items, whether the job has others, and whether a limit has left some of these. Of a held id, which no claim takes
--- meanwhile, the last ones first: what is restored later precedes items with the same score.
+-- Returns items, whether the job has others, whether a limit has left some of these, and at least the bytes of the payloads.
+-- Of a held id, which no claim takes meanwhile, the last ones first: what is restored later precedes items with the same score.
 local function take(id, done_score)
   if done_score or not pause_of(id) then
-    return set_take(morgue, id, budget, tonumber(max_bytes), done_score)
+    return set_take(morgue, id, budget, bytes_left, done_score)
   end
-  local _, record, more = set_take_last(morgue, id, budget, tonumber(max_bytes))
-  return unpack_items(record or ''), more, more
+  local _, record, more = set_take_last(morgue, id, budget, bytes_left)
+  return unpack_items(record or ''), more, more, #(record or '')
 end
 
 local function requeue()
   for i = rest, #ARGV do
     local id = ARGV[i]
-    if budget <= 0 then
+    if budget <= 0 or bytes_left <= 0 then
       return i - rest
     end
     if wanted(id) then
@@ -45,9 +45,9 @@ local function requeue()
         redis.call('HDEL', done_scores, id)
         done_score = nil
       end
-      local items, more, cut = take(id, done_score)
+      local items, more, cut, bytes = take(id, done_score)
       restore_job(id, items, now, '-1', '', options.priority or 0)
-      budget = budget - math.max(#items, 1)
+      budget, bytes_left = budget - math.max(#items, 1), bytes_left - bytes
       if cut then
         return i - rest
       end

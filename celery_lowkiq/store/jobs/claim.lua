@@ -86,18 +86,26 @@ local function write_plain(remove)
   end
 end
 
--- Records of jobs by position; false for those that are not plain.
+-- Jobs of the first command; later ones read twice as many as before. So a claim that few jobs fill does not read all due ones.
+local PART = 32
+
+-- Records of the first jobs, within the bytes of a claim, by position; false for those that are not plain.
 local function plain_records(ids, any_failed)
-  local names = {}
+  local names, found, size = {}, {}, 0
   for i = 1, #ids, 2 do
     names[#names + 1] = ids[i]
   end
-  local records = #names > 0 and redis.call('HMGET', jobs, unpack(names)) or {}
-  local failures = any_failed and #names > 0 and redis.call('ZMSCORE', failed, unpack(names)) or {}
-  for i, record in ipairs(records) do
-    records[i] = record and not failures[i] and is_plain(record) and record or false
+  while #found < #names and size < byte_limit do
+    local from = #found + 1
+    local to = math.min(from + math.max(PART, 2 * #found) - 1, #names)
+    local records = redis.call('HMGET', jobs, unpack(names, from, to))
+    local failures = any_failed and redis.call('ZMSCORE', failed, unpack(names, from, to)) or {}
+    for i, record in ipairs(records) do
+      size = size + #(record or '')
+      found[from + i - 1] = record and not failures[i] and is_plain(record) and record or false
+    end
   end
-  return records
+  return found
 end
 
 -- Due jobs and their records, when only plain ones may be due.

@@ -68,7 +68,7 @@ end
 --   times: perform_in and id of each
 --   new: ids without a waiting job and the records of their first payloads, which need no merging
 --   soonest: the smallest perform_in of these
---   ids, items: the other ids, and by id the items to merge, with the scores of their calls
+--   ids, items: the other ids, and by id the items to merge; given: a score that a call of them has, or ''
 local function sort_jobs(from, to)
   local times, new, first, soonest, ids, items = {}, {}, {}, nil, {}, {}
   for i = from, to, 4 do
@@ -91,7 +91,7 @@ local function sort_jobs(from, to)
       if not items[id] then
         items[id], ids[#ids + 1] = {given = ''}, id
       end
-      items[id].given = items[id].given .. ARGV[i + 2]
+      items[id].given = ARGV[i + 2] ~= '' and ARGV[i + 2] or items[id].given
       table.insert(items[id], {score, payload, tonumber(score), flag, signature})
     end
   end

@@ -232,9 +232,9 @@ class LaneState:
         found = {
             shard: due[shard] for shard, owned in self._owned.items() if shard in due and owned.may_claim(now)
         }
-        for queue, until in self._ctx.rate_limiter.exhausted_until(now).items():
-            opens_at = self._due.now() + until - now
-            found |= {s: max(when, opens_at) for s, when in found.items() if s.queue == queue}
+        until = self._ctx.rate_limiter.exhausted_until(now)
+        ahead = self._due.now() - now
+        found |= {s: max(when, until[s.queue] + ahead) for s, when in found.items() if s.queue in until}
         return found
 
     def request(self, shards: Sequence[ShardRef], action: Callable[[], T]) -> T:

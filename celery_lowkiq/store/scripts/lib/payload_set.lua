@@ -170,14 +170,6 @@ local function spill_items(set, id, items, older)
   end
 end
 
-local function reversed(items)
-  local found = {header = items.header}
-  for i = #items, 1, -1 do
-    found[#found + 1] = items[i]
-  end
-  return found
-end
-
 -- Adds items to the set of an id. `older` items arrived before those in the set: they are added in reverse, each before items
 -- with an equal score.
 local function set_add(set, id, items, older)
@@ -204,13 +196,24 @@ local function set_add(set, id, items, older)
   spill_items(set, id, items, older)
 end
 
-local function take_packed(set, id, record, max_count, max_bytes, lowest)
-  local items = unpack_items(record)
-  local rest = {header = items.header}
-  while lowest and items[1] and items[1][3] < lowest do
-    rest[#rest + 1] = table.remove(items, 1)
+-- Items with scores below `lowest`, and the others.
+local function parted(items, lowest)
+  local below, others = {}, {}
+  for _, item in ipairs(items) do
+    local part = item[3] < lowest and below or others
+    part[#part + 1] = item
   end
-  local fit = fitting(items, 0, 0, max_count, max_bytes)
+  return below, others
+end
+
+local function take_packed(set, id, record, max_count, max_bytes, lowest)
+  local items, rest = unpack_items(record), {}
+  local header = items.header
+  if lowest then
+    rest, items = parted(items, lowest)
+  end
+  rest.header = header
+  local fit, bytes = fitting(items, 0, 0, max_count, max_bytes)
   local cut = fit < #items
   for i = fit + 1, #items do
     rest[#rest + 1] = items[i]
@@ -221,7 +224,7 @@ local function take_packed(set, id, record, max_count, max_bytes, lowest)
   else
     redis.call('HSET', set.records, id, pack_items(rest))
   end
-  return items, #rest > 0, cut
+  return items, #rest > 0, cut, bytes
 end
 
 local function take_spilled(set, id, max_count, max_bytes, lowest)
@@ -245,19 +248,19 @@ local function take_spilled(set, id, max_count, max_bytes, lowest)
       if #taken > 0 and not more then
         redis.call('HDEL', set.records, id)
       end
-      return taken, more, false
+      return taken, more, false, bytes
     elseif fit < #members then
-      return taken, true, true
+      return taken, true, true, bytes
     end
   end
 end
 
--- Takes items from the set, smallest scores first, from score `lowest` on. Returns them, whether the set has other items, and
--- whether a limit has left some of these.
+-- Takes items from the set, smallest scores first, from score `lowest` on. Returns them, whether the set has other items,
+-- whether a limit has left some of these, and at least the bytes of the payloads.
 local function set_take(set, id, max_count, max_bytes, lowest)
   local record = redis.call('HGET', set.records, id)
   if not record then
-    return {}, false, false
+    return {}, false, false, 0
   elseif record == SPILLED then
     return take_spilled(set, id, max_count, max_bytes, lowest)
   end

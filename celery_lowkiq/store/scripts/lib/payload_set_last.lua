@@ -23,8 +23,8 @@ local function set_take_last(set, id, max_count, max_bytes)
     local fit
     fit, bytes = fitting(items, #taken, bytes, max_count, max_bytes)
     for i = 1, fit do
+      taken[#taken + 1] = items[i]
       gone[i], fields[i] = members[i], id .. '\0' .. items[i][2]
-      table.insert(taken, 1, items[i])
     end
     if fit > 0 then
       redis.call('ZREM', set.spill_order, unpack(gone))
@@ -35,5 +35,5 @@ local function set_take_last(set, id, max_count, max_bytes)
   if not more then
     redis.call('HDEL', set.records, id)
   end
-  return #taken, pack_items(taken), more
+  return #taken, pack_items(reversed(taken)), more
 end

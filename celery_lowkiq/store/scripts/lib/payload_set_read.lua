@@ -69,6 +69,14 @@ local function pack_items(items)
   return table.concat(parts)
 end
 
+local function reversed(items)
+  local found = {header = items.header}
+  for i = #items, 1, -1 do
+    found[#found + 1] = items[i]
+  end
+  return found
+end
+
 local function lex_min(id)
   return '[' .. id .. '\0'
 end

@@ -19,11 +19,11 @@ end
 
 -- Returns the entries of the last MEMORY s, except those of epoch `without`, and their number.
 local function recent(entries, now_s, without)
-  local kept, count = '', 0
+  local kept = {}
   for time, epoch in string.gmatch(entries, ' (%d+):(%d+)') do
     if tonumber(time) > now_s - MEMORY and epoch ~= without then
-      kept, count = kept .. ' ' .. time .. ':' .. epoch, count + 1
+      kept[#kept + 1] = ' ' .. time .. ':' .. epoch
     end
   end
-  return kept, count
+  return table.concat(kept), #kept
 end

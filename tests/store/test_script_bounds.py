@@ -1,0 +1,90 @@
+"""A script does not read or change much more than its limits say, however large what is stored is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from celery_lowkiq.rules.models import Failure, NewJob
+from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
+from celery_lowkiq.store.jobs.failures import MAX_GROUPS, record_call
+from celery_lowkiq.store.scripts.keys import failure_ranks_key, shard_keys
+from celery_lowkiq.store.scripts.script import load
+
+from .helpers import ONE, SHARD, claim, ids_of, push, stats, take
+
+LARGE = 64 * 1024
+
+
+def push_large(store, count):
+    """Jobs with payloads as large as calls may be, in the order of their ids."""
+    for n in range(count):
+        store.push(ONE, [NewJob(f"{n:04}", b"x" * LARGE, 1.0, perform_in=float(n))])
+
+
+def commands_of_scripts(client, act):
+    """What scripts sent while ``act`` ran."""
+    with client.monitor() as monitor:
+        act()
+        client.echo("end")
+        sent = itertools.takewhile(lambda one: not one["command"].startswith("ECHO"), monitor.listen())
+        return [one["command"].split() for one in sent if one.get("client_type") == "lua"]
+
+
+@pytest.mark.one_server
+def test_a_claim_does_not_read_all_due_jobs_to_take_some(store, client):
+    most = CLAIM_BYTES // LARGE
+    push_large(store, 6 * most)
+    lease, found = take(store), []
+    commands = commands_of_scripts(client, lambda: found.append(claim(store, lease, limit=1000)))
+    assert ids_of(found[0]) == [f"{n:04}" for n in range(most)]
+    read = sum(len(words) - 2 for words in commands if words[:2] == ["HMGET", shard_keys(SHARD)["jobs"]])
+    assert most <= read <= 2 * most
+
+
+def test_large_jobs_are_claimed_one_after_the_other_beside_small_and_failed_ones(store):
+    """In whatever part of the due jobs they are."""
+    push_large(store, 40)
+    for n in range(40, 140):
+        push(store, f"{n:04}", ("small", 1), ("other", 2), perform_in=float(n))
+    lease, found = take(store), []
+    while jobs := ids_of(claim(store, lease, limit=100)):
+        found += jobs
+    assert found == [f"{n:04}" for n in range(140)]
+
+
+@pytest.mark.parametrize("name", ["bury", "requeue", "delete_dead"])
+def test_the_bytes_of_all_jobs_of_a_step_are_limited(store, client, name):
+    push_large(store, 4)
+    ids = [f"{n:04}" for n in range(4)]
+    actions = Actions(store)
+    if name != "bury":
+        actions.bury(ONE, ids, b"reason")
+    bounds = {"merge": "min", "policy": "", "limit": 500, "max_bytes": LARGE + 1}
+    more = (
+        {"only_failed": 0, "reason": b""}
+        if name == "bury"
+        else {"maximum": "+inf", "channel": "c", "index": 0}
+    )
+    more |= {"force": 0} if name == "requeue" else {}
+    dealt, moved, *_ = store.client.call(load(name).call(shard_keys(SHARD), ids, **bounds, **more))
+    assert (dealt, moved) == (2, 2)
+    {"bury": lambda: actions.bury(ONE, ids, b""), "requeue": lambda: actions.requeue(ONE, ids)}.get(
+        name, lambda: actions.delete_dead(ONE, ids)
+    )()
+    counts = stats(store)
+    assert (counts.length, counts.morgue_length) == {
+        "bury": (0, 4),
+        "requeue": (4, 0),
+        "delete_dead": (0, 0),
+    }[name]
+
+
+@pytest.mark.one_server
+def test_foreign_groups_of_failures_are_removed_some_at_a_time(store, client):
+    ranks = failure_ranks_key(ONE.name)
+    client.zadd(ranks, {f"foreign-{n}": n for n in range(3 * MAX_GROUPS)})
+    sizes = [store.client.call(record_call(ONE.name, [Failure("a", b"about")])) for _ in range(3)]
+    assert sizes == [2 * MAX_GROUPS + 1, MAX_GROUPS + 1, MAX_GROUPS]
