@@ -77,6 +77,18 @@ def test_a_server_that_never_had_the_push_does_not_confirm_it(count, monkeypatch
         assert next_master.hlen(shard_keys(SHARD)["jobs"]) == count + 1
 
 
+def test_a_number_of_the_push_that_is_no_number_confirms_nothing():
+    with replicated() as (master, _):
+        store = store_on(master, Level.REPLICATED)
+        client, senders = store.client.redis, shard_keys(SHARD)["senders"]
+
+        def stored(taken):
+            client.hset(senders, mapping=dict.fromkeys(client.hkeys(senders), b"x 1"))
+
+        with pytest.raises(StoreUnavailable, match="call again"):
+            store.push(ONE, [NewJob("1", b"x", 1.0)], stored=stored)
+
+
 def test_fsynced_waits_for_the_disk():
     with EmbeddedServer(executable=valkey(), appendonly=True, config={"appendfsync": "always"}) as server:
         store = store_on(server, Level.FSYNCED)

@@ -12,6 +12,7 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_items
 
 from .helpers import ONE, SHARD, claim, contents, end, push, take, waiting
+from .shard import Shard
 
 KEYS = shard_keys(SHARD)
 HEADER = b"!1 8 g=7 h=1 "
@@ -52,6 +53,17 @@ def test_a_header_goes_with_the_last_payload(store):
     client.hset(KEYS["jobs"], "1", HEADER + client.hget(KEYS["jobs"], "1"))
     assert Actions(store).edit(ONE, "1", b"a", None)
     assert not client.exists(KEYS["jobs"])
+
+
+def test_a_header_stays_with_what_is_newer_than_the_last_run(store):
+    shard, client = Shard(store, drop_stale=60), store.client.redis
+    for score in (1.0, 2.0):
+        shard.push("1", b"%d" % score, score)
+    shard.run(Disposition.BURY, error=b"boom")
+    client.hset(KEYS["dead_jobs"], "1", HEADER + client.hget(KEYS["dead_jobs"], "1"))
+    client.hset(KEYS["done_scores"], "1", "1.5 9000000000")
+    Actions(store).requeue(shard.spec, ["1"])
+    assert client.hget(KEYS["jobs"], "1") == HEADER + b"2 1 2"
 
 
 def test_a_shard_of_a_newer_version_is_refused(store):

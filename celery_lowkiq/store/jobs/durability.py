@@ -12,6 +12,7 @@ from celery_lowkiq.rules.errors import AccessDenied, ConfigurationError, StoreEr
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.records import parse_whole
 from celery_lowkiq.store.scripts.steps import Steps
 
 #: Timeout of one WAIT in ms, and of all its repetitions in s.
@@ -114,7 +115,7 @@ class Durability:
 
 def _number(stored: bytes | None) -> int:
     """The number of a sender's last push; ``stored``: '<n> <s>', see ``push.lua``."""
-    return int((stored or b"0").partition(b" ")[0])
+    return parse_whole((stored or b"").partition(b" ")[0])
 
 
 def _replicated(client: Client, streams: Sequence[ShardRef]) -> Steps[list[ShardRef]]:

@@ -198,7 +198,7 @@ end
 
 -- Items with scores below `lowest`, and the others.
 local function parted(items, lowest)
-  local below, others = {}, {}
+  local below, others = {}, {header = items.header}
   for _, item in ipairs(items) do
     local part = item[3] < lowest and below or others
     part[#part + 1] = item
@@ -208,11 +208,10 @@ end
 
 local function take_packed(set, id, record, max_count, max_bytes, lowest)
   local items, rest = unpack_items(record), {}
-  local header = items.header
   if lowest then
     rest, items = parted(items, lowest)
   end
-  rest.header = header
+  rest.header = items.header
   local fit, bytes = fitting(items, 0, 0, max_count, max_bytes)
   local cut = fit < #items
   for i = fit + 1, #items do
