@@ -37,8 +37,8 @@ PRELOADED = (
     "celery_lowkiq.integration.bootstep.step",
     "kombu.transport.redis",
 )
-#: What an interpreter or the C library reads when a process starts.
-AT_START = ("PYTHON", "LANG", "LC_", "TZ")
+#: What an interpreter, the C library, or Celery when it is imported reads; and other modules than ours.
+AT_START = ("PYTHON", "LANG", "LC_", "TZ", "REMAP_SIGTERM")
 PR_SET_CHILD_SUBREAPER = 36
 #: Popen's gid, gids, uid, umask, start_new_session and process_group, when nobody gives them.
 PLAIN = (None, None, None, -1, False, -1)
@@ -107,9 +107,7 @@ def _is_the_same(args: Sequence[str], variables: Mapping[str, str]) -> bool:
 
 
 def _at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value for name, value in variables.items() if name.startswith(AT_START) and name != "PYTHONPATH"
-    }
+    return {name: value for name, value in variables.items() if name.startswith(AT_START)}
 
 
 class _Template:

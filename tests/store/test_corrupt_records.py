@@ -116,6 +116,7 @@ def client(redis_server):
 @example([("failed", b"a", float("inf"))])
 @example([("claimed", b"a", 1.0)])
 @example([("lease", "epoch", b"x")])
+@example([("lease", "epoch", b""), ("claimed", b"a", 0.0)])
 @example([("senders", b"a", b"x")])
 @example([("jobs", b"a", b"S"), ("spill", b'a\0"a"', b"x")])
 @example([("spill", b'\0\xe1"a"', b"c004000000000000\xea80000000000a2.5\0")])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.processes import ROOT
-from tests.processes import run as run_process
+ROOT = Path(__file__).parents[2]
 
 
 def users_pytest(
@@ -26,9 +24,6 @@ def users_pytest(
     def run(tests: str, count: int) -> None:
         pytester.makepyfile(test_it=tests)
         options = ("-p", "celery_lowkiq.testing", "-p", "no:cacheprovider", "-q", "test_it.py")
-        words = [sys.executable, "-m", "pytest", "--basetemp=basetemp", *options]
-        done = run_process(words, 120, cwd=pytester.path, stderr=subprocess.STDOUT)
-        print(done.stdout)
-        pytest.RunResult(done.returncode, done.stdout.splitlines(), [], 0.0).assert_outcomes(passed=count)
+        pytester.runpytest_subprocess(*options, timeout=120).assert_outcomes(passed=count)
 
     return run

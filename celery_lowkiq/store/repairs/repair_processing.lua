@@ -8,7 +8,7 @@
 -- Returns: {jobs whose claim was restored, jobs whose payloads are lost}.
 -- Cost: O(log n) per job in processing: at most the jobs that an owner has claimed.
 local current = redis.call('HMGET', lease, 'owner', 'epoch')
-local as_known = (current[1] or '') == owner and (current[2] or '0') == epoch
+local as_known = (current[1] or '') == owner and (current[2] or '') == epoch
 local mended, lost = 0, 0
 local records = redis.call('HGETALL', processing)
 for i = 1, #records, 2 do

@@ -112,7 +112,7 @@ class Repairs:
         """Make the keys of waiting jobs and of jobs in processing consistent, and log the repair."""
         (lease,) = self._client.commands([("HMGET", shard_keys(shard)["lease"], "owner", "epoch")])
         owner, epoch = (value or b"" for value in lease)
-        repaired = self._waiting(queue, self._processing(Repaired(shard), owner, epoch or b"0"))
+        repaired = self._waiting(queue, self._processing(Repaired(shard), owner, epoch))
         self._accept(shard)
         _log(repaired)
         return repaired
@@ -139,7 +139,7 @@ class Repairs:
         if missing or "meta" in cleared:
             repaired = replace(repaired, meta=self.rewrite_meta(queue, shard, registered))
         (epoch,) = self._client.commands([("HGET", shard_keys(shard)["lease"], "epoch")])
-        repaired = self._processing(repaired, b"", epoch or b"0")
+        repaired = self._processing(repaired, b"", epoch or b"")
         repaired = self._morgue(queue, self._waiting(queue, repaired))
         self._accept(shard)
         _log(replace(repaired, meta=False))
