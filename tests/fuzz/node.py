@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import time
@@ -102,12 +103,16 @@ class Node:
 
         A second for which a thread of the node, of Redis or of this process was ready and had no processor
         does not count, for each of the threads: on a busy machine, a later job may pass, and none fails that
-        was not late.
+        was not late. Nor may this process collect the garbage of all earlier tests meanwhile, for a second.
         """
-        began, before = time.monotonic(), without_processor(*self._pids)
-        yield
-        eventually(lambda: self.has_run(ids), 30)
-        waited = without_processor(*self._pids)
+        gc.disable()
+        try:
+            began, before = time.monotonic(), without_processor(*self._pids)
+            yield
+            eventually(lambda: self.has_run(ids), 30)
+            waited = without_processor(*self._pids)
+        finally:
+            gc.enable()
         # A thread that has ended since is in one of them only.
         late = time.monotonic() - began - sum(waited[one] - before.get(one, 0.0) for one in waited)
         self.latest = max(self.latest, late)
