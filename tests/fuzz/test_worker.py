@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 
 import pytest
 
@@ -33,7 +34,17 @@ class Worker(Node):
 
     def has_run(self, ids):
         assert self.process.container.status == "running", self.process.logs()[-5000:]
-        return self._ran.exists() and set(self._ran.read_text().splitlines()).issuperset(ids)
+        return self._times().keys() >= set(ids)
+
+    def seconds_since(self, ids):
+        """As the worker has written down: this process may look later."""
+        times = self._times()
+        return time.time() - max(times[job_id] for job_id in ids)
+
+    def _times(self):
+        lines = self._ran.read_text().splitlines() if self._ran.exists() else ()
+        found = (line.partition(" ") for line in lines)
+        return {job_id: float(at) for at, _, job_id in found if job_id.startswith("good-")}
 
 
 @pytest.fixture

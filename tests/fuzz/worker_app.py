@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from .node import POLL, make_app
 
 
 class Written(set):
-    """Ids that have run, one in a line of a file."""
+    """Ids that have run, one in a line of a file, with the time."""
 
     def add(self, job_id):
         self.update([job_id])
 
     def update(self, ids):
         with Path(os.environ["FUZZ_RAN"]).open("a", errors="backslashreplace") as file:
-            file.writelines(f"{job_id}\n" for job_id in ids)
+            file.writelines(f"{time.time()} {job_id}\n" for job_id in ids)
 
 
 app = make_app(os.environ["FUZZ_URL"])
