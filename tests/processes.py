@@ -40,7 +40,7 @@ PRELOADED = (
 #: What an interpreter, the C library, or Celery when it is imported reads; and other modules than ours.
 AT_START = ("PYTHON", "LANG", "LC_", "TZ", "REMAP_SIGTERM")
 PR_SET_CHILD_SUBREAPER = 36
-#: Popen's gid, gids, uid, umask, start_new_session and process_group, when nobody gives them.
+#: Default values of Popen's gid, gids, uid, umask, start_new_session and process_group.
 PLAIN = (None, None, None, -1, False, -1)
 
 
@@ -147,7 +147,7 @@ def _template() -> _Template:
 
 
 def main(descriptor: int) -> None:
-    """The template: fork as asked, until whoever asks has ended."""
+    """Run the template process: fork on request, until the other end of the socket is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in PRELOADED:
         importlib.import_module(name)

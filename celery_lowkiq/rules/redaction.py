@@ -165,7 +165,7 @@ def _end_of_value(text: str, at: int, key: str) -> int:
 
 def _end_of_quoted(text: str, at: int, escapes: int, quote: str) -> int:
     """Where a quoted text ends whose quotes have so many backslashes; the end of the text without one."""
-    # Backslashes are looked at once, and not from each of them on.
+    # The lookbehind keeps a long run of backslashes linear: it is matched from its first one only.
     for found in re.compile(rf"(?<!\\)(\\*){quote}").finditer(text, at):
         before = len(found[1])
         if before == escapes if escapes else before % 2 == 0:
@@ -174,8 +174,9 @@ def _end_of_quoted(text: str, at: int, escapes: int, quote: str) -> int:
 
 
 def _end_of_bracket(text: str, at: int) -> int:
-    """Where a bracket is closed; the end of the text if it is not."""
-    open_brackets: list[str] = []
+    """Where the bracket at a position is closed; the end of the text if it is not."""
+    open_brackets = [_BRACKETS[text[at]]]
+    at += 1
     while found := _PARTS.search(text, at):
         part, at = found[2], found.end()
         if part in _BRACKETS:

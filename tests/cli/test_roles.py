@@ -9,7 +9,9 @@ import pytest
 import redis
 
 from celery_lowkiq import track
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.acl import ROLES
 from tests.cli import proj
 from tests.cli.test_repair import broken_shard
@@ -119,3 +121,14 @@ def test_a_reason_that_is_too_long_changes_nothing(run, queue):
     refused = run("pause", "sync_order", "--reason", "x" * 201)
     assert (refused.exit_code, "expected at most 200 characters" in refused.output) == (2, True)
     assert "none" in run("audit").output
+
+
+def test_a_move_that_is_paused_or_resumed_is_counted_in_the_audit_log(run, queue):
+    """The count was stored as a JSON boolean."""
+    proj.sync_order.perform_async([{"id": 1, "payload": 1}])
+    Migrations(context_of(proj.app).store.client, queue.name).begin(7)
+    for verb in ("--pause", "--resume"):
+        run("reshard", "sync_order", verb)
+    counts = [one["jobs"] for one in changes(run) if one["state"] == "done"]
+    assert counts == [1, 1]
+    assert [type(count) for count in counts] == [int, int]

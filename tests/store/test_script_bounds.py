@@ -1,4 +1,4 @@
-"""A script does not read or change much more than its limits say, however large what is stored is."""
+"""A script reads and changes little more than its limits allow, for stored data of any size."""
 
 from __future__ import annotations
 

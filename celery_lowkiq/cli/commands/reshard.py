@@ -98,7 +98,7 @@ def _show_cost(queue: OrderedQueue, shards: int) -> None:
 
 def _pause(queue: OrderedQueue, verb: str, reason: str) -> None:
     act = queue.pause_migration if verb == "pause" else queue.resume_migration
-    changed = audited(_change(f"{verb}_migration", queue.name, reason), act)
+    changed = audited(_change(f"{verb}_migration", queue.name, reason), lambda: int(act()))
     unchanged = "" if changed else " before" if verb == "pause" else ": it was not paused"
     click.echo(f"the move of queue {queue.name} to other shards: {verb}d{unchanged}")
     if not changed:

@@ -26,8 +26,8 @@ except ImportError:
 
 #: Commands of this many bytes are sent while the next ones are packed: more than 1,000 small jobs.
 PART_BYTES = 64 * 1024
-#: Scripts, what confirms a push, and commands of which reads of many shards send many; and those whose
-#: replies redis-py changes.
+#: Commands that are sent often: scripts, confirmations of pushes, and reads of many shards. redis-py changes
+#: the replies of those in CHANGED.
 SENT_HERE = {"EVALSHA", "HGET", "HINCRBY", "HMGET", "TIME", "WAIT", "ZCARD", "ZCOUNT", "ZMSCORE"}
 CHANGED = {"TIME", "ZMSCORE"}
 Command = tuple[Any, ...]
