@@ -1,7 +1,8 @@
 """Failovers in simulated migrations: a replica that lags takes the place of one of three masters.
 
 What a master wrote since its replica fell behind is lost, and only that: calls wait for no replica. A replica
-that lags confirms nothing, so that movers wait for it. In some runs it is cut off instead: nobody waits then,
+that lags confirms nothing, so that movers wait for it; the master that it becomes confirms all, and has
+another replication id. In some runs it is cut off instead: nobody waits then,
 and old jobs may be lost or come twice, but the queue has to come to rest.
 """
 
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_of_key
 
@@ -30,8 +30,6 @@ FALLS_BEHIND, LAGS = 0.008, (50, 300, 900)
 SHARDS = 8
 #: How often a refused call looks at what is stored while there are faults.
 LOOKS = 0.2
-
-replicated = durability._replicated
 
 
 class Lag(NamedTuple):
@@ -82,20 +80,9 @@ class Failovers:
         lags = self.lag is not None and self.lag.master == self.homes[shard.index]
         if command[0] == "WAIT":
             return 0 if lags else 1
-        return {"connected_slaves": 0 if lags and self.cut_off else 1}
-
-    def follow(self, actor: Any, position: int) -> None:
-        """Note what masters have not confirmed to a mover."""
-        command = actor.commands[position]
-        if not self.fails or actor.kind != "mover":
-            return
-        if command[0] == "EVALSHA" and (shard := shard_of_key(command[3])):
-            actor.unconfirmed.add(self.homes[shard.index])
-        elif command[0] == "HMGET":
-            # A turn begins with a look at the queue's own key.
-            actor.unconfirmed.clear()
-        elif command[0] == "WAIT" and actor.replies[position]:
-            actor.unconfirmed.discard(self.homes[shard_of_key(actor.commands[position - 1][1]).index])
+        lost = sum(loss.master == self.homes[shard.index] for loss in self.losses)
+        has_replica = self.fails and not (lags and self.cut_off)
+        return {"connected_slaves": int(has_replica), "master_replid": str(lost)}
 
     # -- faults
 
@@ -136,7 +123,6 @@ class Failovers:
         self.losses.append(Loss(lag.master, lag.since, self.step))
         # Leases that were lost are watched first, until their owners have ended.
         for actor in list(self.actors):
-            actor.broken = actor.broken or lag.master in actor.unconfirmed
             if actor.kind == "worker" and lag.master in self.masters_of(actor.name):
                 self.crash(actor)
         self.retries.clear()

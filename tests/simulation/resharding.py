@@ -64,8 +64,6 @@ LIMITS = (
     (rules, "TRANSFER_IDS", 3),
     (movers, "TRANSFER_PAYLOADS", 4),
     (movers, "TRANSFER_BYTES", 1500),
-    # Without failovers, there is no replica.
-    (durability, "_replicated", lambda c, s: failovers.replicated(c, s) if c.of.fails else iter(())),
     (durability, "SystemClock", lambda: Patient),
 )
 #: Loaded before the first step, so that a seed replays.
@@ -88,10 +86,6 @@ class Actor:
         self.commands: Sequence[tuple[Any, ...]] = ()
         self.replies: list[Any] | None = None
         self.frozen_until = 0
-        #: Of a mover: masters that it has written to in this turn, and that have not confirmed it.
-        self.unconfirmed: set[int] = set()
-        #: Whether one of them was replaced: its connection is lost.
-        self.broken = False
 
 
 @dataclass
@@ -201,16 +195,13 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
 
     def advance(self, actor: Actor) -> None:
         """Send one command, and with the last reply go on to the next ones."""
-        if actor.commands and actor.replies is not None and not actor.broken:
+        if actor.commands and actor.replies is not None:
             position = len(actor.replies)
             actor.replies.append(self.send(actor.commands[position], actor.commands[position - 1]))
-            self.follow(actor, position)
             if len(actor.replies) < len(actor.commands):
                 return
         try:
-            lost = StoreUnavailable("the connection is lost")
-            found = actor.steps.throw(lost) if actor.broken else actor.steps.send(actor.replies)
-            actor.broken = False
+            found = actor.steps.send(actor.replies)
         except StopIteration:
             self.actors.remove(actor)
         else:

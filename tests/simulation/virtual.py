@@ -49,6 +49,9 @@ class VirtualClient(Client):
     def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
         return self.of.streams(shards)
 
+    def master_of(self, shard: ShardRef) -> str | None:
+        return f"master {self.of.homes[shard.index]}"
+
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Of what is not done in steps: nothing comes in between."""
         return [self.of.send(command) for command in commands]

@@ -10,7 +10,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.jobs import durability, push
-from celery_lowkiq.store.jobs.durability import Durability, Level
+from celery_lowkiq.store.jobs.durability import Durability, Level, read_servers_steps
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -87,6 +87,22 @@ def test_a_number_of_the_push_that_is_no_number_confirms_nothing():
 
         with pytest.raises(StoreUnavailable, match="call again"):
             store.push(ONE, [NewJob("1", b"x", 1.0)], stored=stored)
+
+
+@pytest.mark.parametrize("level", [Level.FAST, Level.REPLICATED])
+def test_a_server_that_took_the_place_of_another_one_does_not_confirm_a_move(level):
+    """Its replicas have what it has, which may not be what the other one took."""
+    with EmbeddedServer() as former, replicated() as (master, _):
+        store = store_on(master, level)
+        next_master = store.client.redis
+        store.client.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
+        confirm = store._durability.confirm_move_steps
+        servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
+        store.client.redis = next_master
+        with pytest.raises(StoreUnavailable, match="was replaced while jobs moved"):
+            store.client.execute(confirm(store.client, [SHARD], servers))
+        servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
+        store.client.execute(confirm(store.client, [SHARD], servers))
 
 
 def test_fsynced_waits_for_the_disk():

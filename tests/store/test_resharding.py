@@ -456,9 +456,9 @@ def test_the_end_of_a_migration_is_written_when_replicas_have_its_seals(store):
     mover, migrations = store.mover(queue), Migrations(store.client, "sealed")
     confirmed, confirm = [], mover._confirm
 
-    def confirming(shards):
+    def confirming(shards, servers):
         confirmed.append((migrations.read().phase, list(shards)))
-        return confirm(confirmed[-1][1])
+        return confirm(confirmed[-1][1], servers)
 
     mover._confirm = confirming
     eventually(lambda: not mover.turn() and migrations.read() is None)

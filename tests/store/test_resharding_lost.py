@@ -157,7 +157,7 @@ def until_unconfirmed(mover, monkeypatch, after):
     """Have it do turns until a replica does not confirm; before, it confirms so many times."""
     confirms = iter([True] * after)
 
-    def confirm(shards):
+    def confirm(shards, servers):
         if list(shards) and not next(confirms, False):
             raise StoreUnavailable("not confirmed")
         return ()
@@ -196,9 +196,9 @@ def test_the_last_phase_begins_when_replicas_have_the_end_of_all_transfers(store
     mover, confirmed = begun(store, ONE, 3), []
     confirm = mover._confirm
 
-    def confirming(shards):
+    def confirming(shards, servers):
         confirmed.append((client.hget(queue_key(NAME), "phase"), list(shards)))
-        return confirm(confirmed[-1][1])
+        return confirm(confirmed[-1][1], servers)
 
     mover._confirm = confirming
     until(client, mover, "seal")

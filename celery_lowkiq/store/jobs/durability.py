@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,18 @@ class Pushed(NamedTuple):
     shards: Sequence[ShardRef]
     sender: str
     after: int
+
+
+class Server(NamedTuple):
+    """A master: the id of its replication, which ends when another one takes its place or it starts again."""
+
+    replication_id: str | None
+    has_replica: bool
+
+
+UNKNOWN = Server(None, False)
+#: By address; None for a slot without a master.
+Servers = Mapping[str | None, Server]
 
 
 class Level(str, enum.Enum):
@@ -72,15 +84,25 @@ class Durability:
                     f"{CONFIRM_SECONDS:.0f} s; to call again is safe"
                 )
 
-    def confirm_move_steps(self, client: Client, shards: Iterable[ShardRef]) -> Steps[None]:
-        """As :meth:`confirm_steps`; at FAST, wait for a replica of each server that has one.
+    def confirm_move_steps(self, client: Client, shards: Iterable[ShardRef], servers: Servers) -> Steps[None]:
+        """As :meth:`confirm_steps`, for writes of a migration; at FAST, wait for a replica if there is one.
 
-        What a migration writes anew was stored long before: a failover is to lose last calls only.
+        What is written anew was stored long before: a failover is to lose last calls only. ``servers``: from
+        :func:`read_servers_steps`, before the writes. Raises StoreUnavailable when another one has taken the
+        place of one of them: it may lack the writes, and its own replicas confirm.
         """
+        streams = client.streams(shards)
+        if not streams:
+            return
         if self.level is not Level.FAST:
-            yield from self.confirm_steps(client, shards)
-        elif replicated := (yield from _replicated(client, client.streams(shards))):
+            yield from self.confirm_steps(client, streams)
+        elif replicated := [one for one in streams if _at(servers, client, one).has_replica]:
             yield from Durability(Level.REPLICATED).confirm_steps(client, replicated)
+        found = yield from read_servers_steps(client, streams)
+        for shard in streams:
+            if _at(found, client, shard).replication_id != _at(servers, client, shard).replication_id:
+                name = client.master_name(shard)
+                raise StoreUnavailable(f"Redis {name} was replaced while jobs moved; the next turn goes on")
 
     def _unconfirmed(
         self, client: Client, shards: Sequence[ShardRef], push: Pushed | None
@@ -118,16 +140,26 @@ def _number(stored: bytes | None) -> int:
     return parse_whole((stored or b"").partition(b" ")[0])
 
 
-def _replicated(client: Client, streams: Sequence[ShardRef]) -> Steps[list[ShardRef]]:
-    """Return those whose server has a replica; none where INFO is forbidden."""
+def _at(servers: Servers, client: Client, shard: ShardRef) -> Server:
+    return servers.get(client.master_of(shard)) or UNKNOWN
+
+
+def read_servers_steps(client: Client, shards: Iterable[ShardRef]) -> Steps[Servers]:
+    """Return the servers that have the shards; those that are away, or that forbid INFO, are left out."""
+    streams = client.streams(shards)
+    if not streams:
+        return {}
     # INFO has no key: on a cluster it goes where the command before it goes.
     commands = [(("HLEN", shard_keys(shard)["meta"]), ("INFO", "replication")) for shard in streams]
     try:
-        replies = yield from client.command_steps([command for pair in commands for command in pair])
+        replies = yield from client.answer_steps([command for pair in commands for command in pair])
     except AccessDenied:
-        return []
-    return [
-        shard
+        return {}
+    return {
+        client.master_of(shard): Server(
+            about.get("master_replid"),
+            bool(about.get("connected_slaves") or about.get("connected_replicas")),
+        )
         for shard, about in zip(streams, replies[1::2], strict=True)
-        if about.get("connected_slaves") or about.get("connected_replicas")
-    ]
+        if not isinstance(about, StoreUnavailable)
+    }

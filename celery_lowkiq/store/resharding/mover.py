@@ -29,7 +29,7 @@ from celery_lowkiq.rules.resharding import (
     turn,
     turns_of_round,
 )
-from celery_lowkiq.store.jobs.durability import Durability
+from celery_lowkiq.store.jobs.durability import Durability, Servers, read_servers_steps
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, parse_id
@@ -120,10 +120,11 @@ class Mover:
         migration = stored.migration
         route = migration.layout.route
         fences = [self._call("fence", index, gen=migration.gen, route=route) for index in migration.shards]
+        servers = yield from self._servers(migration.shards)
         closed = yield from self._send(fences)
         if any(int(gen) != migration.gen for _, gen, *_ in closed):
             return False
-        yield from self._confirm(migration.shards)
+        yield from self._confirm(migration.shards, servers)
         if any(transfers for *_, transfers in closed) and not (yield from self._deliver(migration)):
             return False
         floors = {
@@ -197,7 +198,7 @@ class Mover:
         self._finished.update(n for n in searched if is_finished(migration, n, moves[n]))
         if len(self._finished) == migration.former:
             # What is sealed takes no transfer: none may come back with a failover.
-            yield from self._confirm(migration.shards)
+            yield from self._confirm(migration.shards, (yield from self._servers(migration.shards)))
             return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
         relays = [self._release("relay", migration, *of_shard) for of_shard in done.relays.items()]
         self.sorted_jobs += sum(map(len, done.relays.values()))
@@ -245,6 +246,7 @@ class Mover:
 
         What comes from a master that is away, or goes to one, has its turn later.
         """
+        servers = yield from self._servers(index for each in exports for index in (each.source, each.shard))
         numbers = yield from self._received(exports)
         exports = [export for export in exports if export in numbers]
         calls = [self._export(migration, export, numbers[export]) for export in exports]
@@ -257,8 +259,7 @@ class Mover:
             if not reply:
                 continue
             number, data, none, busy = reply
-            ids = [parse_id(job_id) for job_id in none]
-            if ids:
+            if ids := [parse_id(job_id) for job_id in none]:
                 self._search.forget(export.source, ids)
                 answered.append(self._release("relay", migration, export.shard, ids))
             self._count_stuck(moves, export, {parse_id(job_id) for job_id in busy})
@@ -267,13 +268,13 @@ class Mover:
                 self.sorted_jobs += len(export.ids) - len(none) - len(busy)
                 imports.append(self._import(migration, export, number, data))
         # A source that a failover takes back to before an export would send the same payloads again.
-        yield from self._confirm(export.source for export, _ in taken)
+        yield from self._confirm((export.source for export, _ in taken), servers)
         received = yield from self._send_here([*imports, *answered])
         if STALE in received:
             # A failover has lost the end of a transfer, and the phase after it, in which shards were sealed.
             return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
         arrived = [each for each, reply in zip(taken, received, strict=False) if reply not in (STALE, None)]
-        yield from self._confirm(export.shard for export, _ in arrived)
+        yield from self._confirm((export.shard for export, _ in arrived), servers)
         forgets = [
             self._call("forget_transfer", export.source, gen=migration.gen, shard=export.shard, number=number)
             for export, number in arrived
@@ -340,11 +341,12 @@ class Mover:
             )
             for index in migration.shards
         ]
+        servers = yield from self._servers(migration.shards)
         replies = yield from self._send(seals)
         if all(sealed and not left for sealed, left in replies):
             # The end stands in the queue's own key, which on a cluster is another master's: a failover that
             # loses a seal would leave a shard in a migration that nobody goes on with.
-            yield from self._confirm(migration.shards)
+            yield from self._confirm(migration.shards, servers)
             return (yield from self._migrations.begin_phase_steps(migration, Phase.IDLE))
         moves = yield from self._read(migration, migration.shards)
         if any(found.gen < migration.gen or found.route == "closed" for found in moves.values()):
@@ -377,9 +379,11 @@ class Mover:
         replies = self.client.but_away((yield from self.client.call_steps(calls)))
         return [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
 
-    def _confirm(self, shards: Iterable[int]) -> Steps[None]:
-        if refs := list(map(self._shard, shards)):
-            yield from self._durability.confirm_move_steps(self.client, refs)
+    def _servers(self, shards: Iterable[int]) -> Steps[Servers]:
+        return read_servers_steps(self.client, map(self._shard, shards))
+
+    def _confirm(self, shards: Iterable[int], servers: Servers) -> Steps[None]:
+        return self._durability.confirm_move_steps(self.client, map(self._shard, shards), servers)
 
 
 def _moves(reply: list[Any]) -> ShardMoves:
