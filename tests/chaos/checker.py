@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from .handovers import handover_gate
 from .history import Acquire, Death, Execution, History, Push, Settle
 from .ownership import Leases
 from .report import EXAMPLES, Gate, Report
@@ -16,7 +17,7 @@ from .silence import silence_gate
 
 #: Seconds that the queue may take to get empty after the last fault.
 DRAIN_LIMIT = 10.0
-#: Seconds beyond the lease's own times that a takeover or a hand-over may take.
+#: Seconds beyond the lease's own times that a takeover may take.
 GRACE = 1.0
 
 
@@ -43,11 +44,11 @@ def check(history: History) -> Report:
         gates.append(silence_gate(history, leases))
     if any(execution.died is not None for execution in history.executions):
         gates.append(_none("handed out over a gap", list(_over_gaps(history))))
-    if history.troubles and {trouble.kind for trouble in history.troubles} == {"rebalance"}:
-        gates += [
-            _none("duplicates", _duplicates(history)),
-            Gate("hand-over s", max(leases.handovers(), default=None), GRACE),
-        ]
+    comes_and_goes = {trouble.kind for trouble in history.troubles} == {"rebalance"}
+    if comes_and_goes or history.cluster:
+        gates.append(handover_gate(history, leases))
+    if comes_and_goes:
+        gates.append(_none("duplicates", _duplicates(history)))
     return Report(tuple(gates), _figures(history, forgiven, frozen, latencies))
 
 

@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from celery_lowkiq.worker.owned_shard import DEADLINE
 
 from .history import Acquire, Execution, History
+
+
+class Handover(NamedTuple):
+    """A shard was released at a time, and granted again at another."""
+
+    shard: int
+    since: float
+    until: float
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.since
 
 
 class Leases:
@@ -110,11 +123,9 @@ class Leases:
         later = [one for one in grants if one.at > self._granted[shard, epoch].at]
         return later[0] if later else None
 
-    def handovers(self) -> list[float]:
-        """Seconds from each release until the shard was granted again; the last of a shard has none."""
-        waits = []
+    def handovers(self) -> Iterator[Handover]:
+        """From each release until the shard was granted again; the last of a shard has none."""
         for (shard, epoch), at in self._released.items():
             taken = self.next_after(shard, epoch) if (shard, epoch) in self._granted else None
             if taken is not None:
-                waits.append(taken.at - at)
-        return waits
+                yield Handover(shard, at, taken.at)

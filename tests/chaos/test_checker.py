@@ -87,6 +87,16 @@ def calm(**more):
     return replace(history, **more)
 
 
+def failed_over(until=3.0):
+    """The same on a cluster, after a failover; the shard waits for 1.1 s."""
+    return calm(
+        cluster=True,
+        pushes=(*CLEAN.pushes[:2], Push("b", 3, 6.0, 6.1)),
+        releases=(Release(0, 10, 5.1),),
+        troubles=(Trouble("rebalance", 5.0, 5.0), Trouble("failover", 2.0, until, shards=(0,))),
+    )
+
+
 SEEDED = {
     "a payload that never ran": ("lost payloads", with_(pushes=(Push("c", 4, 4.0, 4.1),))),
     "a payload that died with its worker": ("lost payloads", without("executions", 3)),
@@ -187,6 +197,7 @@ SEEDED = {
         calm(executions=(*calm().executions, ran(TWO, 20, 7.0, 7.2, a=(2,)))),
     ),
     "a shard that waits for its next owner": ("hand-over s", calm(releases=(Release(0, 10, 5.1),))),
+    "a shard that waits for its next owner after a failover": ("hand-over s", failed_over()),
 }
 
 
@@ -194,6 +205,20 @@ SEEDED = {
 def test_each_violation_fails_its_own_gate_and_no_other(name):
     gate, history = SEEDED[name]
     assert check(history).failed() == {gate}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"troubles": failed_over(until=4.5).troubles},
+        {"troubles": (Trouble("freeze", 3.0, 4.0, victim=TWO),)},
+        {"deaths": (Death(103, 3.0, "kill"),)},
+    ],
+)
+def test_a_fault_excuses_a_hand_over_that_waits(more):
+    report = check(replace(failed_over(), **more))
+    (gate,) = [gate for gate in report.gates if gate.name == "hand-over s"]
+    assert (gate.figure, report.failed()) == (None, set())
 
 
 @pytest.mark.parametrize("history", [CLEAN, calm()], ids=["kill", "rebalance"])
