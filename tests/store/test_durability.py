@@ -99,7 +99,7 @@ def test_a_server_that_took_the_place_of_another_one_does_not_confirm_a_move(lev
         confirm = store._durability.confirm_move_steps
         servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
         store.client.redis = next_master
-        with pytest.raises(StoreUnavailable, match="was replaced while jobs moved"):
+        with pytest.raises(StoreUnavailable, match="took over a shard while jobs moved"):
             store.client.execute(confirm(store.client, [SHARD], servers))
         servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
         store.client.execute(confirm(store.client, [SHARD], servers))

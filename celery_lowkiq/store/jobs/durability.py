@@ -102,7 +102,9 @@ class Durability:
         for shard in streams:
             if _at(found, client, shard).replication_id != _at(servers, client, shard).replication_id:
                 name = client.master_name(shard)
-                raise StoreUnavailable(f"Redis {name} was replaced while jobs moved; the next turn goes on")
+                raise StoreUnavailable(
+                    f"Redis {name} took over a shard while jobs moved; the next turn goes on"
+                )
 
     def _unconfirmed(
         self, client: Client, shards: Sequence[ShardRef], push: Pushed | None
