@@ -24,6 +24,7 @@ from .client import Asked, Client, answers
 from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
+from .keeping_pool import NoFreeConnection
 from .keys import reports_key, shard_keys
 from .redis_errors import store_error
 from .script import ScriptCall
@@ -46,7 +47,7 @@ LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
 LATER_TEXTS = ("TRYAGAIN ", "CLUSTERDOWN ")
 LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 #: Of these, what another attempt does not change.
-REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError)
+REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError, NoFreeConnection)
 
 
 class ClusterClient(Client):
@@ -282,13 +283,13 @@ class _Batch:
     def _note_outages(self) -> None:
         masters = self._cluster.slots()
         for n, reply in enumerate(self.replies):
-            address = self._asked.get(n) or masters[self._slots[n]]
-            if address is None or isinstance(reply, REFUSED):
+            if isinstance(reply, REFUSED):
                 continue
             if isinstance(reply, LOST):
-                self._cluster.lost(address, reply)
+                # The map may name another node by now.
+                self._cluster.lost(reply.node, reply)  # type: ignore[union-attr]
             else:
-                self._cluster.answered([address])
+                self._cluster.answered([self._asked.get(n) or masters[self._slots[n]]])
 
     def _refused(self, positions: Iterable[int]) -> list[int]:
         found: list[int] = []

@@ -34,7 +34,7 @@ def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Comma
     try:
         sent = _send(cluster, address, commands)
     except (exceptions.RedisError, OSError) as error:
-        return [error] * len(commands)
+        return _unanswered(address, error, commands)
     return _read(sent, commands)
 
 
@@ -49,14 +49,22 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
             try:
                 opened.append(_send(cluster, address, parts[address]))
             except (exceptions.RedisError, OSError) as error:
-                replies[address] = [error] * len(parts[address])
+                replies[address] = _unanswered(address, error, parts[address])
+        is_late = False
         while opened:
             sent = opened.pop()
-            replies[sent.address] = _read(sent, parts[sent.address])
+            found = replies[sent.address] = _read(sent, parts[sent.address], is_late)
+            # The others have had as much time as this one.
+            is_late = is_late or isinstance(found[-1], exceptions.TimeoutError)
         return replies
     finally:
         for sent in opened:
             _give_up(sent)
+
+
+def _unanswered(address: Address, error: Any, commands: Sequence[Command]) -> list[Any]:
+    error.node = address
+    return [error] * len(commands)
 
 
 def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> _Sent:
@@ -77,11 +85,13 @@ def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) ->
     return _Sent(address, pool, kept)
 
 
-def _read(sent: _Sent, commands: Sequence[Command]) -> list[Any]:
-    """Read all replies, and give the connection back."""
+def _read(sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> list[Any]:
+    """Read all replies, and give the connection back. ``is_late``: without waiting for the first one."""
     found: list[Any] = []
     read = sent.kept.connection.read_response
     try:
+        if is_late and not sent.kept.connection.can_read(timeout=0):
+            raise exceptions.TimeoutError("Timeout reading from {}:{}".format(*sent.address))
         for command in commands:
             try:
                 reply = read()
@@ -95,7 +105,7 @@ def _read(sent: _Sent, commands: Sequence[Command]) -> list[Any]:
         _give_up(sent)
         if not isinstance(error, (exceptions.RedisError, OSError)):
             raise
-        found += [error] * (len(commands) - len(found))
+        found += _unanswered(sent.address, error, commands[len(found) :])
     else:
         sent.pool.keep(sent.kept)
     return found
