@@ -499,3 +499,50 @@ def test_an_outage_has_the_name_of_the_node_that_was_asked(cluster, client, monk
     assert set(client.cluster.away) == {cluster.nodes[0].address}
     assert results(client, A) == [1]
     frozen.set()
+
+
+def test_a_seed_that_has_lost_its_disk_hides_no_master(cluster, make_client):
+    empty = cluster.nodes[0]
+    empty._slots = lambda: b"*0\r\n"
+    client = make_client([node.address for node in cluster.nodes])
+    assert results(client, B, C) == [1, 1]
+
+
+def test_a_master_that_has_lost_its_disk_hides_no_other_one(cluster, make_client, monkeypatch):
+    """Whichever node is asked, the map stays the one of those that know it."""
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    first = lambda nodes: nodes.sort(key=lambda each: each != empty.address)  # noqa: E731
+    monkeypatch.setattr(cluster_map.random, "shuffle", first)
+    client = make_client()
+    assert results(client, A, B, C) == [1, 1, 1]
+    empty = cluster.nodes[0]
+    empty._slots = lambda: b"*0\r\n"
+    empty.answer = lambda words: b"-CLUSTERDOWN Hash slot not served\r\n"
+    client.wait_less()
+    for _ in range(5):
+        refused, *answers = results(client, A, B, C)
+        assert isinstance(refused, StoreUnavailable)
+        assert answers == [1, 1]
+    eventually(lambda: not client.cluster._is_reading)
+    assert results(client, B, C) == [1, 1]
+
+
+def test_a_node_that_the_others_do_not_find_has_no_address():
+    """After a CLUSTER RESET, Redis gives an empty host and port 0 for the former owner of the slots."""
+    assert parse_slots([[0, 1, [b"", 0, b"id", []]]], ("a", 1))[0] is None
+
+
+@pytest.mark.parametrize(
+    "reply", [b"-MOVED abc\r\n", b"-ASK 5\r\n", b"-MOVED x 127.0.0.1:1\r\n", b"-MOVED 5 a:b\r\n"]
+)
+def test_a_redirection_that_cannot_be_read_is_of_its_master_only(cluster, client, reply):
+    cluster.nodes[0].answer = lambda words: reply
+    refused, answered = results(client, A, B)
+    assert isinstance(refused, StoreUnavailable)
+    assert answered == 1
+
+
+def test_a_redirection_with_a_foreign_slot_is_of_its_command(cluster, client):
+    once(cluster.nodes[0], b"-MOVED 99999 %s\r\n" % cluster.nodes[1].place)
+    assert results(client, A) == [1]
+    assert cluster.nodes[1].keys() == [A]

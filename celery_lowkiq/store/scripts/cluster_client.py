@@ -309,11 +309,11 @@ class _Batch:
             if self._commands[n][0] in KEYLESS and n - 1 in self._asked:
                 self._asked[n] = self._asked[n - 1]
             elif _is_redirect(reply):
-                slot, address = parse_redirect(reply, reply.node)
+                address = parse_redirect(reply, reply.node)
                 if _is_ask(reply):
                     self._asked[n] = address
                 else:
-                    self._cluster.moved(slot, address)
+                    self._cluster.moved(self._slots[n], address)
                     self._cluster.refresh()
             elif isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS):
                 # The slot may have moved on, or its master may have been replaced.

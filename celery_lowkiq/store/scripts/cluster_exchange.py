@@ -103,8 +103,11 @@ def _read(sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> li
             found.append(reply if convert is None else convert(reply))
     except BaseException as error:
         _give_up(sent)
-        if not isinstance(error, (exceptions.RedisError, OSError)):
+        if not isinstance(error, Exception):
             raise
+        if not isinstance(error, (exceptions.RedisError, OSError)):
+            # As from the parsers of redis-py. The replies of other nodes are none of its business.
+            error = exceptions.InvalidResponse(f"a reply cannot be read: {error!r:.200}")
         found += _unanswered(sent.address, error, commands[len(found) :])
     else:
         sent.pool.keep(sent.kept)

@@ -160,15 +160,22 @@ class ClusterMap:
     def _read(self) -> None:
         known = list({address for address in self._slots or () if address})
         random.shuffle(known)
+        # A node that has lost its disk, or is just joining, knows no masters, or some.
+        expected = max(1, _count(self._slots or ()))
         found, error = None, None
         for address in dict.fromkeys([*known, *self._seeds]):
             try:
-                found = self._read_from(address)
-                break
+                told = self._read_from(address)
+                if found is None or _count(told) > _count(found):
+                    found = told
+                if _count(told) >= expected:
+                    break
             except (exceptions.RedisError, OSError) as failure:
                 error = failure
             except Exception as failure:  # noqa: BLE001 - this is the only reader, and callers wait for it
                 error = exceptions.InvalidResponse(f"CLUSTER SLOTS cannot be read: {failure!r:.200}")
+        if found and self._slots and not _count(found):
+            found = None
         self._end_reading(found, error)
         if found:
             self._forget_others({address for address in found if address})
@@ -213,18 +220,22 @@ def parse_slots(reply: Sequence[Any], asked: Address) -> Slots:
     """Read the reply of CLUSTER SLOTS; a node that does not know its host has that where it was ``asked``."""
     slots: Slots = [None] * SLOTS
     for first, last, (host, port, *about), *_ in reply:
-        address = (_host(host) or _ip(about) or asked[0], int(port))
+        # Port 0: the other nodes have forgotten where this one is.
+        address = (_host(host) or _ip(about) or asked[0], int(port)) if port else None
         if not 0 <= first <= last < SLOTS:
             raise ValueError(f"no slots: {first} to {last}")
         slots[first : last + 1] = [address] * (last + 1 - first)
     return slots
 
 
-def parse_redirect(error: Exception, asked: Address) -> tuple[int, Address]:
-    """Read slot and node of a MOVED or ASK."""
-    slot, _, place = str(error).removeprefix("MOVED ").removeprefix("ASK ").partition(" ")
-    host, _, port = place.rpartition(":")
-    return int(slot), (_host(host) or asked[0], int(port))
+def parse_redirect(error: Exception, asked: Address) -> Address:
+    """Read the node of a MOVED or ASK."""
+    host, _, port = str(error).rpartition(" ")[2].rpartition(":")
+    return _host(host) or asked[0], int(port)
+
+
+def _count(slots: Sequence[Address | None]) -> int:
+    return len(slots) - slots.count(None)
 
 
 def _host(host: Any) -> str:
