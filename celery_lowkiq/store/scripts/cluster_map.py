@@ -182,7 +182,7 @@ class ClusterMap:
         self._ask_silent()
 
     def _forget_others(self, masters: set[Address]) -> None:
-        """Forget the nodes that are no masters: where nodes get new addresses, pools would remain for ever."""
+        """Forget nodes that are no masters: where nodes get new addresses, their pools would remain."""
         for address in self.away.keys() - masters:
             self._end_outage(address, "has no slots any more")
         with self._changed:
