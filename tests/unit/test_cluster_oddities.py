@@ -145,3 +145,13 @@ def test_a_redirection_with_a_foreign_slot_is_of_its_command(cluster, client):
     once(cluster.nodes[0], b"-MOVED 99999 %s\r\n" % cluster.nodes[1].place)
     assert results(client, A) == [1]
     assert cluster.nodes[1].keys() == [A]
+
+
+def test_a_master_that_has_just_answered_is_not_away_again(cluster, client, caplog):
+    """A thread that was told that it is silent notes that after another one has noted the answer."""
+    results(client, A, B)
+    client.cluster.silent.add(cluster.nodes[0].address)
+    assert isinstance(results(client, A, B)[0], StoreUnavailable)
+    assert not client.cluster.away
+    assert not caplog.records
+    eventually(lambda: results(client, A, B) == [1, 1])

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
 from .client import Asked, Client, answers
-from .cluster_exchange import exchange_all, exchange_one
+from .cluster_exchange import NotAsked, exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
 from .keeping_pool import NoFreeConnection
@@ -283,7 +283,8 @@ class _Batch:
     def _note_outages(self) -> None:
         masters = self._cluster.slots()
         for n, reply in enumerate(self.replies):
-            if isinstance(reply, REFUSED):
+            # Who was not asked is noted as away, or has answered since.
+            if isinstance(reply, (*REFUSED, NotAsked)):
                 continue
             if isinstance(reply, LOST):
                 # The map may name another node by now.

@@ -19,6 +19,13 @@ _CONVERT: Mapping[str, Any] = redis.Redis(
 ).response_callbacks
 
 
+class NotAsked(exceptions.ConnectionError):
+    """A node was not asked, since it did not answer another thread in time."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__("{}:{} did not answer in time".format(*address))
+
+
 class _Sent(NamedTuple):
     address: Address
     pool: KeepingPool
@@ -71,7 +78,7 @@ def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) ->
     """Send commands over a connection of the pool."""
     if cluster.silent and address in cluster.silent:
         cluster.refresh()
-        raise exceptions.ConnectionError(f"{address[0]}:{address[1]} did not answer in time")
+        raise NotAsked(address)
     pool = cluster.pool(address)
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
