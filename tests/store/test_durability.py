@@ -105,6 +105,14 @@ def test_a_server_that_took_the_place_of_another_one_does_not_confirm_a_move(lev
         store.client.execute(confirm(store.client, [SHARD], servers))
 
 
+def test_a_service_that_renames_info_lets_jobs_move():
+    with EmbeddedServer(config={"rename-command INFO": "hidden"}) as server:
+        store = store_on(server, Level.FAST)
+        servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
+        assert servers == {}
+        store.client.execute(store._durability.confirm_move_steps(store.client, [SHARD], servers))
+
+
 def test_fsynced_waits_for_the_disk():
     with EmbeddedServer(executable=valkey(), appendonly=True, config={"appendfsync": "always"}) as server:
         store = store_on(server, Level.FSYNCED)

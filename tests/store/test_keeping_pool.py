@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -303,4 +304,29 @@ def test_a_pool_without_a_timeout_waits_until_a_connection_is_free(make):
         eventually(lambda: pool._state().line.waiting)
         pool.keep(taken)
         pushed.result(30)
+    assert waiting(store, "1") == [("a", 1)]
+
+
+def test_a_signal_in_the_wait_for_a_connection_costs_no_place(make):
+    """As that of Celery's soft time limit, whose handler raises."""
+    store = make(size=1)
+    pool = store.client.redis.connection_pool
+    taken = pool.take_new()
+
+    def stop(*_):
+        raise Stopped
+
+    def send_when_it_waits():
+        eventually(lambda: pool._state().line.waiting)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    former = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with ThreadPoolExecutor(1) as threads, pytest.raises(Stopped):
+            threads.submit(send_when_it_waits)
+            pool.take_new()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    pool.keep(taken)
+    push(store, "1", ("a", 1))
     assert waiting(store, "1") == [("a", 1)]

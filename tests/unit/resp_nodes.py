@@ -27,6 +27,7 @@ class Node:
         self.answer: Answer = lambda words: number(1)
         self.heard: list[Words] = []
         self.connections = 0
+        self.open_now = 0
         self.in_use = 0
         self.most_in_use = 0
         self._lock = threading.Lock()
@@ -60,6 +61,7 @@ class Node:
             def handle(self) -> None:
                 with node._lock:
                     node.connections += 1
+                    node.open_now += 1
                     node._sockets.append(self.connection)
                 with contextlib.suppress(OSError, ValueError):
                     while words := _command(self.rfile):
@@ -67,6 +69,11 @@ class Node:
                         if reply is None:
                             return
                         self.wfile.write(reply)
+
+            def finish(self) -> None:
+                super().finish()
+                with node._lock:
+                    node.open_now -= 1
 
         return Handler
 

@@ -202,6 +202,7 @@ def test_urls_of_clusters(url, seeds):
     [
         ("redis+cluster://:hunter2@a:1/2", "db=2: expected none, or 0. A cluster has only database 0"),
         ("redis+cluster://:hunter2@a:1,b:x", "lowkiq_url is invalid: expected"),
+        ("redis+cluster://me:hunter2@a:1,me:hunter2@b:1", "lowkiq_url is invalid: expected"),
         ("redis+cluster://:hunter2@", "lowkiq_url is invalid: expected"),
         ("redis+cluster://:hunter2@a,,b", "lowkiq_url is invalid: expected"),
         ("rediss+cluster://:hunter2@a,b", "lowkiq_url is invalid: expected"),

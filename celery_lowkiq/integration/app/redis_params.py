@@ -179,6 +179,9 @@ def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[
     hosts = re.split("[/?#]", rest, maxsplit=1)[0]
     login, at, hosts = hosts.rpartition("@")
     tail = rest[len(login + at + hosts) :]
+    if "," in login.partition("@")[2]:
+        # A login for each node would become one long password.
+        raise _invalid_url(source)
     try:
         parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
         seeds = [(part.hostname or "", part.port or DEFAULT_PORT) for part in parts]

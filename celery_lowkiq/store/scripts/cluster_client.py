@@ -21,9 +21,10 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
 from .client import Asked, Client, answers
-from .cluster_exchange import exchange_all, exchange_one
+from .cluster_exchange import NotAsked, exchange_all, exchange_one
 from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
 from .exchange import Command
+from .keeping_pool import NoFreeConnection
 from .keys import reports_key, shard_keys
 from .redis_errors import store_error
 from .script import ScriptCall
@@ -46,7 +47,7 @@ LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
 LATER_TEXTS = ("TRYAGAIN ", "CLUSTERDOWN ")
 LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 #: Of these, what another attempt does not change.
-REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError)
+REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError, NoFreeConnection)
 
 
 class ClusterClient(Client):
@@ -282,13 +283,14 @@ class _Batch:
     def _note_outages(self) -> None:
         masters = self._cluster.slots()
         for n, reply in enumerate(self.replies):
-            address = self._asked.get(n) or masters[self._slots[n]]
-            if address is None or isinstance(reply, REFUSED):
+            # Who was not asked is noted as away, or has answered since.
+            if isinstance(reply, (*REFUSED, NotAsked)):
                 continue
             if isinstance(reply, LOST):
-                self._cluster.lost(address, reply)
+                # The map may name another node by now.
+                self._cluster.lost(reply.node, reply)  # type: ignore[union-attr]
             else:
-                self._cluster.answered([address])
+                self._cluster.answered([self._asked.get(n) or masters[self._slots[n]]])
 
     def _refused(self, positions: Iterable[int]) -> list[int]:
         found: list[int] = []
@@ -308,11 +310,11 @@ class _Batch:
             if self._commands[n][0] in KEYLESS and n - 1 in self._asked:
                 self._asked[n] = self._asked[n - 1]
             elif _is_redirect(reply):
-                slot, address = parse_redirect(reply, reply.node)
+                address = parse_redirect(reply, reply.node)
                 if _is_ask(reply):
                     self._asked[n] = address
                 else:
-                    self._cluster.moved(slot, address)
+                    self._cluster.moved(self._slots[n], address)
                     self._cluster.refresh()
             elif isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS):
                 # The slot may have moved on, or its master may have been replaced.

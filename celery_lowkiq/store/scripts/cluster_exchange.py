@@ -19,6 +19,13 @@ _CONVERT: Mapping[str, Any] = redis.Redis(
 ).response_callbacks
 
 
+class NotAsked(exceptions.ConnectionError):
+    """A node was not asked, since it did not answer another thread in time."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__("{}:{} did not answer in time".format(*address))
+
+
 class _Sent(NamedTuple):
     address: Address
     pool: KeepingPool
@@ -34,7 +41,7 @@ def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Comma
     try:
         sent = _send(cluster, address, commands)
     except (exceptions.RedisError, OSError) as error:
-        return [error] * len(commands)
+        return _unanswered(address, error, commands)
     return _read(sent, commands)
 
 
@@ -49,21 +56,29 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
             try:
                 opened.append(_send(cluster, address, parts[address]))
             except (exceptions.RedisError, OSError) as error:
-                replies[address] = [error] * len(parts[address])
+                replies[address] = _unanswered(address, error, parts[address])
+        is_late = False
         while opened:
             sent = opened.pop()
-            replies[sent.address] = _read(sent, parts[sent.address])
+            found = replies[sent.address] = _read(sent, parts[sent.address], is_late)
+            # The others have had as much time as this one.
+            is_late = is_late or isinstance(found[-1], exceptions.TimeoutError)
         return replies
     finally:
         for sent in opened:
             _give_up(sent)
 
 
+def _unanswered(address: Address, error: Any, commands: Sequence[Command]) -> list[Any]:
+    error.node = address
+    return [error] * len(commands)
+
+
 def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> _Sent:
     """Send commands over a connection of the pool."""
     if cluster.silent and address in cluster.silent:
         cluster.refresh()
-        raise exceptions.ConnectionError(f"{address[0]}:{address[1]} did not answer in time")
+        raise NotAsked(address)
     pool = cluster.pool(address)
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
@@ -77,11 +92,13 @@ def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) ->
     return _Sent(address, pool, kept)
 
 
-def _read(sent: _Sent, commands: Sequence[Command]) -> list[Any]:
-    """Read all replies, and give the connection back."""
+def _read(sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> list[Any]:
+    """Read all replies, and give the connection back. ``is_late``: without waiting for the first one."""
     found: list[Any] = []
     read = sent.kept.connection.read_response
     try:
+        if is_late and not sent.kept.connection.can_read(timeout=0):
+            raise exceptions.TimeoutError("Timeout reading from {}:{}".format(*sent.address))
         for command in commands:
             try:
                 reply = read()
@@ -93,9 +110,12 @@ def _read(sent: _Sent, commands: Sequence[Command]) -> list[Any]:
             found.append(reply if convert is None else convert(reply))
     except BaseException as error:
         _give_up(sent)
-        if not isinstance(error, (exceptions.RedisError, OSError)):
+        if not isinstance(error, Exception):
             raise
-        found += [error] * (len(commands) - len(found))
+        if not isinstance(error, (exceptions.RedisError, OSError)):
+            # As from the parsers of redis-py. The replies of other nodes are none of its business.
+            error = exceptions.InvalidResponse(f"a reply cannot be read: {error!r:.200}")
+        found += _unanswered(sent.address, error, commands[len(found) :])
     else:
         sent.pool.keep(sent.kept)
     return found

@@ -160,20 +160,35 @@ class ClusterMap:
     def _read(self) -> None:
         known = list({address for address in self._slots or () if address})
         random.shuffle(known)
+        # A node that has lost its disk, or is just joining, knows no masters, or some.
+        expected = max(1, _count(self._slots or ()))
         found, error = None, None
         for address in dict.fromkeys([*known, *self._seeds]):
             try:
-                found = self._read_from(address)
-                break
+                told = self._read_from(address)
+                if found is None or _count(told) > _count(found):
+                    found = told
+                if _count(told) >= expected:
+                    break
             except (exceptions.RedisError, OSError) as failure:
                 error = failure
             except Exception as failure:  # noqa: BLE001 - this is the only reader, and callers wait for it
                 error = exceptions.InvalidResponse(f"CLUSTER SLOTS cannot be read: {failure!r:.200}")
+        if found and self._slots and not _count(found):
+            found = None
         self._end_reading(found, error)
-        for address in list(self.away):
-            if found and address not in found:
-                self._end_outage(address, "has no slots any more")
+        if found:
+            self._forget_others({address for address in found if address})
         self._ask_silent()
+
+    def _forget_others(self, masters: set[Address]) -> None:
+        """Forget nodes that are no masters: where nodes get new addresses, their pools would remain."""
+        for address in self.away.keys() - masters:
+            self._end_outage(address, "has no slots any more")
+        with self._changed:
+            gone = [self._pools.pop(address) for address in self._pools.keys() - masters]
+        for pool in gone:
+            pool.close_idle()
 
     def _end_reading(self, found: Slots | None, error: Exception | None) -> None:
         with self._changed:
@@ -204,21 +219,32 @@ class ClusterMap:
 def parse_slots(reply: Sequence[Any], asked: Address) -> Slots:
     """Read the reply of CLUSTER SLOTS; a node that does not know its host has that where it was ``asked``."""
     slots: Slots = [None] * SLOTS
-    for first, last, (host, port, *_), *_ in reply:
-        address = (_text(host) or asked[0], int(port))
+    for first, last, (host, port, *about), *_ in reply:
+        # Port 0: the other nodes have forgotten where this one is.
+        address = (_host(host) or _ip(about) or asked[0], int(port)) if port else None
         if not 0 <= first <= last < SLOTS:
             raise ValueError(f"no slots: {first} to {last}")
         slots[first : last + 1] = [address] * (last + 1 - first)
     return slots
 
 
-def parse_redirect(error: Exception, asked: Address) -> tuple[int, Address]:
-    """Read slot and node of a MOVED or ASK."""
-    slot, _, place = str(error).removeprefix("MOVED ").removeprefix("ASK ").partition(" ")
-    host, _, port = place.rpartition(":")
-    return int(slot), (host or asked[0], int(port))
+def parse_redirect(error: Exception, asked: Address) -> Address:
+    """Read the node of a MOVED or ASK."""
+    host, _, port = str(error).rpartition(" ")[2].rpartition(":")
+    return _host(host) or asked[0], int(port)
 
 
-def _text(host: Any) -> str:
+def _count(slots: Sequence[Address | None]) -> int:
+    return len(slots) - slots.count(None)
+
+
+def _host(host: Any) -> str:
     text = host.decode() if isinstance(host, bytes) else host or ""
+    # Of a node that prefers its hostname and has none.
     return "" if text == "?" else text
+
+
+def _ip(about: Sequence[Any]) -> str:
+    """The address of a node beside a host that is not known; ``about``: its id and, since Redis 7, fields."""
+    fields = about[1] if len(about) > 1 else ()
+    return _host(dict(zip(fields[::2], fields[1::2], strict=False)).get(b"ip"))

@@ -6,7 +6,9 @@ looks at a kept connection again: whether it is closed, and still one of the mas
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import threading
 import time
 from collections import deque
@@ -19,6 +21,13 @@ from redis import exceptions
 KEPT_SECONDS = 1.0
 #: Redis-py before 5.3 wants the name of a command for a connection.
 NAME = ("EVALSHA",) if tuple(map(int, redis.__version__.split(".")[:2])) < (5, 3) else ()
+
+
+class NoFreeConnection(exceptions.ConnectionError):
+    """Other threads had all connections of a pool for as long as a caller waits: Redis is not away."""
+
+    def __init__(self) -> None:
+        super().__init__("No connection available.")
 
 
 class Kept(NamedTuple):
@@ -85,8 +94,15 @@ class KeepingPool(redis.BlockingConnectionPool):
         turn = state.line.join()
         # Only now: a thread that keeps a connection from here on sees that this one waits.
         self._release_idle(state)
-        if not turn.acquire(timeout=-1 if self.timeout is None else self.timeout) and state.line.quit(turn):
-            raise exceptions.ConnectionError("No connection available.")
+        try:
+            has_turn = turn.acquire(timeout=-1 if self.timeout is None else self.timeout)
+        except BaseException:
+            # A signal's handler, as that of Celery's soft time limit, raises in the middle of the wait.
+            if not state.line.quit(turn):
+                state.line.leave()
+            raise
+        if not has_turn and state.line.quit(turn):
+            raise NoFreeConnection
         return super().get_connection(*args, **options)  # type: ignore[no-untyped-call]
 
     def release(self, connection: Any) -> None:
@@ -117,6 +133,18 @@ class KeepingPool(redis.BlockingConnectionPool):
         state.idle.append(kept)
         if state.line.waiting:
             self._release_idle(state)
+
+    def close_idle(self) -> None:
+        """Close the connections that no thread uses."""
+        self._release_idle(self._state())
+        idle = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle.append(self.pool.get_nowait())
+        for connection in idle:
+            if connection is not None:
+                connection.disconnect()
+            self.pool.put_nowait(connection)
 
     def _state(self) -> _OfProcess:
         pid = os.getpid()

@@ -1,0 +1,157 @@
+"""The client of a cluster whose nodes have lost what they knew, moved house, or answer nonsense."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.store.scripts import cluster_map
+from celery_lowkiq.store.scripts.cluster_client import ClusterClient
+from celery_lowkiq.store.scripts.cluster_map import ClusterMap, parse_slots, slot_of
+from tests.waiting import eventually
+
+from . import test_cluster_client as others
+from .resp_nodes import number
+from .test_cluster_client import A, B, C, once, results
+
+cluster, make_client, client = others.cluster, others.make_client, others.client
+
+
+@pytest.mark.parametrize("word", ["MOVED", "ASK"])
+def test_a_node_without_a_hostname_is_where_the_other_one_is(cluster, client, word):
+    """``cluster-preferred-endpoint-type hostname``, and no hostname: Redis names the host ``?``."""
+    once(cluster.nodes[0], b"-%s %d ?:%d\r\n" % (word.encode(), slot_of(A), cluster.nodes[1].address[1]))
+    assert results(client, A) == [1]
+    assert cluster.nodes[1].keys() == [A]
+
+
+def test_the_address_beside_an_unknown_hostname_is_used():
+    about = [b"id", [b"ip", b"10.0.0.2"]]
+    assert parse_slots([[0, 1, [b"?", 7000, *about], []]], ("a", 1))[0] == ("10.0.0.2", 7000)
+    assert parse_slots([[0, 1, [b"?", 7000, b"id"], []]], ("a", 1))[0] == ("a", 7000)
+
+
+def test_several_silent_masters_cost_one_timeout(cluster, make_client):
+    client = make_client(socket_timeout=0.75)
+    results(client, A, B, C)
+    thaw = threading.Event()
+    for node in cluster.nodes[:2]:
+        node.answer = lambda words: thaw.wait(10) and number(1)
+    began = time.monotonic()
+    answers = results(client, A, B, C)
+    assert time.monotonic() - began < 0.75 * 1.6
+    assert answers[2] == 1
+    assert all(isinstance(answer, StoreUnavailable) for answer in answers[:2])
+    assert client.cluster.silent == {node.address for node in cluster.nodes[:2]}
+    thaw.set()
+
+
+def test_threads_that_have_all_connections_are_no_outage(cluster, caplog):
+    client = ClusterClient(ClusterMap([cluster.nodes[0].address], {"protocol": 2}, 1, 0.2))
+    results(client, A)
+    pool = client.cluster.pool(cluster.nodes[0].address)
+    taken = pool.take_kept()
+    began = time.monotonic()
+    refused, answered = results(client, A, B)
+    assert time.monotonic() - began < 0.35
+    assert isinstance(refused, StoreUnavailable)
+    assert answered == 1
+    assert not client.cluster.away
+    assert not caplog.records
+    pool.keep(taken)
+    assert results(client, A) == [1]
+    client.close()
+
+
+def test_connections_to_a_master_that_is_gone_are_closed(cluster, client, monkeypatch):
+    """Where each start of a node has another address, as in Kubernetes, pools would remain for ever."""
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    results(client, A, B, C)
+    gone = cluster.nodes[0]
+    cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
+    gone.answer = lambda words: b"-MOVED %d %s\r\n" % (slot_of(A), cluster.nodes[1].place)
+    assert results(client, A) == [1]
+    eventually(lambda: gone.address not in client.cluster._pools)
+    eventually(lambda: gone.open_now == 0)
+    assert results(client, A, B, C) == [1, 1, 1]
+
+
+def test_an_outage_has_the_name_of_the_node_that_was_asked(cluster, client, monkeypatch, caplog):
+    """Another thread may have learned meanwhile which node took its place."""
+    results(client, A)
+    successor = cluster.nodes[1].address
+
+    def answer(words):
+        client.cluster.slots()[slot_of(A)] = successor
+        client.cluster._next_reading = time.monotonic() + 60
+        frozen.wait(10)
+
+    frozen = threading.Event()
+    cluster.nodes[0].answer = answer
+    client.cluster.pool(cluster.nodes[0].address).disconnect()
+    del client.cluster._pools[cluster.nodes[0].address]
+    client.cluster.connection_kwargs["socket_timeout"] = 0.2
+    assert isinstance(results(client, A)[0], StoreUnavailable)
+    assert set(client.cluster.away) == {cluster.nodes[0].address}
+    assert results(client, A) == [1]
+    frozen.set()
+
+
+def test_a_seed_that_has_lost_its_disk_hides_no_master(cluster, make_client):
+    empty = cluster.nodes[0]
+    empty._slots = lambda: b"*0\r\n"
+    client = make_client([node.address for node in cluster.nodes])
+    assert results(client, B, C) == [1, 1]
+
+
+def test_a_master_that_has_lost_its_disk_hides_no_other_one(cluster, make_client, monkeypatch):
+    """Whichever node is asked, the map stays the one of those that know it."""
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    first = lambda nodes: nodes.sort(key=lambda each: each != empty.address)  # noqa: E731
+    monkeypatch.setattr(cluster_map.random, "shuffle", first)
+    client = make_client()
+    assert results(client, A, B, C) == [1, 1, 1]
+    empty = cluster.nodes[0]
+    empty._slots = lambda: b"*0\r\n"
+    empty.answer = lambda words: b"-CLUSTERDOWN Hash slot not served\r\n"
+    client.wait_less()
+    for _ in range(5):
+        refused, *answers = results(client, A, B, C)
+        assert isinstance(refused, StoreUnavailable)
+        assert answers == [1, 1]
+    eventually(lambda: not client.cluster._is_reading)
+    assert results(client, B, C) == [1, 1]
+
+
+def test_a_node_that_the_others_do_not_find_has_no_address():
+    """After a CLUSTER RESET, Redis gives an empty host and port 0 for the former owner of the slots."""
+    assert parse_slots([[0, 1, [b"", 0, b"id", []]]], ("a", 1))[0] is None
+
+
+@pytest.mark.parametrize(
+    "reply", [b"-MOVED abc\r\n", b"-ASK 5\r\n", b"-MOVED x 127.0.0.1:1\r\n", b"-MOVED 5 a:b\r\n"]
+)
+def test_a_redirection_that_cannot_be_read_is_of_its_master_only(cluster, client, reply):
+    cluster.nodes[0].answer = lambda words: reply
+    refused, answered = results(client, A, B)
+    assert isinstance(refused, StoreUnavailable)
+    assert answered == 1
+
+
+def test_a_redirection_with_a_foreign_slot_is_of_its_command(cluster, client):
+    once(cluster.nodes[0], b"-MOVED 99999 %s\r\n" % cluster.nodes[1].place)
+    assert results(client, A) == [1]
+    assert cluster.nodes[1].keys() == [A]
+
+
+def test_a_master_that_has_just_answered_is_not_away_again(cluster, client, caplog):
+    """A thread that was told that it is silent notes that after another one has noted the answer."""
+    results(client, A, B)
+    client.cluster.silent.add(cluster.nodes[0].address)
+    assert isinstance(results(client, A, B)[0], StoreUnavailable)
+    assert not client.cluster.away
+    assert not caplog.records
+    eventually(lambda: results(client, A, B) == [1, 1])
