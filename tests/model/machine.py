@@ -195,6 +195,8 @@ class StoreMachine(PeopleRules):
         # A repeated claim does not tell of calls again.
         told = [[job._replace(calls=None) for job in c.jobs] for c in claims]
         assert all(jobs == told[0] for jobs in told)
+        # The last digits of a claim's number are those of the time.
+        self.model.claims = max(self.model.claims, claims[0].number - 1)
         ids = self.model.claim(limit, now=claims[0].now)
         over = {job.id for job in claims[0].jobs} & self.model.held
         assert not over, f"handed out above a held payload: {over}"

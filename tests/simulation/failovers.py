@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_of_key
 
@@ -30,6 +31,12 @@ FALLS_BEHIND, LAGS = 0.008, (50, 300, 900)
 SHARDS = 8
 #: How often a refused call looks at what is stored while there are faults.
 LOOKS = 0.2
+read_servers = durability.read_servers_steps
+
+
+def read_servers_steps(client: Any, shards: Iterable[ShardRef]) -> Any:
+    """Without failovers, movers ask nothing: there is no replica."""
+    return (yield from read_servers(client, shards)) if client.of.fails else {}
 
 
 class Lag(NamedTuple):
@@ -81,8 +88,7 @@ class Failovers:
         if command[0] == "WAIT":
             return 0 if lags else 1
         lost = sum(loss.master == self.homes[shard.index] for loss in self.losses)
-        has_replica = self.fails and not (lags and self.cut_off)
-        return {"connected_slaves": int(has_replica), "master_replid": str(lost)}
+        return {"connected_slaves": 0 if lags and self.cut_off else 1, "master_replid": str(lost)}
 
     # -- faults
 

@@ -65,6 +65,8 @@ LIMITS = (
     (movers, "TRANSFER_PAYLOADS", 4),
     (movers, "TRANSFER_BYTES", 1500),
     (durability, "SystemClock", lambda: Patient),
+    (durability, "read_servers_steps", failovers.read_servers_steps),
+    (movers, "read_servers_steps", failovers.read_servers_steps),
 )
 #: Loaded before the first step, so that a seed replays.
 SCRIPTS = (

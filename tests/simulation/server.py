@@ -31,6 +31,8 @@ from .world import World
 MANY = 10_000
 #: Among which the shards are divided. All of them answer, or none. The first one has the queue's own keys.
 MASTERS = 3
+#: Claim numbers that differ in the time only.
+NUMBERS = 1000
 
 
 @dataclass
@@ -269,7 +271,9 @@ class Server:
         kind = 0
         if request > last:
             s.request = (lease.epoch, request)
-            model.claims = max(model.claims, in_hand.last)
+            # As claim.lua does; the model adds the last 1.
+            model.claims = (max(model.claims, in_hand.last) // NUMBERS + 1) * NUMBERS - 1
+            model.claims += int(self.now * 1_000_000) % NUMBERS
             for job_id, job in list(model.processing.items()):
                 if job.claim not in in_hand.open:
                     del model.processing[job_id]

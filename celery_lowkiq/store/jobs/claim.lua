@@ -23,6 +23,7 @@ if not is_owner() then
   return refuse()
 end
 local now = now_us()
+local NUMBERS = 1000
 local payload_limit, byte_limit = tonumber(max_payloads), tonumber(max_bytes)
 local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format', 'kind')
 local damaged = inconsistent_key(known[4])
@@ -47,8 +48,9 @@ local suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', cla
 local wanted = math.min(tonumber(limit), payload_limit)
 local is_new = tonumber(request) > last_request
 if is_new then
-  -- Larger than the owner's last number, too: a Redis with older data must not repeat a number.
-  number = math.max(number, tonumber(last)) + 1
+  -- Larger than the owner's last number, too: a Redis with older data must not repeat a number. A claim that arrives late on
+  -- such a Redis knows an older one; so the last digits are those of the time, and a settle of the other claim does not end it.
+  number = (math.floor(math.max(number, tonumber(last)) / NUMBERS) + 1) * NUMBERS + now % NUMBERS
 end
 
 local function due_ids(most)
