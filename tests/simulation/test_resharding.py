@@ -215,12 +215,6 @@ FAULTS = {
         *OWN_KEY,
         (Migrations, "catch_up", lambda self: None),
     ),
-    "sealed shards are asked what is left of ids": (
-        *OWN_KEY,
-        without(
-            "_move", "any(found.route == migration.sealed(index) for index, found in moves.items())", "False"
-        ),
-    ),
     "a migration ends with jobs on their way": (
         (movers, "has_sorted", lambda *_: True),
         (movers, "is_finished", lambda *_: True),
@@ -244,12 +238,10 @@ FIRST_SEEDS = {
     "a shard opens before a replica knows that others are closed": 5,
     "a migration does not begin once more": 14,
     "a migration has the number of one that the queue has lost": 362,
-    "sealed shards are asked what is left of ids": 255,
 }
 #: Faults that it takes long to find.
 RARE = {
     "a migration has the number of one that the queue has lost",
-    "sealed shards are asked what is left of ids",
     "a part of an id is claimed where it was",
     "a shard opens before a replica knows that others are closed",
     "a shard stays closed whose opening a failover has lost",
