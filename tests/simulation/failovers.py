@@ -2,8 +2,8 @@
 
 What a master wrote since its replica fell behind is lost, and only that: calls wait for no replica. A replica
 that lags confirms nothing, so that movers wait for it; the master that it becomes confirms all, and has
-another replication id. In some runs it is cut off instead: nobody waits then,
-and old jobs may be lost or come twice, but the queue has to come to rest.
+another replication id. In other runs the replica is cut off: movers do not wait for it, so old jobs may be
+lost or run twice, but the queue must come to rest.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ if not is_owner() then
   return refuse()
 end
 local now = now_us()
+-- Claim numbers that differ only in the time of the claim.
 local NUMBERS = 1000
 local payload_limit, byte_limit = tonumber(max_payloads), tonumber(max_bytes)
 local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format', 'kind')

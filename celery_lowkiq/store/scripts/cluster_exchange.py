@@ -113,7 +113,7 @@ def _read(sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> li
         if not isinstance(error, Exception):
             raise
         if not isinstance(error, (exceptions.RedisError, OSError)):
-            # As from the parsers of redis-py. The replies of other nodes are none of its business.
+            # An unreadable reply fails the commands of its own node only.
             error = exceptions.InvalidResponse(f"a reply cannot be read: {error!r:.200}")
         found += _unanswered(sent.address, error, commands[len(found) :])
     else:

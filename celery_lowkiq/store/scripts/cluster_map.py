@@ -160,7 +160,7 @@ class ClusterMap:
     def _read(self) -> None:
         known = list({address for address in self._slots or () if address})
         random.shuffle(known)
-        # A node that has lost its disk, or is just joining, knows no masters, or some.
+        # The map of a node that has lost its disk, or is just joining, lacks masters: take the fullest map.
         expected = max(1, _count(self._slots or ()))
         found, error = None, None
         for address in dict.fromkeys([*known, *self._seeds]):
