@@ -248,6 +248,30 @@ def test_a_shard_that_a_failover_takes_back_in_the_last_phase_is_moved_again(sto
     assert client.hget(key("meta", 1), "shards") == b"retired"
 
 
+@pytest.mark.parametrize("back_to", ["before", "sealing"])
+def test_a_shard_that_a_failover_takes_back_over_two_migrations_is_moved_again(store, client, back_to):
+    """Its replica was cut off all that time, so that no mover waited for it."""
+    three = replace(ONE, shards=3)
+    ids = [f"id-{n}" for n in range(20)]
+    store.push(three, [NewJob(job_id, b"x", perform_in=1.0) for job_id in ids])
+    before, mover = copies(client, 0), begun(store, three, 1)
+    until(client, mover, "seal")
+    sealing = copies(client, 0)
+    until(client, mover, "idle")
+    two = resharded(store, ONE, 2)
+    take_back(client, 0, {"before": before, "sealing": sealing}[back_to])
+    call = next(one for one in ids if shard_of(one, 2) == shard_of(one, 3) == 0)
+    store.push(two, [NewJob(call, b"y", perform_in=1.0)])
+    until(client, Mover(store.client, two), "idle")
+    assert client.hmget(queue_key(NAME), "gen", "migration") == [b"3", b"1>2"]
+    done = runs_of(store, two)
+    assert done[call] == ["x", "y"]
+    # What came to it in the first migration is lost, unless the second one took it away.
+    kept = {one for one in ids if back_to == "sealing" or shard_of(one, 3) == 0 or shard_of(one, 2) == 1}
+    assert done.keys() == kept | {call}
+    assert [client.hget(key("meta", index), "shards") for index in range(2)] == [b"2", b"2"]
+
+
 def copies(client, shard):
     return {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*")}
 

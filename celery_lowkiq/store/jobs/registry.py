@@ -85,7 +85,10 @@ class Registry:
         )
         ((gen, route),) = self._client.commands([("HMGET", queue_key(queue.name), "gen", "migration")])
         layout = parse_layout(route)
-        if layout is None or not any(copy and is_left_behind(layout, int(gen), *copy) for copy in copies):
+        found = zip(damaged, copies, strict=True)
+        if layout is None or not any(
+            copy and is_left_behind(layout, int(gen), shard.index, *copy) for shard, copy in found
+        ):
             return False
         return bool(self._client.call(restart_call(queue.name, int(gen), Phase.IDLE)))
 
@@ -231,15 +234,15 @@ def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> 
     return (found.pop() if len(found) == 1 else None) or Layout(queue.shards), gen
 
 
-def is_left_behind(last: Layout, gen: int, route: bytes | None, joined: bytes | None) -> bool:
-    """Whether a shard has not ended the last migration, of number ``gen``, or not begun it.
+def is_left_behind(last: Layout, gen: int, index: int, route: bytes | None, joined: bytes | None) -> bool:
+    """Whether a shard of the last migration, of number ``gen``, has not ended it, or not begun it.
 
-    ``route``: of the shard; ``joined``: the number of its last migration.
+    ``route``: of the shard; ``joined``: the number of its last migration, which may be any earlier one.
     """
     told = (route or b"").decode("latin-1")
     if told == "closed" or int(joined or 0) == gen:
         return told in ("closed", last.route)
-    return int(joined or 0) == gen - 1 and told == str(last.former)
+    return index < last.count and int(joined or 0) < gen and Layout.parse(told) is not None
 
 
 def check_format(queue: str, stored: str) -> None:
