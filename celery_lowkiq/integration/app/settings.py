@@ -81,8 +81,9 @@ class Settings(WebSettings):
         None,
         text("the URL of a Redis").or_none(),
         "[Where the store is](#where-the-store-is): a `redis`, `rediss`, `valkey`, `valkeys`, "
-        "`redis+socket`, `unix` or `sentinel` URL. None: `broker_url`, which must then be a Redis. Celery's "
-        "own Redis settings apply (`redis_backend_use_ssl`, ...).",
+        "`redis+socket`, `unix` or `sentinel` URL; or that of a [cluster](cluster.md), `redis+cluster`, "
+        "`rediss+cluster`, `valkey+cluster` or `valkeys+cluster`. None: `broker_url`, which must then be a "
+        "Redis, and no cluster. Celery's own Redis settings apply (`redis_backend_use_ssl`, ...).",
         secret=True,
     )
     redis_options: dict[str, Any] = setting(
