@@ -421,4 +421,4 @@ def test_an_outage_that_resets_nothing_that_was_seen_is_found():
 @pytest.mark.parametrize("fault", RARE)
 def test_a_rare_planted_fault_is_found(fault):
     mutant, only = RARE[fault]
-    assert found(mutant, 3000, only)
+    assert found(mutant, 4000, only)
