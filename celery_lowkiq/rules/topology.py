@@ -14,8 +14,10 @@ from .text import duration, listed, sentence
 
 #: Minimum number of shards a master, with which the busiest one has little more than its share.
 SHARDS_A_MASTER = 16
-#: A failover takes about twice the node timeout. Leases must be longer.
-FAILOVER_TIMEOUTS = 2
+#: A failover takes about this many node timeouts, and a second for the election.
+FAILOVER_TIMEOUTS, ELECTION = 1.5, 1.0
+#: Shortest node timeout to advise, in s: with less, a slow network looks like a dead master.
+SHORTEST_TIMEOUT = 1.0
 #: The part of a lease time that is left to a failover so that no lease runs out: its last renewal may be a
 #: turn old when the master fails, and the next one comes a turn after the failover.
 LEASE_LEFT = DEADLINE - 2 / RENEWALS_PER_LEASE
@@ -220,30 +222,26 @@ def _node_timeout(topology: Topology) -> Iterator[Finding]:
     known = [server.node_timeout for server in _servers(topology) if server.node_timeout is not None]
     if not known:
         return
-    failover, text = (
-        max(known) * FAILOVER_TIMEOUTS,
-        f"{duration(max(known))}, and a lease lasts {duration(lease)}",
+    failover = max(known) * FAILOVER_TIMEOUTS + ELECTION
+    text = (
+        f"{duration(max(known))}, and a lease lasts {duration(lease)}: when a master fails, its shards wait"
     )
-    pause = f"when a master fails, its shards wait about {duration(failover)} for its replica"
+    text = f"{text} about {duration(failover)} for its replica"
     if failover <= LEASE_LEFT * lease:
-        yield Finding(OK, subject, f"{text}: {pause}.")
+        yield Finding(OK, subject, f"{text}.")
         return
-    waits = f"then up to {duration((1 / RENEWALS_PER_LEASE + TAKEOVER_LEASES) * lease)} more, since leases"
-    if failover <= lease:
-        text = f"{text}: {pause}, {waits} may run out meanwhile."
-        yield Finding(OK, subject, text, f"For a shorter wait: {_relation(lease, max(known), LEASE_LEFT)}")
-    else:
-        yield Finding(
-            WARNING, subject, f"{text}: {pause}, {waits} run out meanwhile.", _relation(lease, max(known), 1)
-        )
+    more = (2 / RENEWALS_PER_LEASE + TAKEOVER_LEASES) * lease
+    text = f"{text}, and up to {duration(more)} more where leases run out meanwhile."
+    yield Finding(WARNING, subject, text, _shorter_wait(lease, failover))
 
 
-def _relation(lease: float, node_timeout: float, part: float) -> str:
-    """Settings with which a failover takes at most a part of the lease time."""
-    return (
-        f"Set cluster-node-timeout to {part * lease / FAILOVER_TIMEOUTS * 1000:.0f} (ms) at most, or "
-        f"lowkiq_lease_seconds to {math.ceil(node_timeout * FAILOVER_TIMEOUTS / part * 10) / 10:g} at least."
-    )
+def _shorter_wait(lease: float, failover: float) -> str:
+    """Settings with which no lease runs out in a failover."""
+    advice = f"lowkiq_lease_seconds to {math.ceil(failover / LEASE_LEFT)} at least"
+    timeout = (LEASE_LEFT * lease - ELECTION) / FAILOVER_TIMEOUTS
+    if timeout >= SHORTEST_TIMEOUT:
+        advice = f"cluster-node-timeout to {timeout * 1000:.0f} (ms) at most, or {advice}"
+    return f"Set {advice}."
 
 
 def _replicas(topology: Topology) -> Iterator[Finding]:
