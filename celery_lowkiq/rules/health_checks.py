@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .balance import ORPHAN_TIMEOUT_LEASES
+from .errors import AccessDenied, LoginRefused, StoreError
 from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
 from .models import ShardRef
 from .repairs import Damage
@@ -15,6 +16,14 @@ from .shard_hints import shard_hints
 from .text import duration, listed, ranges, since
 from .topology import Topology, check_topology
 from .views import Paused, Stats
+
+_IN_URL = "write user:password@ before the host, and percent-encode what is no letter or digit (@ is %40)"
+#: The settings that may have user and password, and how to write them there.
+LOGINS = {
+    "lowkiq_url": _IN_URL,
+    "broker_url": f"{_IN_URL}, or set lowkiq_url",
+    "lowkiq_redis_options": "its username and password replace those of the URL",
+}
 
 
 @dataclass(frozen=True)
@@ -67,12 +76,19 @@ def check_health(state: SystemState) -> tuple[Finding, ...]:
     return tuple(_findings(state))
 
 
-def unreachable(reason: str) -> Finding:
-    """Return the only finding when the server cannot be reached."""
-    advice = (
-        "Is the server up, and is lowkiq_url (or broker_url) right? Then user, password, TLS, and network."
-    )
-    return Finding(ERROR, "connection", reason, advice)
+def unreachable(error: StoreError, login: str) -> Finding:
+    """Return the only finding when Redis cannot be used; ``login``: the setting that has the password."""
+    if isinstance(error, LoginRefused):
+        advice = (
+            f"The server is up. This app logs in with what {login} says: {LOGINS[login]}. On the server, "
+            "`redis-cli --user USER --askpass PING` tells whether it accepts them (user `default` without a "
+            "name), and ACL GETUSER USER whether that user is on. Then restart what uses the setting."
+        )
+    elif isinstance(error, AccessDenied):
+        advice = "The server is up and accepts the login. Look again when the user has these rights."
+    else:
+        advice = "Is the server up, and is lowkiq_url (or broker_url) right? Then TLS, and network."
+    return Finding(ERROR, "connection", str(error), advice)
 
 
 def unreadable(reason: str) -> Finding:

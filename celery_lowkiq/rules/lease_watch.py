@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from .balance import ORPHAN_TIMEOUT_LEASES, Member
 from .models import LeaseState, QueueSpec, ShardRef
 
+#: Lease times after the last renewal was sent, when its owner takes a lease for lost.
+DEADLINE = 0.8
 #: Lease times without a renewal after which another node may take the shard.
 TAKEOVER_LEASES = 1.05
 #: Renewals per lease time; heartbeats are as frequent.

@@ -80,6 +80,16 @@ def count_of(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
+def host_port(host: str, port: int | str) -> str:
+    """Join host and port; an IPv6 address stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def sentence(text: str) -> str:
+    """End a text with one full stop."""
+    return f"{text.rstrip('. ')}."
+
+
 def listed(names: Sequence[str], most: int) -> str:
     """Join the first ``most`` names, and say how many more there are."""
     more = len(names) - most

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
+from .lease_watch import DEADLINE, RENEWALS_PER_LEASE, TAKEOVER_LEASES
 from .server_checks import CLOCKS, Server, clock, eviction, persistence, version
-from .text import duration, listed
+from .text import duration, listed, sentence
 
 #: Minimum number of shards a master, with which the busiest one has little more than its share.
 SHARDS_A_MASTER = 16
-#: Leases must outlast a failover, which takes about twice the node timeout.
-TIMEOUTS_A_LEASE = 2
+#: A failover takes about this many node timeouts, and a second for the election.
+FAILOVER_TIMEOUTS, ELECTION = 1.5, 1.0
+#: Shortest node timeout to advise, in s: with less, a slow network looks like a dead master.
+SHORTEST_TIMEOUT = 1.0
+#: The part of a lease time that is left to a failover so that no lease runs out: its last renewal may be a
+#: turn old when the master fails, and the next one comes a turn after the failover.
+LEASE_LEFT = DEADLINE - 2 / RENEWALS_PER_LEASE
 SLOTS = 16384
 
 
@@ -32,7 +39,7 @@ class Kind(str, Enum):
 class Master:
     """A server that stores shards. ``away``: why it does not answer, ``server`` is unknown then."""
 
-    #: Host and port, path, or name behind sentinels.
+    #: Host and port, path, or name behind sentinels. A failover does not change the name.
     address: str
     server: Server = UNKNOWN
     #: Number of slots; None without a cluster.
@@ -42,6 +49,13 @@ class Master:
     away: str | None = None
     #: Commands that scripts need and the server refused, with its error.
     refused: Mapping[str, str] = field(default_factory=dict)
+    #: Host and port behind sentinels; None without these.
+    place: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The address for people: ``a:6379``, ``mymaster db 0 (a:6379)``."""
+        return f"{self.address} ({self.place})" if self.place else self.address
 
     @property
     def shard_count(self) -> int:
@@ -64,6 +78,16 @@ class Topology:
     def skew(self) -> float:
         """Shards of the busiest master as a multiple of its fair share; 1 without shards."""
         return _skew([master.shard_count for master in self.masters])
+
+    @property
+    def unassigned(self) -> int:
+        """Number of slots without a master; 0 without a cluster."""
+        return SLOTS - sum(master.slots or 0 for master in self.masters) if self.kind is Kind.CLUSTER else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each shard has a master that answers."""
+        return not self.unassigned and all(master.away is None for master in self.masters)
 
     @property
     def clock_skew(self) -> float:
@@ -93,15 +117,16 @@ def check_topology(topology: Topology) -> Iterator[Finding]:
 def refusals(refused: Mapping[str, str], name: str = "Redis") -> Iterator[Finding]:
     """Yield a finding for each command that scripts need and the server with this name has refused."""
     for command, error in refused.items():
+        begin = f"{name} refuses {command}"
         if command.startswith("INFO"):
-            text = f"{name} refuses {command}: {error}. A lease that was lost in a failover is not noticed."
+            text = f"{begin}: {sentence(error)} A lease that was lost in a failover is not noticed."
             advice = "Permit it, or expect that two nodes may run a shard for a lease time after a failover."
             yield Finding(WARNING, "commands", text, advice)
         else:
-            text = f"{name} refuses {command}: {error}. No call can be stored, and none runs."
+            text = f"{begin}: {sentence(error)} No call can be stored, and none runs."
             advice = "Permit it (`celery -A proj lowkiq acl` writes the rights), or use a Redis that has it."
             if "NOPERM" in error:
-                text = f"{name} refuses {command} to this user: {error}."
+                text = f"{begin} to this user: {sentence(error)}"
                 advice = "Look with the user of a reader, a worker or an operator; a caller sees too little."
             yield Finding(ERROR, "commands", text, advice)
 
@@ -113,7 +138,7 @@ def _of_each(topology: Topology, check: Callable[[Server], Finding]) -> Iterator
     """Yield equal findings about several masters once, with the masters if others have another one."""
     found: dict[Finding, list[str]] = {}
     for master in topology.masters:
-        found.setdefault(check(master.server), []).append(master.address)
+        found.setdefault(check(master.server), []).append(master.name)
     for finding, addresses in found.items():
         yield finding if len(found) == 1 else _about(addresses, finding)
 
@@ -126,7 +151,7 @@ def _refused(topology: Topology) -> Iterator[Finding]:
     found: dict[Finding, list[str]] = {}
     for master in topology.masters:
         for finding in refusals(master.refused):
-            found.setdefault(finding, []).append(master.address)
+            found.setdefault(finding, []).append(master.name)
     for finding, addresses in found.items():
         yield finding if len(addresses) == len(topology.masters) else _about(addresses, finding)
 
@@ -134,10 +159,11 @@ def _refused(topology: Topology) -> Iterator[Finding]:
 def _masters(topology: Topology) -> Iterator[Finding]:
     for master in topology.masters:
         if master.away is not None:
-            text = f"{master.away}. Its {counted(master.shard_count, 'shard waits', 'shards wait')}."
+            waiting = counted(master.shard_count, "shard waits", "shards wait")
+            text = f"{sentence(master.away)} Its {waiting}."
             advice = "Start it, or let the cluster promote a replica of it."
             yield Finding(ERROR, f"master {master.address}", text, advice)
-    if without := SLOTS - sum(master.slots or 0 for master in topology.masters):
+    if without := topology.unassigned:
         lost = [f"{name} ({count})" for name, count in topology.homeless.items()]
         text = f"{without} slots have no master" + (
             f", with shards of {listed(lost, LISTED)}." if lost else "."
@@ -156,7 +182,10 @@ def _shards_a_master(topology: Topology) -> Iterator[Finding]:
         if count > 1 and sum(shards) < SHARDS_A_MASTER * count:
             few.append(f"{name} ({max(shards)} of {sum(shards)}, {_skew(shards):.1f} times its share)")
     if few:
-        text = f"Queues with fewer than {SHARDS_A_MASTER} shards a master, and the most that one master has"
+        text = (
+            f"Slots are dealt by chance: with fewer than {SHARDS_A_MASTER} shards a master, one may have far "
+            "more than its share of a queue"
+        )
         command = f"celery -A proj lowkiq reshard QUEUE {SHARDS_A_MASTER * count}"
         advice = f"For those that one server is too small for: {command}."
         yield Finding(WARNING, "shards a master", f"{text}: {listed(few, LISTED)}.", advice)
@@ -193,24 +222,35 @@ def _node_timeout(topology: Topology) -> Iterator[Finding]:
     known = [server.node_timeout for server in _servers(topology) if server.node_timeout is not None]
     if not known:
         return
-    text = f"{duration(max(known))}, and a lease lasts {duration(lease)}"
-    if max(known) * TIMEOUTS_A_LEASE <= lease:
+    failover = max(known) * FAILOVER_TIMEOUTS + ELECTION
+    text = (
+        f"{duration(max(known))}, and a lease lasts {duration(lease)}: when a master fails, its shards wait"
+    )
+    text = f"{text} about {duration(failover)} for its replica"
+    if failover <= LEASE_LEFT * lease:
         yield Finding(OK, subject, f"{text}.")
         return
-    advice = (
-        f"Set {subject} to {lease / TIMEOUTS_A_LEASE * 1000:.0f} (ms) at most, or lowkiq_lease_seconds to "
-        f"{max(known) * TIMEOUTS_A_LEASE:g} at least."
-    )
-    yield Finding(WARNING, subject, f"{text}: leases of a master that dies run out in its failover.", advice)
+    more = (2 / RENEWALS_PER_LEASE + TAKEOVER_LEASES) * lease
+    text = f"{text}, and up to {duration(more)} more where leases run out meanwhile."
+    yield Finding(WARNING, subject, text, _shorter_wait(lease, failover))
+
+
+def _shorter_wait(lease: float, failover: float) -> str:
+    """Settings with which no lease runs out in a failover."""
+    advice = f"lowkiq_lease_seconds to {math.ceil(failover / LEASE_LEFT)} at least"
+    timeout = (LEASE_LEFT * lease - ELECTION) / FAILOVER_TIMEOUTS
+    if timeout >= SHORTEST_TIMEOUT:
+        advice = f"cluster-node-timeout to {timeout * 1000:.0f} (ms) at most, or {advice}"
+    return f"Set {advice}."
 
 
 def _replicas(topology: Topology) -> Iterator[Finding]:
-    alone = [master.address for master in topology.masters if master.server.replicas == 0]
+    alone = [master.name for master in topology.masters if master.server.replicas == 0]
     if alone and topology.kind is not Kind.SERVER:
         text = f"{listed(alone, LISTED)}: no replica is connected."
         yield Finding(WARNING, "replicas", text, "Add one: nothing can take the place of this master.")
     loose = [
-        master.address
+        master.name
         for master in topology.masters
         if master.server.replicas and not master.server.min_replicas
     ]

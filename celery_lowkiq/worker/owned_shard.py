@@ -6,10 +6,10 @@ import threading
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.claims import OpenClaims
+from celery_lowkiq.rules.lease_watch import DEADLINE
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 
-#: Fractions of the lease time, counted from the moment before the last renewal was sent.
-DEADLINE = 0.8
+#: Fraction of the lease time before the deadline in which no batch starts.
 NO_CLAIM_BEFORE_DEADLINE = 0.3
 
 

@@ -13,9 +13,11 @@ import sys
 
 import pytest
 
+from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import Disposition
 from tests.cli import proj
 from tests.cli.conftest import APP, done, end_all, start
+from tests.clusters import free_port
 from tests.processes import ROOT
 from tests.waiting import eventually
 from tests.worker.nodes import worker
@@ -70,6 +72,18 @@ def test_a_redis_that_is_down_is_one_line_without_its_password(server, monkeypat
     found = done("doctor")
     assert (found.returncode, found.stderr, "secret" in found.stdout) == (1, "", False)
     assert found.stdout.startswith("error    connection: Redis is not available: ")
+
+
+@pytest.mark.full
+def test_a_login_that_redis_refuses_names_the_setting_without_its_password(server, monkeypatch):
+    """The advice asked whether the server is up."""
+    with EmbeddedServer(port=free_port()) as guarded:
+        monkeypatch.setenv("CELERY_BROKER_URL", f"redis://me:secret@127.0.0.1:{guarded.port}/0")
+        found = done("doctor")
+    assert (found.returncode, found.stderr, "secret" in found.stdout) == (1, "", False)
+    assert "(WRONGPASS)" in found.stdout
+    assert "This app logs in with what broker_url says" in found.stdout
+    assert "Is the server up" not in found.stdout
 
 
 @pytest.mark.full

@@ -419,3 +419,36 @@ def test_an_error_of_login_is_not_an_outage(cluster, make_client):
         node._reply = lambda words: b"-WRONGPASS invalid username-password pair\r\n"
     with pytest.raises(StoreError, match="WRONGPASS"):
         results(client, A)
+
+
+def test_masters_are_those_of_now_without_other_traffic(cluster, client):
+    """After a failover that no command had met, the old master was shown as up."""
+    before = [asked.address for asked in client.masters()]
+    assert len(before) == 3
+    (first, _), (_, last) = cluster.maps[1], cluster.maps[2]
+    cluster.maps = {0: cluster.maps[0], 1: (first, last)}
+    gone = cluster.nodes[2].place.decode()
+    assert [asked.address for asked in client.masters()] == [one for one in before if one != gone]
+
+
+def test_masters_are_shown_when_no_node_tells_the_map_in_time(cluster, client, monkeypatch):
+    monkeypatch.setattr(cluster_map, "NEW_SECONDS", 0.05)
+    before = [asked.address for asked in client.masters()]
+    hangs = threading.Event()
+    for node in cluster.nodes:
+        node._slots = lambda: (hangs.wait(10), b"")[1]
+    try:
+        began = time.monotonic()
+        assert [asked.address for asked in client.masters()] == before
+        assert time.monotonic() - began < 1
+    finally:
+        hangs.set()
+
+
+def test_an_address_of_ipv6_stands_in_brackets(make_client):
+    client = make_client([("::1", 6379)])
+    client.cluster._slots = [("::1", 7000)] * 16384
+    client.cluster.refresh = lambda at_once: None
+    assert client.address() == "cluster [::1]:6379"
+    assert [asked.address for asked in client.masters()] == ["[::1]:7000"]
+    assert client.master_of(ShardRef("q", 0)) == "[::1]:7000"

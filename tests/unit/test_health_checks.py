@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, StoreUnavailable
 from celery_lowkiq.rules.findings import ERROR, OK, WARNING
 from celery_lowkiq.rules.health_checks import QueueState, SystemState, check_health, unreachable
 from celery_lowkiq.rules.models import ShardRef
@@ -92,8 +93,22 @@ def test_the_server(changed, level, subject, text):
 
 
 def test_a_server_that_is_not_there():
-    found = unreachable("Redis is not available: refused")
-    assert (found.level, found.subject) == (ERROR, "connection")
+    found = unreachable(StoreUnavailable("Redis is not available: refused"), "lowkiq_url")
+    assert (found.level, found.subject, "Is the server up" in found.advice) == (ERROR, "connection", True)
+
+
+@pytest.mark.parametrize(
+    "setting, how",
+    [("lowkiq_url", "percent-encode"), ("broker_url", "set lowkiq_url"), ("lowkiq_redis_options", "replace")],
+)
+def test_a_login_that_is_refused_names_the_setting_and_a_way_to_try_it(setting, how):
+    found = unreachable(LoginRefused("Redis refuses user or password (WRONGPASS)"), setting)
+    assert "Is the server up" not in found.advice
+    assert all(word in found.advice for word in (setting, how, "redis-cli --user USER --askpass PING"))
+
+
+def test_rights_that_lack_are_no_question_of_the_network():
+    assert "Is the server up" not in unreachable(AccessDenied("NOPERM"), "lowkiq_url").advice
 
 
 def test_nodes_that_died_or_are_quiet():

@@ -81,10 +81,10 @@ def test_a_refused_report_is_said_once_and_disturbs_nothing(node, caplog):
     eventually(lambda: len(one.owns()) == 4)
     one.store.push(SHARDS[0], "1")
     one.ran("1")
-    eventually(lambda: "Redis refuses the report of this node: no" in caplog.messages)
+    eventually(lambda: "the report of this node is not stored: no" in caplog.messages)
     del one.store.fail["report"]
     eventually(lambda: one.store.reports)
-    assert len([text for text in caplog.messages if "refuses the report" in text]) == 1
+    assert len([text for text in caplog.messages if "the report of this node is not stored" in text]) == 1
 
 
 def test_a_report_that_cannot_be_removed_does_not_keep_a_node(node):

@@ -17,7 +17,7 @@ WELL = Server(
     replicas=1,
     min_replicas=True,
     full_coverage=False,
-    node_timeout=5.0,
+    node_timeout=2.0,
 )
 
 
@@ -45,7 +45,9 @@ def test_all_is_well():
     texts = {f.subject: f.text for f in check_topology(cluster(WELL, WELL, WELL))}
     assert texts["server"] == "Redis 7.0.15"
     assert texts["masters"] == "3 masters, 48 shards: m0:1 16, m1:1 16, m2:1 16"
-    assert texts["cluster-node-timeout"] == "5 s, and a lease lasts 10 s."
+    assert texts["cluster-node-timeout"] == (
+        "2 s, and a lease lasts 10 s: when a master fails, its shards wait about 4 s for its replica."
+    )
 
 
 def test_what_one_server_reports_has_no_word_of_a_cluster():
@@ -106,9 +108,9 @@ def test_one_master_of_a_cluster_needs_no_more_shards():
             "cluster-node-timeout",
             WARNING,
             "15 s, and a lease lasts 10 s",
-            "5000 (ms)",
+            "2000 (ms)",
         ),
-        ({"node_timeout": 15.0}, "cluster-node-timeout", WARNING, "run out", "lowkiq_lease_seconds to 30"),
+        ({"node_timeout": 15.0}, "cluster-node-timeout", WARNING, "run out", "lowkiq_lease_seconds to 59"),
         ({"replicas": 0}, "replicas", WARNING, "m1:1: no replica is connected", "Add one"),
         ({"min_replicas": False}, "min-replicas-to-write", WARNING, "m1:1: a master that is cut off", "Set"),
         ({"ahead": 1.5}, "clocks of masters", WARNING, "differ by 2 s", "NTP"),
@@ -120,6 +122,47 @@ def test_one_master_that_is_set_otherwise(changes, subject, level, text, advice)
     assert finding.level == level
     assert text in finding.text
     assert advice in finding.advice
+
+
+def test_the_wait_for_a_failed_master_is_said_as_it_is():
+    """It was ok, and half of the shards of a master waited 18 s in a trial."""
+    finding = found(cluster(replace(WELL, node_timeout=3.0)))["cluster-node-timeout"]
+    assert (finding.level, finding.text) == (
+        WARNING,
+        "3 s, and a lease lasts 10 s: when a master fails, its shards wait about 6 s for its replica, "
+        "and up to 14 s more where leases run out meanwhile.",
+    )
+    assert finding.advice == (
+        "Set cluster-node-timeout to 2000 (ms) at most, or lowkiq_lease_seconds to 14 at least."
+    )
+    assert found(cluster(replace(WELL, node_timeout=3.0), lease_seconds=14.0)) == {}
+
+
+def test_a_short_lease_needs_no_node_timeout_that_is_too_short_for_a_slow_network():
+    finding = found(cluster(WELL, lease_seconds=3.0))["cluster-node-timeout"]
+    assert finding.advice == "Set lowkiq_lease_seconds to 10 at least."
+
+
+@pytest.mark.parametrize("text", ["Redis is not available: refused", "Redis is not available: refused."])
+def test_a_sentence_ends_once(text):
+    topology = changed(cluster(WELL, WELL), 1, away=text, server=Server())
+    assert found(topology)["master m1:1"].text == "Redis is not available: refused. Its 16 shards wait."
+    topology = changed(cluster(WELL), 0, refused={"TIME in scripts": text})
+    assert "refused. No call can be stored" in found(topology)["commands"].text
+
+
+def test_what_is_whole():
+    assert cluster(WELL, WELL).is_whole
+    assert not changed(cluster(WELL, WELL), 1, away="gone").is_whole
+    assert not changed(cluster(WELL, WELL), 1, slots=0).is_whole
+    assert changed(cluster(WELL, WELL), 1, slots=0).unassigned == 8192
+    assert Topology(Kind.SERVER, (Master("redis:6379", WELL),), 10.0).is_whole
+
+
+def test_the_place_behind_sentinels_stands_beside_the_name():
+    master = Master("mymaster db 0", replace(WELL, replicas=0), place="[::1]:6379")
+    finding = found(Topology(Kind.SENTINEL, (master,), 10.0))["replicas"]
+    assert finding.text.startswith("mymaster db 0 ([::1]:6379): ")
 
 
 def test_clocks_that_were_measured_roughly_are_not_said_to_differ():

@@ -135,7 +135,9 @@ def test_a_job_keeps_the_message_and_its_group_the_frames(code):
     *_, group_frames, message = about.split("\0")
     assert kept.endswith(message)
     assert with_frames(kept, text.failure.fingerprint, group_frames) == format_traceback(error)
-    assert with_frames(kept, text.failure.fingerprint, "") == kept
+    alone = with_frames(kept, text.failure.fingerprint, "")
+    assert (text.failure.fingerprint in alone, "a dump brought the job" in alone) == (False, True)
+    assert alone.endswith(message)
 
 
 @pytest.mark.parametrize("form", ["message", lambda error: f"event of {error}"])

@@ -88,6 +88,7 @@ def test_the_command_line_shows_them(app, cluster):
     shown = CliRunner().invoke(masters, [], obj=Context(app)).output.splitlines()
     assert [line.split()[0] for line in shown[1:4]] == addresses(cluster)
     assert "times its share of shards" in shown[4]
+    assert "0 s at least" not in shown[4]
     line = CliRunner().invoke(masters, ["--json"], obj=Context(app)).output
     assert json.loads(line)["kind"] == "cluster"
 
@@ -110,6 +111,37 @@ def test_a_master_that_is_away_is_named_beside_the_others(settings, visit, app):
         levels = {f["subject"]: f["level"] for f in browser.get("/api/v1/doctor").json()["findings"]}
         assert levels[f"master {gone}"] == "error"
         assert read_metrics(app)[f'lowkiq_master_up{{master="{gone}"}}'] == "0.0"
+        for words in ([], ["--json"]):
+            shown = CliRunner().invoke(masters, words, obj=Context(app))
+            assert (shown.exit_code, gone in shown.output) == (1, True)
+
+
+@pytest.mark.full
+def test_a_master_that_was_replaced_is_not_shown_without_other_traffic(settings, visit, app):
+    """The former master answers as a replica, and was shown as up."""
+    with running_cluster(replicas=3) as cluster:
+        app.conf.lowkiq_url = cluster.url
+        browser = visit()
+
+        def listed():
+            return [m["address"] for m in browser.get("/api/v1/masters").json()["masters"]]
+
+        former, successor = ("{}:{}".format(*cluster.addresses[number]) for number in (1, 4))
+        assert former in listed()
+        eventually(lambda: cluster.ask(4, "INFO", "replication")["master_link_status"] == "up")
+        cluster.ask(4, "CLUSTER FAILOVER")
+        # All nodes know of it then.
+        eventually(lambda: all(_knows(cluster, number, successor) for number in range(6)))
+        assert successor in listed()
+        assert former not in listed()
+        labels = [name for name in read_metrics(app) if name.startswith("lowkiq_master_up")]
+        assert f'lowkiq_master_up{{master="{successor}"}}' in labels
+        assert f'lowkiq_master_up{{master="{former}"}}' not in labels
+
+
+def _knows(cluster, number, master):
+    found = cluster.ask(number, "CLUSTER NODES")
+    return any(address.startswith(master) and about["slots"] for address, about in found.items())
 
 
 @pytest.mark.full
@@ -142,6 +174,8 @@ def test_what_living_masters_know_is_shown_and_what_is_missing_is_named(
             check_job(app, browser, record, homes, gone, (of_queue, of_nodes, of_log))
             found = browser.get("/api/v1/queues").json()
             assert (found["nodes"] is None) == (gone == of_nodes)
+            of_queue_page = browser.get("/queue", params={"queue": spec.name}).text
+            assert ("lanes unknown" in of_queue_page) == ("0 busy" not in of_queue_page) == (gone == of_nodes)
             page = browser.get("/").text
             # Who serves a queue is not known without the reports.
             assert ("nodes unknown" in page) == ("is served by no worker" not in page) == (gone == of_nodes)

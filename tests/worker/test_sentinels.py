@@ -49,11 +49,13 @@ def test_work_goes_on_when_the_master_dies(app, sentinels, start_worker, ledger)
     assert {line["id"] for line in ends} == {str(number) for number in range(40)}
     assert sentinels.role(1) == "master"
     (master,) = Inspector(app).topology().masters
-    assert master.address == f"{NAME} db 0"
+    assert (master.address, master.place) == (f"{NAME} db 0", f"127.0.0.1:{sentinels.servers[1].port}")
+    assert Inspector(app).server().address == master.name
     sentinels.servers[0].restart()
     eventually(lambda: sentinels.role(0) == "slave", 60)
     findings = {finding.subject: finding for finding in Inspector(app).doctor()}
     assert findings["min-replicas-to-write"].level == "warning"
+    assert findings["connection"].text == f"Redis answers. {NAME} db 0 is {master.place}."
 
 
 def _called(record, job_id):

@@ -8,10 +8,13 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import duration, size
 from celery_lowkiq.rules.topology import Kind, Master, Topology
 
+from ..main import FAILED
 from ..output import table, write_json
 from ..params import command, json_option
 
 HEADER = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "server")
+#: Smallest difference of clocks that is shown, in s.
+MEASURABLE = 0.1
 
 
 @command("Masters of Redis, with their shards.", ["masters", "masters --json"])
@@ -19,20 +22,25 @@ HEADER = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "serv
 def masters(inspector: Inspector, json_: bool) -> None:
     """The servers that store shards: those of a cluster, or the only one.
 
-    shards: of all queues. clock: ahead of this host's by so much.
+    shards: of all queues. clock: ahead of this host's by so much. Behind sentinels, the address of the master
+    stands beside its name.
+
+    Status 1 when a master is away, or slots of a cluster have none.
     """
     topology = inspector.topology()
     if json_:
         write_json(topology)
-        return
-    click.echo(table(HEADER, map(_row, topology.masters)))
-    if topology.kind is Kind.CLUSTER:
-        click.echo(_skews(topology))
+    else:
+        click.echo(table(HEADER, map(_row, topology.masters)))
+        if topology.kind is Kind.CLUSTER:
+            click.echo(_summary(topology))
+    if not topology.is_whole:
+        raise click.exceptions.Exit(FAILED)
 
 
 def _row(master: Master) -> list[str]:
     server = master.server
-    place = [master.address, "-" if master.slots is None else str(master.slots), str(master.shard_count)]
+    place = [master.name, "-" if master.slots is None else str(master.slots), str(master.shard_count)]
     if master.away is not None:
         return [*place, "-", "-", "-", f"away: {master.away}"]
     replicas = "-" if server.replicas is None else str(server.replicas)
@@ -40,8 +48,12 @@ def _row(master: Master) -> list[str]:
     return [*place, replicas, size(server.used_memory), clock, f"{server.name} {server.version}".rstrip()]
 
 
-def _skews(topology: Topology) -> str:
-    return (
-        f"The busiest master has {topology.skew:.2f} times its share of shards. The clocks of the masters "
-        f"differ by {duration(topology.clock_skew)} at least."
-    )
+def _summary(topology: Topology) -> str:
+    skew = topology.clock_skew
+    clocks = f"The clocks of the masters differ by {duration(skew)} at least."
+    if skew < MEASURABLE:
+        clocks = "No difference between the clocks of the masters was measured."
+    parts = [f"The busiest master has {topology.skew:.2f} times its share of shards.", clocks]
+    if topology.unassigned:
+        parts.append(f"{topology.unassigned} slots have no master.")
+    return " ".join(parts)

@@ -15,7 +15,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.layout import MAX_SHARDS
 from celery_lowkiq.rules.resharding import JOBS_PER_SECOND, MigrationState
-from celery_lowkiq.rules.text import count_of, duration
+from celery_lowkiq.rules.text import count_of, duration, size
 
 from ..audited import asker, audited
 from ..main import FAILED
@@ -91,9 +91,10 @@ def _move(queue: OrderedQueue, shards: int | None, lines: bool) -> int:
 def _show_cost(queue: OrderedQueue, shards: int) -> None:
     cost = queue.reshard_cost(shards)
     click.echo(f"queue {queue.name} has {cost.former} shards")
-    size = f"{cost.leaving_bytes / 2**20:.1f} MiB"
-    click.echo(f"{cost.leaving} of {count_of(cost.jobs, 'job')}, {size}, would change shards")
-    click.echo(f"about {duration(cost.seconds)}, at {JOBS_PER_SECOND} jobs a second; nothing was changed")
+    jobs = f"about {cost.leaving} of {count_of(cost.jobs, 'job')}"
+    click.echo(f"{jobs}, {size(cost.leaving_bytes)}, would change shards")
+    took = f"about {duration(cost.seconds)}" if cost.seconds >= 1 else "less than a second"
+    click.echo(f"{took}, at {JOBS_PER_SECOND} jobs a second; nothing was changed")
 
 
 def _pause(queue: OrderedQueue, verb: str, reason: str) -> None:
@@ -187,10 +188,10 @@ def in_words(state: MigrationState) -> str:
         return f"{_doing(state)}: about {count_of(state.staying + state.left, 'job')} left to move"
     running = sum(shard.in_flight for shard in state.progress)
     transfers = sum(shard.transfers for shard in state.progress)
-    size = sum(shard.transfer_bytes for shard in state.progress)
+    count = sum(shard.transfer_bytes for shard in state.progress)
     parts = [f"{count_of(state.left, 'job')} left to sort"]
     if running:
         parts.append(f"{count_of(running, 'running job')} to end first")
     if transfers:
-        parts.append(f"{count_of(transfers, 'transfer')} with {count_of(size, 'byte')} on the way")
+        parts.append(f"{count_of(transfers, 'transfer')} with {count_of(count, 'byte')} on the way")
     return f"{_doing(state)}: {', '.join(parts)}"

@@ -23,6 +23,8 @@ MAX_ERROR_BYTES = 8 * 1024
 BEGINNING, END = 1000, 7000
 #: Stands in the error of a job for the frames, which its group keeps.
 FRAMES = "  [its frames are with failure {}]"
+#: Stands in its place when there is no such group.
+NO_FRAMES = "  [its frames are not known here: the group was forgotten or is away, or a dump brought the job]"
 
 
 class ErrorText(NamedTuple):
@@ -72,9 +74,9 @@ def _frames_and_message(settings: Settings, error: BaseException) -> tuple[str, 
 
 
 def with_frames(text: str, print_id: str, frames: str) -> str:
-    """Put the frames of its group into the text of an error."""
+    """Put the frames of its group into the text of an error; without any, that they are not stored."""
     begin = f"{TRACEBACK}\n{FRAMES.format(print_id)}\n"
-    return text.replace(begin, frames.rstrip(" "), 1) if frames else text
+    return text.replace(begin, frames.rstrip(" ") or f"{TRACEBACK}\n{NO_FRAMES}\n", 1)
 
 
 def said(settings: Settings, error: BaseException, secrets: Collection[str] = ()) -> str:

@@ -13,6 +13,7 @@ from celery import Celery
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.current_app import NO_APP, is_fallback_app
 from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_name
+from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.findings import OK, Finding
@@ -299,13 +300,20 @@ class Inspector:
         try:
             topology = self.topology()
         except StoreError as error:
-            return (unreachable(str(error)),)
+            return (unreachable(error, _login_setting(context_of(self.app).settings)),)
         try:
             specs = [queue.spec for queue in self.queues().values()]
             found = check_health(HealthReader(self._store).read(specs, topology))
         except StoreError as error:
             found = (*check_topology(topology), unreadable(str(error)))
-        return (Finding(OK, "connection", "Redis answers."), *found)
+        places = [f" {master.address} is {master.place}." for master in topology.masters if master.place]
+        return (Finding(OK, "connection", f"Redis answers.{''.join(places)}"), *found)
+
+
+def _login_setting(settings: Settings) -> str:
+    if settings.redis_options.keys() & {"username", "password"}:
+        return "lowkiq_redis_options"
+    return "lowkiq_url" if settings.url else "broker_url"
 
 
 def _migrating(specs: Iterable[QueueSpec]) -> dict[str, Layout]:

@@ -42,7 +42,7 @@ COMPUTED: dict[type, tuple[str, ...]] = {
     TrackerView: ("done",),
     Counts: ("total",),
     Master: ("shard_count",),
-    Topology: ("skew", "clock_skew"),
+    Topology: ("skew", "clock_skew", "unassigned"),
 }
 
 

@@ -46,7 +46,8 @@ class MasterReader:
                 masters[0].away if masters else "Redis is not available: no master has a slot"
             )
         refused = refused_commands(self._client, [s for queue in stored for s in queue.shard_refs()])
-        found = tuple(replace(one, refused=refused.get(one.address, {})) for one in masters)
+        place = self._client.behind_sentinels()
+        found = tuple(replace(one, refused=refused.get(one.address, {}), place=place) for one in masters)
         return Topology(self._client.kind(), found, lease_seconds, dict(shards[None]))
 
 

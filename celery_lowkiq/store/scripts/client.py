@@ -17,7 +17,7 @@ from celery_lowkiq.rules.errors import (
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
-from .connect import address_of, apart, is_behind_sentinels
+from .connect import address_of, apart, is_behind_sentinels, sentinel_master
 from .exchange import exchange
 from .redis_errors import is_wrong_type, script_error, store_error
 from .script import Script, ScriptCall
@@ -69,6 +69,10 @@ class Client:
     def kind(self) -> Kind:
         """Return how the masters are reached."""
         return Kind.SENTINEL if is_behind_sentinels(self.redis) else Kind.SERVER
+
+    def behind_sentinels(self) -> str | None:
+        """Return host and port of the master that sentinels have named last; None without any."""
+        return sentinel_master(self.redis)
 
     def master_of(self, shard: ShardRef) -> str | None:
         """Return the address of the server that stores a shard; None for a slot without a master."""

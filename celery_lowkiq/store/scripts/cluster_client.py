@@ -18,6 +18,7 @@ from redis import exceptions
 
 from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.text import host_port
 from celery_lowkiq.rules.topology import Kind
 
 from .client import Asked, Client, answers
@@ -72,7 +73,11 @@ class ClusterClient(Client):
         return f"cluster {self.cluster.text}"
 
     def masters(self) -> list[Asked]:
-        """Return the masters that have slots, sorted by address. Raises StoreError."""
+        """Return the masters that have slots, sorted by address. Raises StoreError.
+
+        The map is read anew: without other traffic, nothing has told of a failover.
+        """
+        self.cluster.read_anew()
         counts = Counter(address for address in self._map() if address)
         return [
             Asked(_text(address), counts[address], partial(self._ask, address)) for address in sorted(counts)
@@ -81,6 +86,10 @@ class ClusterClient(Client):
     def kind(self) -> Kind:
         """Return that there is a cluster."""
         return Kind.CLUSTER
+
+    def behind_sentinels(self) -> str | None:
+        """Return that there are no sentinels."""
+        return None
 
     def master_of(self, shard: ShardRef) -> str | None:
         """Return the address of a shard's master; None when its slot has none. Raises StoreError."""
@@ -207,7 +216,7 @@ def _map_error(error: BaseException) -> StoreError:
 
 
 def _text(address: Address) -> str:
-    return f"{address[0]}:{address[1]}"
+    return host_port(*address)
 
 
 def _key(command: Command) -> str:

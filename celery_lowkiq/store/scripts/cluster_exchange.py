@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import redis
 from redis import exceptions
 
+from celery_lowkiq.rules.text import host_port
+
 from .cluster_map import Address, ClusterMap
 from .connect import PROTOCOL
 from .exchange import Command, packed
@@ -23,7 +25,7 @@ class NotAsked(exceptions.ConnectionError):
     """A node was not asked, since it did not answer another thread in time."""
 
     def __init__(self, address: Address) -> None:
-        super().__init__("{}:{} did not answer in time".format(*address))
+        super().__init__(f"{host_port(*address)} did not answer in time")
 
 
 class _Sent(NamedTuple):
@@ -98,7 +100,7 @@ def _read(sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> li
     read = sent.kept.connection.read_response
     try:
         if is_late and not sent.kept.connection.can_read(timeout=0):
-            raise exceptions.TimeoutError("Timeout reading from {}:{}".format(*sent.address))
+            raise exceptions.TimeoutError(f"Timeout reading from {host_port(*sent.address)}")
         for command in commands:
             try:
                 reply = read()

@@ -17,6 +17,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from celery_lowkiq.rules.loggers import store_logger as logger
+from celery_lowkiq.rules.text import host_port
 
 from .keeping_pool import KeepingPool
 
@@ -30,6 +31,8 @@ SLOTS = 16384
 ASK_SECONDS = 1.0
 #: Timeout in s for the first map.
 FIRST_SECONDS = 5.0
+#: How long a caller waits for a map that is read anew, in s: one silent node does not hide what others tell.
+NEW_SECONDS = 1.5
 #: Minimum seconds between two readings of the map.
 BETWEEN_READINGS = 0.25
 
@@ -77,7 +80,7 @@ class ClusterMap:
     @property
     def text(self) -> str:
         """The seeds, without user and password."""
-        return ",".join(f"{host}:{port}" for host, port in self._seeds)
+        return ",".join(host_port(*seed) for seed in self._seeds)
 
     def slots(self) -> Slots:
         """Return the masters of all slots. Raises RedisError, OSError when no seed tells them."""
@@ -118,10 +121,10 @@ class ClusterMap:
         if since is not None:
             logger.warning("Redis %s:%d %s after %.1f s.", *address, how, time.monotonic() - since)
 
-    def refresh(self) -> None:
-        """Have the map read by another thread, unless that is going on or was just done."""
+    def refresh(self, at_once: bool = False) -> None:
+        """Have the map read by another thread, unless that is going on or, but ``at_once``, was just done."""
         with self._changed:
-            if self._is_reading or time.monotonic() < self._next_reading:
+            if self._is_reading or (time.monotonic() < self._next_reading and not at_once):
                 return
             self._is_reading = True
         try:
@@ -129,6 +132,12 @@ class ClusterMap:
         except RuntimeError as error:
             # The next outage asks again.
             self._end_reading(None, exceptions.ConnectionError(str(error)))
+
+    def read_anew(self) -> None:
+        """Have the map read, and wait for that; when it takes too long, the map stays as it is."""
+        self.refresh(at_once=True)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_reading, NEW_SECONDS)
 
     def pool(self, address: Address) -> KeepingPool:
         """Return the pool of a node."""
@@ -160,6 +169,7 @@ class ClusterMap:
     def _read(self) -> None:
         known = list({address for address in self._slots or () if address})
         random.shuffle(known)
+        known.sort(key=self.away.__contains__)
         # The map of a node that has lost its disk, or is just joining, lacks masters: take the fullest map.
         expected = max(1, _count(self._slots or ()))
         found, error = None, None

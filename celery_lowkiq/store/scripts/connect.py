@@ -13,6 +13,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.text import host_port
 from celery_lowkiq.rules.validators import invalid
 
 from .cluster_map import ClusterMap
@@ -140,10 +141,16 @@ def address_of(client: redis.Redis) -> str:
     """Return where a client's Redis is, without user and password."""
     pool: Any = client.connection_pool
     options = pool.connection_kwargs
-    location = options.get("path") or f"{options.get('host', '')}:{options.get('port', '')}"
+    location = options.get("path") or host_port(options.get("host", ""), options.get("port", ""))
     if is_behind_sentinels(client):
         location = pool.service_name
     return f"{location} db {options.get('db') or 0}"
+
+
+def sentinel_master(client: redis.Redis) -> str | None:
+    """Return host and port of the master that sentinels have named last; None without them, and before."""
+    found = getattr(client.connection_pool, "master_address", None)
+    return found and host_port(*found)
 
 
 def apart(client: redis.Redis) -> redis.Redis:

@@ -14,4 +14,5 @@ from .replies import reads_replies
 def read_server(client: Client) -> ServerInfo:
     """Return the server's information with its address, without user and password. Raises StoreError."""
     (info,) = client.commands([("INFO",)])
-    return replace(server_info(info), address=client.address())
+    address, place = client.address(), client.behind_sentinels()
+    return replace(server_info(info), address=f"{address} ({place})" if place else address)

@@ -115,7 +115,7 @@ class Heartbeat:
     def _log_refusal(self, reply: UpdateReply | StoreError | None) -> None:
         refused = isinstance(reply, StoreError)
         if refused and not self._refused:
-            logger.warning("Redis refuses the report of this node: %s", reply)
+            logger.warning("the report of this node is not stored: %s", reply)
         elif self._refused and not refused:
-            logger.info("Redis accepts the report of this node again")
+            logger.info("the report of this node is stored again")
         self._refused = refused
