@@ -21,9 +21,9 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
 from .client import Asked, Client, answers
-from .cluster_exchange import NotAsked, exchange_all, exchange_one
+from .cluster_exchange import exchange_all, exchange_one
 from .cluster_map import ClusterMap, parse_redirect, slot_of
-from .cluster_outages import Address, text_of
+from .cluster_outages import Address, NotAsked, text_of
 from .cluster_replies import (
     LATER,
     LATER_TEXTS,
@@ -250,9 +250,12 @@ class _Batch:
             parts[address].append(self._commands[n])
             places[address].append(n)
         for address, found in exchange_all(self._cluster, parts).items():
+            refused = None
             for place, reply in zip(places[address], found, strict=True):
                 if place is not None:
-                    self.replies[place] = reply
+                    self.replies[place] = refused or reply
+                # Without the right to ASKING, the node names the former one again.
+                refused = reply if isinstance(reply, exceptions.NoPermissionError) else None
 
     def followed(self, patience: float) -> list[Any]:
         """Send refused commands again where they belong, for ``patience`` s at most; return all replies.

@@ -22,13 +22,6 @@ _CONVERT: Mapping[str, Any] = redis.Redis(
 ).response_callbacks
 
 
-class NotAsked(exceptions.ConnectionError):
-    """A node was not asked, since it did not answer another thread in time."""
-
-    def __init__(self, address: Address) -> None:
-        super().__init__(f"{text_of(address)} did not answer in time")
-
-
 class _Sent(NamedTuple):
     address: Address
     pool: KeepingPool
@@ -46,7 +39,7 @@ def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Comma
     try:
         sent = _send(cluster, address, commands, now)
     except (exceptions.RedisError, OSError) as error:
-        return _unanswered(address, error, commands, now)
+        return _unanswered(cluster, address, error, commands, now)
     return _read(cluster, sent, commands)
 
 
@@ -62,7 +55,7 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
             try:
                 opened.append(_send(cluster, address, parts[address], now))
             except (exceptions.RedisError, OSError) as error:
-                replies[address] = _unanswered(address, error, parts[address], now)
+                replies[address] = _unanswered(cluster, address, error, parts[address], now)
         is_late = False
         while opened:
             sent = opened.pop()
@@ -75,17 +68,20 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
             _give_up(sent)
 
 
-def _unanswered(address: Address, error: Any, commands: Sequence[Command], sent_at: float) -> list[Any]:
+def _unanswered(
+    cluster: ClusterMap, address: Address, error: Any, commands: Sequence[Command], sent_at: float
+) -> list[Any]:
     error.node, error.sent_at = address, sent_at
+    if isinstance(error, exceptions.TimeoutError):
+        # At once, so that it costs no further timeout: this thread may ask other nodes yet, and others wait
+        # for a connection to this one.
+        cluster.outages.lost(address, error, sent_at, cluster.slots())
     return [error] * len(commands)
 
 
 def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command], now: float) -> _Sent:
     """Send commands over a connection of the pool. ``now``: monotonic time."""
-    silent = cluster.outages.silent
-    if silent and address in silent:
-        cluster.refresh()
-        raise NotAsked(address)
+    cluster.check_silent(address)
     pool = cluster.pool(address)
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
@@ -122,7 +118,7 @@ def _read(cluster: ClusterMap, sent: _Sent, commands: Sequence[Command], is_late
         if not isinstance(error, (exceptions.RedisError, OSError)):
             # An unreadable reply fails the commands of its own node only.
             error = exceptions.InvalidResponse(f"a reply cannot be read: {error!r:.200}")
-        found += _unanswered(sent.address, error, commands[len(found) :], sent.at)
+        found += _unanswered(cluster, sent.address, error, commands[len(found) :], sent.at)
     else:
         sent.pool.keep(sent.kept)
         _note_answers(cluster, sent, found)

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import redis
@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from .cluster_outages import Address, Outages, Slots, outages_of, text_of
+from .cluster_outages import Address, NotAsked, Outages, Slots, outages_of, text_of
 from .keeping_pool import KeepingPool
 
 SLOTS = 16384
@@ -101,6 +101,12 @@ class ClusterMap:
             # The next outage asks again.
             self._end_reading(None, exceptions.ConnectionError(str(error)))
 
+    def check_silent(self, address: Address) -> None:
+        """Raise NotAsked for a node that was silent; have it asked again by the thread of the map."""
+        if address in self.outages.silent:
+            self.refresh()
+            raise NotAsked(address)
+
     def pool(self, address: Address) -> KeepingPool:
         """Return the pool of a node."""
         pool = self._pools.get(address)
@@ -108,9 +114,11 @@ class ClusterMap:
             with self._changed:
                 pool = self._pools.get(address)
                 if pool is None:
-                    pool = self._pools[address] = KeepingPool(
+                    pool = KeepingPool(
                         connection_class=self.connection_class, **self._to(address), **self._pool_options
                     )
+                    pool.check = partial(self.check_silent, address)
+                    self._pools[address] = pool
         return pool
 
     def apart(self, address: Address) -> redis.Redis:

@@ -28,6 +28,13 @@ class Outage(NamedTuple):
     slots: Sequence[int]
 
 
+class NotAsked(exceptions.ConnectionError):
+    """A node was not asked, since it did not answer another thread in time."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(f"{text_of(address)} did not answer in time")
+
+
 class Outages:
     """The outages of a cluster's nodes. Safe to share between threads, not across a fork."""
 
