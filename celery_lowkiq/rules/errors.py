@@ -144,6 +144,10 @@ class StoreUnavailable(StoreError):
     """Redis cannot be reached, is loading, or did not answer in time. Writes may or may not have happened."""
 
 
+class SubscriptionLost(StoreUnavailable):
+    """On a cluster, the node of a subscription is away: other nodes carry the same messages."""
+
+
 class ShardsAway(StoreUnavailable):
     """On a cluster, an action is done but for shards whose masters are away; of these, parts may be done.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import StoreError, SubscriptionLost
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 
 from .context import WorkerContext
@@ -64,7 +64,8 @@ class Waker:
             except StoreError as error:
                 if self._changed.is_set():
                     continue
-                self._ctx.outage.failed(error)
+                if not isinstance(error, SubscriptionLost):
+                    self._ctx.outage.failed(error)
                 self._stop.wait(next(self._backoff))
 
     def _listen(self) -> None:

@@ -16,6 +16,8 @@ from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlemen
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs import durability
+from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.cluster_map import slot_of
@@ -95,6 +97,16 @@ def test_scripts_that_one_master_has_lost_are_loaded_there(cluster, store):
         node.script_flush()
     store.push(QUEUE, jobs(100, 100))
     assert Queries(store).stats(QUEUE).length == 200
+
+
+def test_the_masters_without_a_replica_are_named(cluster, store, monkeypatch):
+    monkeypatch.setattr(durability, "WAIT_MS", 50)
+    monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.2)
+    careful = RedisStore(store.client.cluster, Durability(Level.REPLICATED))
+    with pytest.raises(StoreUnavailable) as raised:
+        careful.push(QUEUE, jobs(100))
+    places = ", ".join(sorted(f"{host}:{port}" for host, port in cluster.addresses))
+    assert f"within 0 s: Redis {places} has no replica, start one or connect it again" in str(raised.value)
 
 
 def test_a_slot_that_is_held_half_moved_stops_its_shard_only(cluster, store):

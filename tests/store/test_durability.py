@@ -52,9 +52,20 @@ def test_replicated_waits_for_a_replica():
 
 def test_without_a_replica_the_caller_hears_that_it_is_not_confirmed(store, client, short):
     careful = RedisStore(client, Durability(Level.REPLICATED, 1))
-    with pytest.raises(StoreUnavailable, match="it was stored, but not confirmed as replicated"):
+    with pytest.raises(StoreUnavailable, match="it was stored, but not confirmed as replicated") as raised:
         careful.push(ONE, [NewJob("1", b"x", 1.0)])
+    master = careful.client.master_of(ONE.shard_of("1"))
+    assert f"Redis {master} has no replica, start one" in str(raised.value)
     assert waiting(store, "1") == [("x", 1)]
+
+
+def test_a_master_whose_replicas_lag_is_named(short):
+    with replicated() as (master, _):
+        store = store_on(master, Level.REPLICATED, replicas=2)
+        with pytest.raises(
+            StoreUnavailable, match=r"fewer than 2 replicas of Redis .* have it, look at their"
+        ):
+            store.push(ONE, [NewJob("1", b"x", 1.0)])
 
 
 @pytest.mark.parametrize("count", [1, 8])

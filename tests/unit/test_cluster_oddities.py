@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import AccessDenied, StoreUnavailable
 from celery_lowkiq.store.scripts import cluster_map
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.cluster_map import ClusterMap, parse_slots, slot_of
@@ -29,9 +30,18 @@ def test_a_node_without_a_hostname_is_where_the_other_one_is(cluster, client, wo
 
 
 def test_the_address_beside_an_unknown_hostname_is_used():
-    about = [b"id", [b"ip", b"10.0.0.2"]]
-    assert parse_slots([[0, 1, [b"?", 7000, *about], []]], ("a", 1))[0] == ("10.0.0.2", 7000)
-    assert parse_slots([[0, 1, [b"?", 7000, b"id"], []]], ("a", 1))[0] == ("a", 7000)
+    assert master_of_slot_0(b"?", 7000, [b"ip", b"10.0.0.2"]) == ("10.0.0.2", 7000)
+    assert master_of_slot_0(b"?", 7000) == (ASKED, 7000)
+
+
+#: The host of the node that is asked for the map in these tests.
+ASKED = "asked.example"
+
+
+def master_of_slot_0(host, port, *fields):
+    """What a map says whose reply of CLUSTER SLOTS has one range of slots, 0 to 1."""
+    master = [host, port, b"id of the node", *fields]
+    return parse_slots([[0, 1, master]], (ASKED, 6379))[0]
 
 
 def test_several_silent_masters_cost_one_timeout(cluster, make_client):
@@ -45,8 +55,46 @@ def test_several_silent_masters_cost_one_timeout(cluster, make_client):
     assert time.monotonic() - began < 0.75 * 1.6
     assert answers[2] == 1
     assert all(isinstance(answer, StoreUnavailable) for answer in answers[:2])
-    assert client.cluster.silent == {node.address for node in cluster.nodes[:2]}
+    assert client.cluster.outages.silent == {node.address for node in cluster.nodes[:2]}
     thaw.set()
+
+
+def test_threads_that_wait_for_connections_to_silent_masters_wait_for_one_timeout(cluster, make_client):
+    """A thread that got one asked its master, too, and then waited for one to the next master."""
+    client = make_client(pool_size=1, socket_timeout=0.5)
+    results(client, A, B, C)
+    thaw = threading.Event()
+    for node in cluster.nodes[:2]:
+        node._reply = lambda words: thaw.wait(10) and number(1)
+
+    def work(keys):
+        began = time.monotonic()
+        found = results(client, *keys)
+        return time.monotonic() - began, found[-1]
+
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(work, [(A, B, C)] * 6))
+    thaw.set()
+    assert [answer for _, answer in found] == [1] * 6
+    assert max(seconds for seconds, _ in found) < 0.5 * 1.6
+    assert all(not pool._state().line.waiting for pool in client.cluster._pools.values())
+
+
+def test_a_redirection_to_a_silent_master_costs_no_other_timeout(cluster, make_client):
+    """A lane waited for that after its first timeout, and with it the shards of healthy masters."""
+    client = make_client(socket_timeout=0.5)
+    client.wait_less()
+    results(client, A, B, C)
+    silent, mover, _ = cluster.nodes
+    thaw = threading.Event()
+    silent.answer = lambda words: thaw.wait(10) and number(1)
+    mover.answer = lambda words: b"-MOVED %d %s\r\n" % (slot_of(B), silent.place)
+    began = time.monotonic()
+    *refused, answered = results(client, A, B, C)
+    assert time.monotonic() - began < 0.5 * 1.6
+    thaw.set()
+    assert answered == 1
+    assert all(isinstance(each, StoreUnavailable) for each in refused)
 
 
 def test_threads_that_have_all_connections_are_no_outage(cluster, caplog):
@@ -59,7 +107,7 @@ def test_threads_that_have_all_connections_are_no_outage(cluster, caplog):
     assert time.monotonic() - began < 0.35
     assert isinstance(refused, StoreUnavailable)
     assert answered == 1
-    assert not client.cluster.away
+    assert not client.cluster.outages.away
     assert not caplog.records
     pool.keep(taken)
     assert results(client, A) == [1]
@@ -95,7 +143,7 @@ def test_an_outage_has_the_name_of_the_node_that_was_asked(cluster, client, monk
     del client.cluster._pools[cluster.nodes[0].address]
     client.cluster.connection_kwargs["socket_timeout"] = 0.2
     assert isinstance(results(client, A)[0], StoreUnavailable)
-    assert set(client.cluster.away) == {cluster.nodes[0].address}
+    assert set(client.cluster.outages.away) == {cluster.nodes[0].address}
     assert results(client, A) == [1]
     frozen.set()
 
@@ -128,7 +176,7 @@ def test_a_master_that_has_lost_its_disk_hides_no_other_one(cluster, make_client
 
 def test_a_node_that_the_others_do_not_find_has_no_address():
     """After a CLUSTER RESET, Redis gives an empty host and port 0 for the former owner of the slots."""
-    assert parse_slots([[0, 1, [b"", 0, b"id", []]]], ("a", 1))[0] is None
+    assert master_of_slot_0(b"", 0, []) is None
 
 
 @pytest.mark.parametrize(
@@ -150,8 +198,36 @@ def test_a_redirection_with_a_foreign_slot_is_of_its_command(cluster, client):
 def test_a_master_that_has_just_answered_is_not_away_again(cluster, client, caplog):
     """A thread that was told that it is silent notes that after another one has noted the answer."""
     results(client, A, B)
-    client.cluster.silent.add(cluster.nodes[0].address)
+    client.cluster.outages.silent.add(cluster.nodes[0].address)
     assert isinstance(results(client, A, B)[0], StoreUnavailable)
-    assert not client.cluster.away
+    assert not client.cluster.outages.away
     assert not caplog.records
     eventually(lambda: results(client, A, B) == [1, 1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "this user has no permissions to run the 'cluster|slots' command",
+        "this user has no permissions to run the 'cluster' command or its subcommand",
+        "User poor has no permissions to run the 'cluster|slots' command",
+    ],
+    ids=["Redis 7", "Redis 6.2", "Valkey"],
+)
+def test_a_user_without_the_rights_for_a_cluster_hears_how_to_get_them(cluster, client, text):
+    cluster.nodes[0]._slots = lambda: f"-NOPERM {text}\r\n".encode()
+    with pytest.raises(AccessDenied, match="lowkiq acl --role ROLE --cluster"):
+        results(client, A)
+
+
+def test_a_user_without_the_right_to_asking_hears_it(cluster, client):
+    """It heard that the slot moves, for ever."""
+    first, second, _ = cluster.nodes
+    once(first, b"-ASK %d %s\r\n" % (slot_of(A), second.place))
+    reply = second._reply
+    refusal = b"-NOPERM this user has no permissions to run the 'asking' command\r\n"
+    second._reply = lambda words: refusal if words[0] == b"ASKING" else reply(words)
+    second.answer = lambda words: b"-MOVED %d %s\r\n" % (slot_of(A), first.place)
+    (refused,) = results(client, A)
+    assert isinstance(refused, AccessDenied)
+    assert "--cluster" in str(refused)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
@@ -17,6 +18,9 @@ class Lying(Client):
         super().__init__(None)
         self._reply = reply
 
+    def address(self):
+        return "here"
+
     def _send(self, commands):
         return [self._reply for _ in commands]
 
@@ -27,3 +31,9 @@ def test_a_number_of_tokens_is_a_number():
         RedisStore(Lying([b"x", b"0"]), sending=lambda client: client).tokens(
             TokenRequest("q", "me 1", 1, 5.0, wanted=1)
         )
+
+
+@pytest.mark.parametrize("reply", [b"x", 1, None, [1], [], {"maxmemory": "x"}])
+def test_what_masters_say_about_themselves_may_be_foreign(reply):
+    with pytest.raises(UnexpectedReply):
+        RedisStore(Lying(reply), sending=lambda client: client).masters([ShardRef("q", 0)])

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
-from celery_lowkiq.rules.errors import FormatMismatch, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import FormatMismatch, StoreError, StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
@@ -105,6 +105,24 @@ def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(node, cap
     eventually(lambda: "Redis is back" in caplog.text)
     assert caplog.text.count("Ordered queues wait until it is back") == 1
     assert caplog.text.count("Redis is back") == 1
+
+
+def test_a_subscription_that_another_master_carries_on_is_no_outage(node, caplog):
+    """It was logged as one of all queues, whose end came in a moment, beside the line of its master."""
+    caplog.set_level(logging.WARNING)
+    one = node().start()
+    lost = []
+
+    def lose(after):
+        if len(lost) < 3:
+            lost.append(1)
+            raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+
+    one.store.fail["wait_pushed"] = lose
+    eventually(lambda: len(lost) == 3)
+    one.store.push(SHARDS[0], "1")
+    one.ran("1")
+    assert "Redis" not in caplog.text
 
 
 def test_a_shard_that_changed_hands_is_left_alone(node, caplog):

@@ -203,15 +203,39 @@ def test_urls_of_clusters(url, seeds):
         ("redis+cluster://:hunter2@a:1/2", "db=2: expected none, or 0. A cluster has only database 0"),
         ("redis+cluster://:hunter2@a:1,b:x", "lowkiq_url is invalid: expected"),
         ("redis+cluster://me:hunter2@a:1,me:hunter2@b:1", "lowkiq_url is invalid: expected"),
+        ("redis+cluster://a:1,me:hunter2@b:1", "expected user and password once, before the first host"),
+        ("redis+cluster://a,:hunter2@b", "expected user and password once, before the first host"),
         ("redis+cluster://:hunter2@", "lowkiq_url is invalid: expected"),
         ("redis+cluster://:hunter2@a,,b", "lowkiq_url is invalid: expected"),
-        ("rediss+cluster://:hunter2@a,b", "lowkiq_url is invalid: expected"),
+        ("rediss+cluster://:hunter2@a,b", "is invalid: expected ssl_cert_reqs=required"),
     ],
 )
 def test_a_bad_url_of_a_cluster_is_refused_and_not_shown(url, words):
     with pytest.raises(ConfigurationError, match=words) as raised:
         parameters(url)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys", "rediss+cluster", "valkeys+cluster"])
+@pytest.mark.parametrize("options", [{"ssl_ca_certs": "/ca.pem"}, {"ssl": True}, {"ssl_cert_reqs": "none"}])
+def test_tls_of_a_url_with_its_options_elsewhere(scheme, options):
+    """Celery wants them in the URL, or in a setting of its own."""
+    found = parameters(f"{scheme}://:secret@a:1", lowkiq_redis_options=options)
+    assert found["ssl"] is True
+    assert found.items() >= options.items()
+
+
+def test_tls_without_options_names_what_is_missing():
+    for url in ("rediss://:hunter2@a", "rediss+cluster://:hunter2@a", "rediss://a?ssl_ca_certs=/x"):
+        for options in ({}, {"ssl": False, "ssl_ca_certs": "/x"}):
+            with pytest.raises(ConfigurationError, match="lowkiq_redis_options, as") as raised:
+                parameters(url, lowkiq_redis_options=options)
+            assert "hunter2" not in str(raised.value)
+
+
+def test_the_forms_of_a_url_include_clusters_with_tls():
+    with pytest.raises(ConfigurationError, match=r"or rediss.cluster://.*ssl_cert_reqs=required, with"):
+        parameters("redis+cluster://a,,b")
 
 
 def test_a_cluster_is_no_broker():

@@ -55,8 +55,8 @@ FROM_BROKER = (
 FORMS = (
     "redis:// or valkey://user:password@host:port/db, rediss:// or valkeys://...?ssl_cert_reqs=required, "
     "redis+socket:///path?virtual_host=db, unix:///path?db=db, sentinel://host:port;sentinel://host:port"
-    "?master_name=name, or redis+cluster://user:password@host:port,host:port, with percent-encoding in user "
-    "and password"
+    "?master_name=name, redis+cluster://user:password@host:port,host:port, or "
+    "rediss+cluster://...?ssl_cert_reqs=required, with percent-encoding in user and password"
 )
 
 
@@ -68,8 +68,7 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     if url.partition("://")[0] in CLUSTER_SCHEMES:
         return _of_cluster(app, source, url, settings)
     url = url.partition(";")[0] if source == "broker_url" else url
-    backend = _backend(app, source, url, tls=bool(_broker_tls(app, settings)))
-    return _merged(backend, app, settings) | settings.redis_options
+    return _merged(_backend(app, source, url, settings), app, settings) | settings.redis_options
 
 
 def shown_address(parameters: Mapping[str, Any]) -> str:
@@ -127,21 +126,18 @@ def _broker_url(app: Celery) -> str:
     return ";".join(urls) if urls[0].startswith("sentinel://") else urls[0]
 
 
-def _backend(app: Celery, source: str, url: str, tls: bool = False) -> Any:
-    """Return Celery's result backend for the URL, which parses the URL and Celery's Redis settings.
-
-    ``tls``: the options of TLS are elsewhere.
-    """
+def _backend(app: Celery, source: str, url: str, settings: Settings) -> Any:
+    """Return Celery's result backend for the URL, which parses the URL and Celery's Redis settings."""
     by_url: Any = backends.by_url
-    if tls:
+    if _tls(app, settings):
         # Celery's backend wants the options of TLS in the URL, or in a setting of its own.
         url = re.sub("^rediss:", "redis:", url)
     try:
         backend_class, url = by_url(url, app.loader)
         return backend_class(app=app, url=url)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError) as error:
         # The message and the cause may quote the password.
-        raise _invalid_url(source) from None
+        raise (_no_tls_options(source) if "ssl_cert_reqs" in str(error) else _invalid_url(source)) from None
 
 
 def check_arguments(pool: Any) -> None:
@@ -155,18 +151,33 @@ def check_arguments(pool: Any) -> None:
 
 
 def _merged(backend: Any, app: Celery, settings: Settings) -> dict[str, Any]:
-    arguments = {**backend.connparams, **SOCKET_TIMEOUTS, **_broker_tls(app, settings)}
+    arguments = {**backend.connparams, **SOCKET_TIMEOUTS, **_tls(app, settings)}
     for name in ("max_connections", "retry_on_timeout"):
         arguments.pop(name, None)
     options = {} if settings.url else app.conf.broker_transport_options
     return arguments | {name: options[name] for name in FROM_BROKER if name in options}
 
 
-def _broker_tls(app: Celery, settings: Settings) -> dict[str, Any]:
-    """Return the arguments of ``broker_use_ssl``, when the store is the broker and has no other TLS."""
-    elsewhere = settings.url or app.conf.redis_backend_use_ssl or "ssl_" in _broker_url(app)
-    given = None if elsewhere else app.conf.broker_use_ssl
+def _tls(app: Celery, settings: Settings) -> dict[str, Any]:
+    """Return the arguments of TLS that are neither in the URL nor in the setting of Celery's backend."""
+    url = settings.url or _broker_url(app)
+    if app.conf.redis_backend_use_ssl or "ssl_" in url:
+        return {}
+    own = settings.redis_options
+    has_own = own.get("ssl", True) and any(name.startswith("ssl") for name in own)
+    if has_own and (SCHEMES | CLUSTER_SCHEMES).get(url.partition("://")[0]) == "rediss":
+        return {"ssl": True}
+    given = None if settings.url else app.conf.broker_use_ssl
     return {**given, "ssl": True} if isinstance(given, Mapping) else {}
+
+
+def _no_tls_options(source: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{source} is invalid: expected ssl_cert_reqs=required, optional or none at the end of a URL with "
+        "TLS, as in rediss://host:port/0?ssl_cert_reqs=required or "
+        "rediss+cluster://host:port?ssl_cert_reqs=required. Or set the options of TLS in "
+        'lowkiq_redis_options, as {"ssl_ca_certs": "/etc/ca.pem"}'
+    )
 
 
 def _invalid_url(source: str) -> ConfigurationError:
@@ -179,9 +190,13 @@ def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[
     hosts = re.split("[/?#]", rest, maxsplit=1)[0]
     login, at, hosts = hosts.rpartition("@")
     tail = rest[len(login + at + hosts) :]
-    if "," in login.partition("@")[2]:
-        # A login for each node would become one long password.
-        raise _invalid_url(source)
+    if "," in login:
+        # A login for each node, or for a later one, would become one long user or password.
+        raise ConfigurationError(
+            f"{source} is invalid: expected user and password once, before the first host, as in "
+            "redis+cluster://user:password@host:port,host:port. They are those of each node; write a comma "
+            "in them as %2C"
+        )
     try:
         parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
         seeds = [(part.hostname or "", part.port or DEFAULT_PORT) for part in parts]
@@ -191,7 +206,9 @@ def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[
         raise _invalid_url(source)
     first = f"{CLUSTER_SCHEMES[scheme]}://{login}{at}{hosts.partition(',')[0]}{tail}"
     arguments = (
-        _merged(_backend(app, source, first), app, settings) | CLUSTER_TIMEOUTS | settings.redis_options
+        _merged(_backend(app, source, first, settings), app, settings)
+        | CLUSTER_TIMEOUTS
+        | settings.redis_options
     )
     if db := arguments.pop("db", 0):
         raise ConfigurationError(
@@ -210,7 +227,7 @@ def _behind_sentinels(app: Celery, source: str, url: str, settings: Settings) ->
     parts = [part if "://" in part else f"sentinel://{part}" for part in url.split(";") if part]
     if any(not part.startswith("sentinel://") for part in parts):
         raise _invalid_url(source)
-    backend = _backend(app, source, ";".join(parts))
+    backend = _backend(app, source, ";".join(parts), settings)
     arguments = _merged(backend, app, settings)
     hosts = arguments.pop("hosts")
     master = next((host["master_name"] for host in hosts if host.get("master_name")), None)

@@ -79,9 +79,10 @@ class Durability:
         left = client.streams(shards)
         while left := (yield from self._unconfirmed(client, left, push)):
             if now() >= deadline:
+                reason = yield from self._reason(client, left)
                 raise StoreUnavailable(
                     f"it was stored, but not confirmed as {self.level.value} within "
-                    f"{CONFIRM_SECONDS:.0f} s; to call again is safe"
+                    f"{CONFIRM_SECONDS:.0f} s: {reason}; to call again may run it twice"
                 )
 
     def confirm_move_steps(self, client: Client, shards: Iterable[ShardRef], servers: Servers) -> Steps[None]:
@@ -105,6 +106,20 @@ class Durability:
                 raise StoreUnavailable(
                     f"Redis {name} took over a shard while jobs moved; the next turn goes on"
                 )
+
+    def _reason(self, client: Client, shards: Sequence[ShardRef]) -> Steps[str]:
+        """Say which masters did not confirm, and what to do."""
+        if self.level is Level.FSYNCED:
+            return f"the disk of {_names(client, shards)} is too slow, look at its load and at appendfsync"
+        try:
+            servers = yield from read_servers_steps(client, shards)
+        except StoreError:
+            servers = {}
+        known = [one for one in shards if client.master_of(one) in servers]
+        alone = [one for one in known if not _at(servers, client, one).has_replica]
+        if alone:
+            return f"{_names(client, alone)} has no replica, start one or connect it again"
+        return f"fewer than {self.replicas} replicas of {_names(client, shards)} have it, look at their lag"
 
     def _unconfirmed(
         self, client: Client, shards: Sequence[ShardRef], push: Pushed | None
@@ -140,6 +155,10 @@ class Durability:
 def _number(stored: bytes | None) -> int:
     """The number of a sender's last push; ``stored``: '<n> <s>', see ``push.lua``."""
     return parse_whole((stored or b"").partition(b" ")[0])
+
+
+def _names(client: Client, shards: Iterable[ShardRef]) -> str:
+    return "Redis " + ", ".join(sorted({client.master_name(shard) for shard in shards}))
 
 
 def _at(servers: Servers, client: Client, shard: ShardRef) -> Server:

@@ -18,14 +18,24 @@ from redis import exceptions
 
 from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.text import host_port
 from celery_lowkiq.rules.topology import Kind
 
 from .client import Asked, Client, answers
-from .cluster_exchange import NotAsked, exchange_all, exchange_one
-from .cluster_map import Address, ClusterMap, parse_redirect, slot_of
+from .cluster_exchange import exchange_all, exchange_one
+from .cluster_map import ClusterMap, parse_redirect, slot_of
+from .cluster_outages import Address, NotAsked, text_of
+from .cluster_replies import (
+    LATER,
+    LATER_TEXTS,
+    LOST,
+    REFUSED,
+    final,
+    is_ask,
+    is_lost,
+    is_redirect,
+    may_follow,
+)
 from .exchange import Command
-from .keeping_pool import NoFreeConnection
 from .keys import reports_key, shard_keys
 from .redis_errors import store_error
 from .script import ScriptCall
@@ -42,13 +52,6 @@ PATIENCE = 1.0
 SHORT_PATIENCE = 0.1
 #: Between two attempts at a slot that moves, in s.
 PAUSE = 0.02
-#: What a slot answers that moves or has no master for a moment.
-LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
-#: Codes of errors that redis-py 5.0 does not know, unless its client is one of a cluster.
-LATER_TEXTS = ("TRYAGAIN ", "CLUSTERDOWN ")
-LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-#: Of these, what another attempt does not change.
-REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError, NoFreeConnection)
 
 
 class ClusterClient(Client):
@@ -80,7 +83,8 @@ class ClusterClient(Client):
         self.cluster.read_anew()
         counts = Counter(address for address in self._map() if address)
         return [
-            Asked(_text(address), counts[address], partial(self._ask, address)) for address in sorted(counts)
+            Asked(text_of(address), counts[address], partial(self._ask, address))
+            for address in sorted(counts)
         ]
 
     def kind(self) -> Kind:
@@ -94,12 +98,12 @@ class ClusterClient(Client):
     def master_of(self, shard: ShardRef) -> str | None:
         """Return the address of a shard's master; None when its slot has none. Raises StoreError."""
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
-        return address and _text(address)
+        return address and text_of(address)
 
     def is_away(self, shard: ShardRef) -> bool:
         """Whether a shard's master has not answered lately, or its slot has none. Raises StoreError."""
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
-        return address is None or address in self.cluster.away
+        return address is None or address in self.cluster.outages.away
 
     def _map(self) -> Sequence[Address | None]:
         try:
@@ -130,7 +134,7 @@ class ClusterClient(Client):
         """Whether the client's node does not answer, or is no master any more."""
         found = client.connection_pool.connection_kwargs
         address = found["host"], found["port"]
-        return address in self.cluster.away or address not in self.cluster.slots()
+        return address in self.cluster.outages.away or address not in self.cluster.slots()
 
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return each shard or queue by itself, since it has a slot of its own."""
@@ -177,8 +181,6 @@ class ClusterClient(Client):
             if isinstance(reply, (exceptions.RedisError, OSError)):
                 patience = SHORT_PATIENCE if self._waits_less else PATIENCE
                 return _Batch(self.cluster, commands, slots, replies).followed(patience)
-        if self.cluster.away:
-            self.cluster.answered(masters[slot] for slot in slots)
         return replies
 
     def _first_replies(
@@ -213,10 +215,6 @@ class ClusterClient(Client):
 
 def _map_error(error: BaseException) -> StoreError:
     return NotClusterNode() if "cluster support disabled" in str(error) else store_error(error)
-
-
-def _text(address: Address) -> str:
-    return host_port(*address)
 
 
 def _key(command: Command) -> str:
@@ -260,9 +258,12 @@ class _Batch:
             parts[address].append(self._commands[n])
             places[address].append(n)
         for address, found in exchange_all(self._cluster, parts).items():
+            refused = None
             for place, reply in zip(places[address], found, strict=True):
                 if place is not None:
-                    self.replies[place] = reply
+                    self.replies[place] = refused or reply
+                # Without the right to ASKING, the node names the former one again.
+                refused = reply if isinstance(reply, exceptions.NoPermissionError) else None
 
     def followed(self, patience: float) -> list[Any]:
         """Send refused commands again where they belong, for ``patience`` s at most; return all replies.
@@ -273,10 +274,10 @@ class _Batch:
         attempts, redirections = 1, 3
         left = self._refused(range(len(self._commands)))
         while left and time.monotonic() < deadline:
-            if any(_is_lost(self.replies[n]) for n in left):
+            if any(is_lost(self.replies[n]) for n in left):
                 self._cluster.refresh()
                 if not attempts:
-                    left = [n for n in left if not _is_lost(self.replies[n])]
+                    left = [n for n in left if not is_lost(self.replies[n])]
                     continue
                 attempts -= 1
             redirections -= 1
@@ -287,26 +288,22 @@ class _Batch:
             self.send(sent)
             left = self._refused(left)
         self._note_outages()
-        return [_final(reply) for reply in self.replies]
+        return [final(reply) for reply in self.replies]
 
     def _note_outages(self) -> None:
-        masters = self._cluster.slots()
-        for n, reply in enumerate(self.replies):
+        for reply in self.replies:
             # Who was not asked is noted as away, or has answered since.
-            if isinstance(reply, (*REFUSED, NotAsked)):
-                continue
-            if isinstance(reply, LOST):
+            if isinstance(reply, LOST) and not isinstance(reply, (*REFUSED, NotAsked)):
                 # The map may name another node by now.
-                self._cluster.lost(reply.node, reply)  # type: ignore[union-attr]
-            else:
-                self._cluster.answered([self._asked.get(n) or masters[self._slots[n]]])
+                lost: Any = reply
+                self._cluster.outages.lost(lost.node, lost, lost.sent_at, self._cluster.slots())
 
     def _refused(self, positions: Iterable[int]) -> list[int]:
         found: list[int] = []
         for n in positions:
             # What is asked of a server about the command before is asked again.
             follows = self._commands[n][0] in KEYLESS and found and found[-1] == n - 1
-            if follows or (self._commands[n][0] not in OF_CONNECTION and _may_follow(self.replies[n])):
+            if follows or (self._commands[n][0] not in OF_CONNECTION and may_follow(self.replies[n])):
                 found.append(n)
         return found
 
@@ -318,9 +315,9 @@ class _Batch:
             reply = self.replies[n]
             if self._commands[n][0] in KEYLESS and n - 1 in self._asked:
                 self._asked[n] = self._asked[n - 1]
-            elif _is_redirect(reply):
+            elif is_redirect(reply):
                 address = parse_redirect(reply, reply.node)
-                if _is_ask(reply):
+                if is_ask(reply):
                     self._asked[n] = address
                 else:
                     self._cluster.moved(self._slots[n], address)
@@ -343,32 +340,3 @@ class _Batch:
             else:
                 found.append(n)
         return found
-
-
-def _is_redirect(reply: Any) -> bool:
-    return isinstance(reply, exceptions.ResponseError) and (
-        isinstance(reply, exceptions.AskError) or str(reply).startswith(("MOVED ", "ASK "))
-    )
-
-
-def _is_ask(reply: Any) -> bool:
-    return not isinstance(reply, exceptions.MovedError) and not str(reply).startswith("MOVED ")
-
-
-def _is_lost(reply: Any) -> bool:
-    # Not after a timeout: the next attempt would take as long.
-    return isinstance(reply, LOST) and not isinstance(reply, (*REFUSED, exceptions.TimeoutError))
-
-
-def _may_follow(reply: Any) -> bool:
-    """Whether another attempt may be answered."""
-    if not isinstance(reply, (exceptions.RedisError, OSError)):
-        return False
-    is_later = isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS)
-    return is_later or _is_lost(reply) or _is_redirect(reply)
-
-
-def _final(reply: Any) -> Any:
-    if _is_redirect(reply):
-        return exceptions.ConnectionError(f"a slot moves: {reply}")
-    return exceptions.ConnectionError(str(reply)) if isinstance(reply, OSError) else reply

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.text import host_port
-
-from .cluster_map import Address, ClusterMap
+from .cluster_map import ClusterMap
+from .cluster_outages import Address, text_of
+from .cluster_replies import may_follow
 from .connect import PROTOCOL
 from .exchange import Command, packed
 from .keeping_pool import KeepingPool, Kept
@@ -21,17 +22,11 @@ _CONVERT: Mapping[str, Any] = redis.Redis(
 ).response_callbacks
 
 
-class NotAsked(exceptions.ConnectionError):
-    """A node was not asked, since it did not answer another thread in time."""
-
-    def __init__(self, address: Address) -> None:
-        super().__init__(f"{host_port(*address)} did not answer in time")
-
-
 class _Sent(NamedTuple):
     address: Address
     pool: KeepingPool
     kept: Kept
+    at: float
 
 
 def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> list[Any]:
@@ -40,29 +35,31 @@ def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Comma
     What the node has not answered has the ConnectionError or TimeoutError as its reply; the node may have
     executed it.
     """
+    now = time.monotonic()
     try:
-        sent = _send(cluster, address, commands)
+        sent = _send(cluster, address, commands, now)
     except (exceptions.RedisError, OSError) as error:
-        return _unanswered(address, error, commands)
-    return _read(sent, commands)
+        return _unanswered(cluster, address, error, commands, now)
+    return _read(cluster, sent, commands)
 
 
 def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]) -> dict[Address, list[Any]]:
     """Send each node its commands, then read all replies. See :func:`exchange_one`."""
     opened: list[_Sent] = []
     replies: dict[Address, list[Any]] = {}
+    now = time.monotonic()
     try:
         # In one order for all threads: none has a connection that another one waits for, while it waits for
         # one of that other's.
         for address in sorted(parts):
             try:
-                opened.append(_send(cluster, address, parts[address]))
+                opened.append(_send(cluster, address, parts[address], now))
             except (exceptions.RedisError, OSError) as error:
-                replies[address] = _unanswered(address, error, parts[address])
+                replies[address] = _unanswered(cluster, address, error, parts[address], now)
         is_late = False
         while opened:
             sent = opened.pop()
-            found = replies[sent.address] = _read(sent, parts[sent.address], is_late)
+            found = replies[sent.address] = _read(cluster, sent, parts[sent.address], is_late)
             # The others have had as much time as this one.
             is_late = is_late or isinstance(found[-1], exceptions.TimeoutError)
         return replies
@@ -71,16 +68,20 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
             _give_up(sent)
 
 
-def _unanswered(address: Address, error: Any, commands: Sequence[Command]) -> list[Any]:
-    error.node = address
+def _unanswered(
+    cluster: ClusterMap, address: Address, error: Any, commands: Sequence[Command], sent_at: float
+) -> list[Any]:
+    error.node, error.sent_at = address, sent_at
+    if isinstance(error, exceptions.TimeoutError):
+        # At once, so that it costs no further timeout: this thread may ask other nodes yet, and others wait
+        # for a connection to this one.
+        cluster.outages.lost(address, error, sent_at, cluster.slots())
     return [error] * len(commands)
 
 
-def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> _Sent:
-    """Send commands over a connection of the pool."""
-    if cluster.silent and address in cluster.silent:
-        cluster.refresh()
-        raise NotAsked(address)
+def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command], now: float) -> _Sent:
+    """Send commands over a connection of the pool. ``now``: monotonic time."""
+    cluster.check_silent(address)
     pool = cluster.pool(address)
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
@@ -89,18 +90,18 @@ def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) ->
     try:
         kept.connection.send_packed_command(packed(kept.connection, commands))
     except BaseException:
-        _give_up(_Sent(address, pool, kept))
+        _give_up(_Sent(address, pool, kept, now))
         raise
-    return _Sent(address, pool, kept)
+    return _Sent(address, pool, kept, now)
 
 
-def _read(sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> list[Any]:
+def _read(cluster: ClusterMap, sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> list[Any]:
     """Read all replies, and give the connection back. ``is_late``: without waiting for the first one."""
     found: list[Any] = []
     read = sent.kept.connection.read_response
     try:
         if is_late and not sent.kept.connection.can_read(timeout=0):
-            raise exceptions.TimeoutError(f"Timeout reading from {host_port(*sent.address)}")
+            raise exceptions.TimeoutError(f"Timeout reading from {text_of(sent.address)}")
         for command in commands:
             try:
                 reply = read()
@@ -117,10 +118,17 @@ def _read(sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> li
         if not isinstance(error, (exceptions.RedisError, OSError)):
             # An unreadable reply fails the commands of its own node only.
             error = exceptions.InvalidResponse(f"a reply cannot be read: {error!r:.200}")
-        found += _unanswered(sent.address, error, commands[len(found) :])
+        found += _unanswered(cluster, sent.address, error, commands[len(found) :], sent.at)
     else:
         sent.pool.keep(sent.kept)
+        _note_answers(cluster, sent, found)
     return found
+
+
+def _note_answers(cluster: ClusterMap, sent: _Sent, replies: Sequence[Any]) -> None:
+    # A node that has just started refuses all for a second.
+    if cluster.outages.away and not all(map(may_follow, replies)):
+        cluster.outages.answered(sent.address, sent.at)
 
 
 def _give_up(sent: _Sent) -> None:

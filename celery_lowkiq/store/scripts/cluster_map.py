@@ -6,9 +6,9 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any
 
 import redis
 from redis import exceptions
@@ -16,15 +16,8 @@ from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.retry import Retry
 
-from celery_lowkiq.rules.loggers import store_logger as logger
-from celery_lowkiq.rules.text import host_port
-
+from .cluster_outages import Address, NotAsked, Outages, Slots, outages_of, text_of
 from .keeping_pool import KeepingPool
-
-#: Host and port of a node.
-Address: TypeAlias = tuple[str, int]
-#: The master of each slot; None: no master that is known has it.
-Slots: TypeAlias = list["Address | None"]
 
 SLOTS = 16384
 #: Timeout in s of each node that is asked for the map: another one can answer when it does not.
@@ -71,16 +64,12 @@ class ClusterMap:
         self._is_reading = False
         self._next_reading = 0.0
         self._changed = threading.Condition()
-        #: Nodes that do not answer, with the monotonic time since when.
-        self.away: dict[Address, float] = {}
-        #: Of these, the ones that accept connections or commands and say nothing. Only the thread that reads
-        #: the map asks them again.
-        self.silent: set[Address] = set()
+        self.outages: Outages = outages_of(seeds)
 
     @property
     def text(self) -> str:
         """The seeds, without user and password."""
-        return ",".join(host_port(*seed) for seed in self._seeds)
+        return ",".join(map(text_of, self._seeds))
 
     def slots(self) -> Slots:
         """Return the masters of all slots. Raises RedisError, OSError when no seed tells them."""
@@ -102,25 +91,6 @@ class ClusterMap:
         """Note the master that another node has named."""
         self.slots()[slot] = address
 
-    def lost(self, address: Address, error: Exception) -> None:
-        """Note that a node does not answer; the first time, log it."""
-        if isinstance(error, exceptions.TimeoutError):
-            self.silent.add(address)
-        if self.away.setdefault(address, now := time.monotonic()) == now:
-            text = str(error).rstrip(".")
-            logger.error("Redis %s:%d is away: %s. Its shards wait, the others go on.", *address, text)
-
-    def answered(self, addresses: Iterable[Address | None]) -> None:
-        """Note that nodes answer; after an outage, log it."""
-        for address in self.away.keys() & addresses:
-            self._end_outage(address, "is back")
-
-    def _end_outage(self, address: Address, how: str) -> None:
-        self.silent.discard(address)
-        since = self.away.pop(address, None)
-        if since is not None:
-            logger.warning("Redis %s:%d %s after %.1f s.", *address, how, time.monotonic() - since)
-
     def refresh(self, at_once: bool = False) -> None:
         """Have the map read by another thread, unless that is going on or, but ``at_once``, was just done."""
         with self._changed:
@@ -139,6 +109,12 @@ class ClusterMap:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_reading, NEW_SECONDS)
 
+    def check_silent(self, address: Address) -> None:
+        """Raise NotAsked for a node that was silent; have it asked again by the thread of the map."""
+        if address in self.outages.silent:
+            self.refresh()
+            raise NotAsked(address)
+
     def pool(self, address: Address) -> KeepingPool:
         """Return the pool of a node."""
         pool = self._pools.get(address)
@@ -146,9 +122,11 @@ class ClusterMap:
             with self._changed:
                 pool = self._pools.get(address)
                 if pool is None:
-                    pool = self._pools[address] = KeepingPool(
+                    pool = KeepingPool(
                         connection_class=self.connection_class, **self._to(address), **self._pool_options
                     )
+                    pool.check = partial(self.check_silent, address)
+                    self._pools[address] = pool
         return pool
 
     def apart(self, address: Address) -> redis.Redis:
@@ -169,7 +147,7 @@ class ClusterMap:
     def _read(self) -> None:
         known = list({address for address in self._slots or () if address})
         random.shuffle(known)
-        known.sort(key=self.away.__contains__)
+        known.sort(key=self.outages.away.__contains__)
         # The map of a node that has lost its disk, or is just joining, lacks masters: take the fullest map.
         expected = max(1, _count(self._slots or ()))
         found, error = None, None
@@ -188,13 +166,12 @@ class ClusterMap:
             found = None
         self._end_reading(found, error)
         if found:
+            self.outages.found(found)
             self._forget_others({address for address in found if address})
         self._ask_silent()
 
     def _forget_others(self, masters: set[Address]) -> None:
         """Forget nodes that are no masters: where nodes get new addresses, their pools would remain."""
-        for address in self.away.keys() - masters:
-            self._end_outage(address, "has no slots any more")
         with self._changed:
             gone = [self._pools.pop(address) for address in self._pools.keys() - masters]
         for pool in gone:
@@ -209,10 +186,10 @@ class ClusterMap:
             self._changed.notify_all()
 
     def _ask_silent(self) -> None:
-        for address in list(self.silent):
+        for address in list(self.outages.silent):
             with contextlib.suppress(Exception):
                 self._read_from(address)
-                self.silent.discard(address)
+                self.outages.silent.discard(address)
 
     def _read_from(self, address: Address) -> Slots:
         timeouts = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import redis
@@ -86,6 +87,9 @@ class KeepingPool(redis.BlockingConnectionPool):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._by_process: dict[int, _OfProcess] = {}
+        #: Called when a thread gets a connection that it may have waited for. What it raises, the thread gets
+        #: instead.
+        self.check: Callable[[], None] = lambda: None
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
@@ -95,7 +99,7 @@ class KeepingPool(redis.BlockingConnectionPool):
         # Only now: a thread that keeps a connection from here on sees that this one waits.
         self._release_idle(state)
         try:
-            has_turn = turn.acquire(timeout=-1 if self.timeout is None else self.timeout)
+            has_turn = turn.acquire() if self.timeout is None else turn.acquire(timeout=self.timeout)
         except BaseException:
             # A signal's handler, as that of Celery's soft time limit, raises in the middle of the wait.
             if not state.line.quit(turn):
@@ -103,6 +107,11 @@ class KeepingPool(redis.BlockingConnectionPool):
             raise
         if not has_turn and state.line.quit(turn):
             raise NoFreeConnection
+        try:
+            self.check()
+        except BaseException:
+            state.line.leave()
+            raise
         return super().get_connection(*args, **options)  # type: ignore[no-untyped-call]
 
     def release(self, connection: Any) -> None:

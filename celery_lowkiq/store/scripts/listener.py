@@ -7,7 +7,8 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
+from celery_lowkiq.rules.topology import Kind
 
 from .client import Client
 from .redis_errors import store_error
@@ -43,17 +44,20 @@ class Listener:
     def wait(self, timeout: float) -> dict[str, Any] | None:
         """Return the next message, None after ``timeout`` s.
 
-        Raises StoreUnavailable when the connection is lost, or was closed.
+        Raises StoreUnavailable when the connection is lost, on a cluster SubscriptionLost, or was closed.
         """
         if self._closed:
             raise StoreUnavailable("the subscription is closed")
         try:
             message: dict[str, Any] | None = self._pubsub.get_message(timeout=timeout)
             if message is None and self._source.is_lost(self._client):
-                raise StoreUnavailable("Redis is not available: the master of the subscription is away")
+                raise SubscriptionLost("Redis is not available: the master of the subscription is away")
             return message
         except (exceptions.RedisError, OSError) as error:
-            raise store_error(error) from error
+            found = store_error(error)
+            if isinstance(found, StoreUnavailable) and self._source.kind() is Kind.CLUSTER:
+                found = SubscriptionLost(str(found))
+            raise found from error
         except Exception as error:
             # redis-py raises various errors when another thread closes the connection.
             if not self._closed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import (
@@ -50,6 +52,8 @@ CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSl
 CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ")
 #: Texts that replace the code NOPERM in the error of a script: in Redis 7 and Valkey, and in Redis 6.2.
 SCRIPT_NOPERM = ("ACL failure in script", "The user executing the script can't")
+#: Commands that only the client of a cluster sends, in the text of a NOPERM.
+OF_CLUSTER = re.compile("'(cluster|asking)", re.IGNORECASE)
 #: The settings that have the password; messages never show its value.
 URL = "lowkiq_url (broker_url, where lowkiq_url is not set)"
 
@@ -142,10 +146,11 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
             return LoginRefused(f"Redis has no password, but received one (AUTH): {advice}")
         return LoginRefused(f"Redis refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
     if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
+        cluster = " --cluster" if OF_CLUSTER.search(text) else ""
         return AccessDenied(
             f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL} the rights of "
-            "what this process does: `celery -A proj lowkiq acl --role ROLE` writes those of a caller, a "
-            "worker, a reader or an operator"
+            f"what this process does: `celery -A proj lowkiq acl --role ROLE{cluster}` writes those of a "
+            f"caller, a worker, a reader or an operator{' of a cluster' if cluster else ''}"
         )
     return None
 
