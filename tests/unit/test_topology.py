@@ -130,7 +130,7 @@ def test_the_wait_for_a_failed_master_is_said_as_it_is():
     assert (finding.level, finding.text) == (
         WARNING,
         "3 s, and a lease lasts 10 s: when a master fails, its shards wait about 6 s for its replica, "
-        "and up to 14 s more where leases run out meanwhile.",
+        "and up to 15 s more where leases run out meanwhile.",
     )
     assert finding.advice == (
         "Set cluster-node-timeout to 2000 (ms) at most, or lowkiq_lease_seconds to 14 at least."
