@@ -386,7 +386,7 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
                 if (yield from migrations.read_steps()) is not None:
                     yield from mover.turn_steps()
                 elif (yield from self.route()) != Layout(self.wanted):
-                    migrations.catch_up()
+                    migrations.catch_up(self.wanted)
                     begun = yield from migrations.begin_steps(self.wanted)
                     self.totals.migrations += begun
 

@@ -58,6 +58,8 @@ class Server:
         self.shards = {shard: Shard() for shard in shards}
         #: How many shards the queue has; there may be others that it had.
         self.count = len(shards)
+        #: By id and payload: when its call was stored last; again when a failover has lost the first time.
+        self.stored_at: dict[tuple[str, bytes], float] = {}
         self.members: dict[str, dict[str, tuple[int, int]]] = {}
         #: Shards whose lease is a key of another type.
         self.damaged: set[ShardRef] = set()
@@ -257,6 +259,7 @@ class Server:
             return
         s.senders[sender] = n
         s.model.push([NewJob(*entry, perform_in=self.now) for entry in entries], self.now)
+        self.stored_at.update(((job_id, payload), self.world.now) for job_id, payload, _ in entries)
         self.announce(shard, self.now)
 
     def claim(self, wish: ClaimRequest) -> Claim:

@@ -326,3 +326,20 @@ def test_a_queue_that_has_lost_that_its_shards_are_sealed_moves_once_more(store,
     store.push(two, [NewJob(job_id, b"x", perform_in=1.0) for job_id in waiting])
     until(client, Mover(store.client, two), "idle")
     assert runs_of(store, ONE) == {job_id: ["x"] for job_id in ["any", *waiting]}
+
+
+def test_a_queue_that_has_forgotten_a_migration_finds_it_before_another_one_begins(store, client):
+    """A failover took its own key and a shard back; the shards that were added are still in it."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    before = client.dump(queue_key(NAME))
+    mover = begun(store, ONE, 4)
+    until(client, mover, "move")
+    for _ in range(3):
+        mover.turn()
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    client.hset(key("meta"), "shards", 1)
+    client.hdel(key("meta"), "gen", "migration")
+    assert not Migrations(store.client, NAME).begin(3)
+    assert client.hmget(queue_key(NAME), "gen", "migration") == [b"1", b"1>4"]
+    until(client, Mover(store.client, ONE), "idle")
+    assert runs_of(store, replace(ONE, shards=4)).keys() == {f"id-{n}" for n in range(20)}

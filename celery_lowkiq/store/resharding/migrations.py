@@ -50,18 +50,21 @@ class Migrations:
 
     def begin(self, shards: int) -> bool:
         """Begin the migration to another number of shards. False when one is going on, or has just begun."""
-        self.catch_up()
+        self.catch_up(shards)
         return self._client.execute(self.begin_steps(shards))
 
-    def catch_up(self) -> None:
+    def catch_up(self, shards: int) -> None:
         """Let a queue's own key that a failover has taken back have the last migration of its shards.
 
-        Otherwise, the next one would have the same number, and shards would take both for one.
+        Otherwise, the next one, to ``shards``, would have its number, and shards would take both for one.
         """
         (stored,) = self._client.commands([("HGET", self._keys["queue"], "shards")])
         if (layout := parse_layout(stored)) is not None:
-            queue = QueueSpec(self._queue, shards=layout.shards, former_shards=layout.former)
-            Registry(self._client).registered(queue)
+            registry = Registry(self._client)
+            registry.registered(QueueSpec(self._queue, shards=layout.shards, former_shards=layout.former))
+            if shards > layout.count:
+                # Shards that the queue has forgotten may have been in it.
+                registry.registered(QueueSpec(self._queue, shards=shards))
 
     def begin_steps(self, shards: int) -> Steps[bool]:
         """Steps of :meth:`begin`."""
