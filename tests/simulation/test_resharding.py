@@ -213,7 +213,7 @@ FAULTS = {
     ),
     "a migration has the number of one that the queue has lost": (
         *OWN_KEY,
-        (Migrations, "catch_up", lambda self: None),
+        (Migrations, "catch_up", lambda self, shards: None),
     ),
     "a migration ends with jobs on their way": (
         (movers, "has_sorted", lambda *_: True),
@@ -236,7 +236,7 @@ FIRST_SEEDS = {
     "a mover waits for no replica": 4,
     "a transfer is forgotten before a replica has it": 1,
     "a shard opens before a replica knows that others are closed": 5,
-    "a migration does not begin once more": 14,
+    "a migration does not begin once more": 479,
     "a migration has the number of one that the queue has lost": 362,
 }
 #: Faults that it takes long to find.
