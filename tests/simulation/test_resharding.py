@@ -237,7 +237,7 @@ FIRST_SEEDS = {
     "a transfer is forgotten before a replica has it": 1,
     "a shard opens before a replica knows that others are closed": 5,
     "a migration does not begin once more": 479,
-    "a migration has the number of one that the queue has lost": 362,
+    "a migration has the number of one that the queue has lost": 488,
 }
 #: Faults that it takes long to find.
 RARE = {
