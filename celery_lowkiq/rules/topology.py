@@ -87,7 +87,9 @@ class Topology:
     @property
     def is_whole(self) -> bool:
         """Whether each shard has a master that answers."""
-        return not self.unassigned and all(master.away is None for master in self.masters)
+        if self.unassigned:
+            return False
+        return all(master.away is None for master in self.masters)
 
     @property
     def clock_skew(self) -> float:

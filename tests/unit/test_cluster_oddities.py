@@ -176,7 +176,8 @@ def test_a_master_that_has_lost_its_disk_hides_no_other_one(cluster, make_client
 
 def test_a_node_that_the_others_do_not_find_has_no_address():
     """After a CLUSTER RESET, Redis gives an empty host and port 0 for the former owner of the slots."""
-    assert master_of_slot_0(b"", 0, []) is None
+    empty_host, no_port = b"", 0
+    assert master_of_slot_0(empty_host, no_port, []) is None
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def masters(inspector: Inspector, json_: bool) -> None:
 
 def _row(master: Master) -> list[str]:
     server = master.server
-    place = [master.name, "-" if master.slots is None else str(master.slots), str(master.shard_count)]
+    slots = "-" if master.slots is None else str(master.slots)
+    place = [master.name, slots, str(master.shard_count)]
     if master.away is not None:
         return [*place, "-", "-", "-", f"away: {master.away}"]
     replicas = "-" if server.replicas is None else str(server.replicas)

@@ -85,10 +85,14 @@ class Registry:
         )
         ((gen, route),) = self._client.commands([("HMGET", queue_key(queue.name), "gen", "migration")])
         layout = parse_layout(route)
-        found = zip(damaged, copies, strict=True)
-        if layout is None or not any(
-            copy and is_left_behind(layout, int(gen), shard.index, *copy) for shard, copy in found
-        ):
+        if layout is None:
+            return False
+        left_behind = [
+            shard
+            for shard, copy in zip(damaged, copies, strict=True)
+            if copy and is_left_behind(layout, int(gen), shard.index, *copy)
+        ]
+        if not left_behind:
             return False
         return bool(self._client.call(restart_call(queue.name, int(gen), Phase.IDLE)))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from redis import exceptions
 
 from celery_lowkiq.rules.loggers import store_logger as logger
-from celery_lowkiq.rules.text import host_port
+from celery_lowkiq.rules.text import host_port, sentence
 
 #: Host and port of a node.
 Address: TypeAlias = tuple[str, int]
@@ -61,18 +61,20 @@ class Outages:
                 return
             had = [slot for slot, master in enumerate(slots) if master == address]
             self.away[address] = Outage(sent_at, time.monotonic(), had)
-        text = str(error).rstrip(".")
-        logger.error("Redis %s:%d is away: %s. Its shards wait, the others go on.", *address, text)
+        reason = sentence(str(error))
+        logger.error("Redis %s is away: %s Its shards wait, the others go on.", text_of(address), reason)
 
     def answered(self, address: Address, sent_at: float) -> None:
         """Note that a node answered what was sent at a monotonic time; after an outage, log it."""
         with self._lock:
             outage = self.away.get(address)
-            # Else it was answered before the outage.
-            if outage is None or sent_at <= outage.noted_at:
+            if outage is None:
+                return
+            # The node may have answered an earlier command before it went away.
+            if sent_at <= outage.noted_at:
                 return
             now = self._end(address)
-        logger.warning("Redis %s:%d is back after %.1f s.", *address, now - outage.since)
+        logger.warning("Redis %s is back after %.1f s.", text_of(address), now - outage.since)
 
     def found(self, slots: Slots) -> None:
         """Note the masters of all slots; log the end of the outages of nodes that have none any more."""
@@ -92,7 +94,8 @@ class Outages:
             text = (
                 f"its slots are on {', '.join(map(text_of, heirs))} now" if heirs else "it has no slots now"
             )
-            logger.warning("Redis %s:%d was replaced after %.1f s: %s.", *address, now - outage.since, text)
+            seconds = now - outage.since
+            logger.warning("Redis %s was replaced after %.1f s: %s.", text_of(address), seconds, text)
 
     def _end(self, address: Address) -> float:
         self.silent.discard(address)

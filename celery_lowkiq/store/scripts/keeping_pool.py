@@ -99,7 +99,9 @@ class KeepingPool(redis.BlockingConnectionPool):
         # Only now: a thread that keeps a connection from here on sees that this one waits.
         self._release_idle(state)
         try:
-            has_turn = turn.acquire() if self.timeout is None else turn.acquire(timeout=self.timeout)
+            # The lock takes -1 for no limit.
+            limit = -1 if self.timeout is None else self.timeout
+            has_turn = turn.acquire(timeout=limit)
         except BaseException:
             # A signal's handler, as that of Celery's soft time limit, raises in the middle of the wait.
             if not state.line.quit(turn):
