@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 
 import pytest
 import redis
 
+from celery_lowkiq.embedded import find_server
 from celery_lowkiq.rules.errors import ConfigurationError
 from tests.chaos.pair import Pair
-from tests.chaos.victim import Clock, Victim, address_of, can_set_clocks, through_proxy
+from tests.chaos.victim import COMPILER, Clock, Victim, address_of, can_set_clocks, through_proxy
 from tests.waiting import eventually
+
+#: In s; the server asks for what it has written to get onto the disk each second.
+BUSY = 2.5
+SLOW = """
+#include <unistd.h>
+int fdatasync(int file) { return usleep(500000); }
+"""
+
+
+class SlowDisk:
+    """A server on a disk that needs half a second, in the place of a Clock."""
+
+    def __init__(self, directory):
+        source, library = directory / "slow.c", directory / "slow.so"
+        source.write_text(SLOW)
+        subprocess.run([COMPILER, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        self.executable = directory / "redis-on-slow-disk"
+        self.executable.write_text(f'#!/bin/sh\nLD_PRELOAD={library} exec {find_server()} "$@"\n')
+        self.executable.chmod(0o700)
 
 
 @pytest.fixture
@@ -35,6 +56,17 @@ def test_a_kill_forgets_nothing_that_was_acknowledged(start):
     victim.kill()
     victim.restart()
     assert client.get("a") == b"1"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not can_set_clocks(), reason="needs Linux and cc")
+def test_what_is_acknowledged_is_written_though_the_disk_is_busy(start, tmp_path):
+    victim, client = start(SlowDisk(tmp_path))
+    ends_at = time.monotonic() + BUSY
+    while time.monotonic() < ends_at:
+        before = victim.written()
+        client.set("a", "x")
+        assert victim.written() > before
 
 
 def test_a_rollback_forgets_what_came_since_and_nothing_else(start):
