@@ -103,6 +103,7 @@ class Cluster:
 
     def begin_move(self, slot: int, target: int) -> int:
         """Have a slot move to another master, half-way. Returns the number of its master."""
+        self.agree_on_epoch()
         source = self.owner(slot)
         self.ask(target, "CLUSTER SETSLOT", slot, "IMPORTING", self.id(source))
         self.ask(source, "CLUSTER SETSLOT", slot, "MIGRATING", self.id(target))
@@ -118,6 +119,18 @@ class Cluster:
         masters = [number for number in sorted(self.living) if self.ask(number, "ROLE")[0] == b"master"]
         for number in (target, *(n for n in masters if n != target)):
             self.ask(number, "CLUSTER SETSLOT", slot, "NODE", name)
+
+    def agree_on_epoch(self) -> None:
+        """Wait until all nodes know the last epoch of the cluster.
+
+        A master that does not know it may take a slot with an epoch below that of the slot's former master.
+        A message that the former one sent before then takes the slot away again, and no master has it.
+        """
+
+        def epochs() -> set[str]:
+            return {self.ask(number, "CLUSTER INFO")["cluster_current_epoch"] for number in self.living}
+
+        eventually(lambda: len(epochs()) == 1)
 
     def abort_move(self, slot: int, source: int, target: int) -> None:
         """Take a move back of which no key has moved yet; later ones can only be completed."""

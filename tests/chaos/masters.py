@@ -122,6 +122,7 @@ class Masters(Cluster):
 
     def move_all(self, slots: Sequence[int], source: int, target: int) -> None:
         """Move slots; the other nodes hear of it from these two."""
+        self.agree_on_epoch()
         here, there = self.id(source), self.id(target)
         self._set_slots(target, slots, "IMPORTING", here)
         self._set_slots(source, slots, "MIGRATING", there)
