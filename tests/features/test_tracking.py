@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq import InvalidCall, Tracker, track, trackers
+from celery_lowkiq.rules.errors import SubscriptionLost
 from celery_lowkiq.rules.tracking import Counts
+from celery_lowkiq.store.scripts.listener import Listener
 from tests.waiting import eventually
 
 WAIT = 30
@@ -46,6 +48,25 @@ def test_track_opens_fills_and_closes(features, work, new_id):
     view = tracker.view()
     assert (view.name, view.closed, view.done, view.counts.total) == ("mine", True, True, 3)
     assert view.id in {listed.id for listed in trackers(features.operator).items}
+
+
+def test_a_wait_goes_on_when_its_subscription_is_lost(features, work, tracker, job_id, monkeypatch):
+    """As on a cluster, when the master that is listened to is replaced."""
+    gate = f"gate-{job_id}"
+    work.perform_async([{"id": job_id, "payload": {"gate": gate}}], tracker=tracker)
+    features.wait_for("held", gate=gate)
+    wait, lost = Listener.wait, []
+
+    def lose(listener, timeout):
+        if len(lost) < 3:
+            lost.append(listener)
+            raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+        (features.directory / gate).touch()
+        return wait(listener, timeout)
+
+    monkeypatch.setattr(Listener, "wait", lose)
+    assert tracker.wait(WAIT)
+    assert len(set(map(id, lost))) == 3
 
 
 def test_states_and_progress_of_a_run(features, work, tracker, job_id):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.resharding import Phase
@@ -215,25 +215,52 @@ def test_a_master_that_is_frozen_costs_one_timeout_and_its_own_shards_only():
         frozen = cluster.owner(slot(SHARDS[0]))
         lost = [shard for shard in SHARDS if cluster.owner(slot(shard)) == frozen]
         living = [lease for lease in leases if lease.shard not in lost]
-        with store.subscribe([QUEUE]) as subscription:
-            cluster.freeze(frozen)
+        cluster.freeze(frozen)
+        began = time.monotonic()
+        assert [due is None for due in store.next_due(SHARDS)] == [shard in lost for shard in SHARDS]
+        assert time.monotonic() - began < 2.0
+        for _ in range(5):
             began = time.monotonic()
-            assert [due is None for due in store.next_due(SHARDS)] == [shard in lost for shard in SHARDS]
-            assert time.monotonic() - began < 2.0
-            for _ in range(5):
-                began = time.monotonic()
-                assert store.renew(leases) == [None if x.shard in lost else x for x in leases]
-                assert None in store.next_due(SHARDS)
-                assert len(store.masters(SHARDS)) == 2
-                run_all(store, living[:1])
-                assert time.monotonic() - began < 1.0
-            if frozen == 0:
-                # It listens to the first master.
-                with pytest.raises(StoreUnavailable):
-                    eventually(lambda: subscription.wait_pushed(0.1))
+            assert store.renew(leases) == [None if x.shard in lost else x for x in leases]
+            assert None in store.next_due(SHARDS)
+            assert len(store.masters(SHARDS)) == 2
+            run_all(store, living[:1])
+            assert time.monotonic() - began < 1.0
         store.subscribe([QUEUE]).close()
         cluster.thaw(frozen)
         eventually(lambda: store.renew(leases) == leases)
+        store.close()
+
+
+def listened_to(cluster, subscription):
+    """The number of the master of a subscription."""
+    address = subscription._client.connection_pool.connection_kwargs
+    return cluster.addresses.index((address["host"], address["port"]))
+
+
+@pytest.mark.full
+def test_a_subscription_leaves_a_master_that_is_frozen():
+    """By itself: where no command goes to the master, nothing else finds that it is silent."""
+    with running_cluster() as cluster:
+        store = opened(cluster, socket_timeout=5, socket_connect_timeout=5)
+        store.push(QUEUE, jobs(300))
+        run_all(store, acquired(store))
+        with store.subscribe([QUEUE]) as subscription:
+            assert subscription.wait_pushed(1.5) is None
+            frozen = listened_to(cluster, subscription)
+            cluster.freeze(frozen)
+            began = time.monotonic()
+            with pytest.raises(SubscriptionLost, match="is silent"):
+                subscription.wait_pushed(30)
+            # Seconds of a busy machine; the socket's timeout is 5.
+            assert time.monotonic() - began < 3.0
+        with store.subscribe([QUEUE]) as subscription:
+            assert time.monotonic() - began < 4.0
+            assert listened_to(cluster, subscription) != frozen
+            of_living = next(shard for shard in SHARDS if cluster.owner(slot(shard)) != frozen)
+            store.push(QUEUE, [next(j for j in jobs(500) if QUEUE.shard_of(j.id) == of_living)])
+            assert subscription.wait_pushed(5) == (of_living, 0.0)
+        cluster.thaw(frozen)
         store.close()
 
 

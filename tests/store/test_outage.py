@@ -297,6 +297,15 @@ def test_a_server_that_cannot_write_for_now_is_an_outage(error):
     assert isinstance(store_error(error), StoreUnavailable)
 
 
+def test_an_error_of_a_node_of_a_cluster_names_the_node():
+    error = exceptions.ResponseError("NOREPLICAS Not enough good replicas to write.")
+    error.node = ("::1", 7000)
+    assert str(store_error(error)).endswith("NOREPLICAS Not enough good replicas to write ([::1]:7000)")
+    error = exceptions.ConnectionError("Error 111 connecting to a:7000. Connection refused.")
+    error.node = ("a", 7000)
+    assert str(store_error(error)).count("a:7000") == 1
+
+
 @pytest.mark.one_server
 def test_what_is_no_reply_is_an_outage(empty_redis, tmp_path):
     """A lane ended for it."""

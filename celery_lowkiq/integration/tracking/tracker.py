@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -11,7 +12,7 @@ from celery import Celery, current_app
 
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload, UnknownTracker
+from celery_lowkiq.rules.errors import InvalidCall, SubscriptionLost, UndecodablePayload, UnknownTracker
 from celery_lowkiq.rules.tracking import Counts, State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.inspect.pages import check_limits
@@ -102,13 +103,15 @@ class Tracker:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         poll = context_of(self._app).settings.poll_interval
-        with self._tracker_store.listen(self.id) as listener:
-            while not self._has_ended():
-                left = poll if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                listener.wait(min(poll, left))
-        return True
+        while True:
+            # Another master carries on what was listened to.
+            with contextlib.suppress(SubscriptionLost), self._tracker_store.listen(self.id) as listener:
+                while not self._has_ended():
+                    left = poll if deadline is None else deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    listener.wait(min(poll, left))
+                return True
 
     def _has_ended(self) -> bool:
         view = self.view()

@@ -66,6 +66,8 @@ class ClusterClient(Client):
         self._flags = True
         self._keyless_slot = slot_of(reports_key())
         self._waits_less = False
+        #: The master of the last subscription.
+        self._apart: Address | None = None
 
     def close(self) -> None:
         """Close all connections."""
@@ -115,12 +117,15 @@ class ClusterClient(Client):
         return answers(exchange_one(self.cluster, address, commands))
 
     def apart(self) -> redis.Redis:
-        """Return a client of one master that answers: the cluster carries what is published to all nodes."""
+        """Return a client of one master that answers: the cluster carries what is published to all nodes.
+
+        The master of the last one is asked last: it may be silent, and not known to be.
+        """
         error: Exception | None = None
-        masters = self.cluster.masters()
-        for address in masters:
+        for address in sorted(self.cluster.masters(), key=lambda each: each == self._apart):
             (reply,) = exchange_one(self.cluster, address, [("PING",)])
             if not isinstance(reply, (exceptions.RedisError, OSError)):
+                self._apart = address
                 return self.cluster.apart(address)
             error = reply
         self.cluster.refresh()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from redis import exceptions
@@ -16,6 +17,10 @@ from .replies import reads_replies
 
 #: Timeout in s for the confirmation of a subscription.
 SUBSCRIBE_TIMEOUT = 5.0
+#: On a cluster, after how many s of silence the master is asked whether it is there.
+SILENCE = 0.25
+#: Timeout in s for its answer.
+ANSWER = 0.5
 
 
 @reads_replies
@@ -31,6 +36,10 @@ class Listener:
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        #: Monotonic times (s) of the last message, and, on a cluster, of the question that the master has not
+        #: answered.
+        self._heard_at = time.monotonic()
+        self._asked_at: float | None = None
         self._closed = False
         self._closing = threading.Lock()
         try:
@@ -44,15 +53,15 @@ class Listener:
     def wait(self, timeout: float) -> dict[str, Any] | None:
         """Return the next message, None after ``timeout`` s.
 
-        Raises StoreUnavailable when the connection is lost, on a cluster SubscriptionLost, or was closed.
+        Raises StoreUnavailable when the connection is lost or was closed. On a cluster, raises
+        SubscriptionLost when the connection is lost, or when the master is away or silent.
         """
         if self._closed:
             raise StoreUnavailable("the subscription is closed")
         try:
-            message: dict[str, Any] | None = self._pubsub.get_message(timeout=timeout)
-            if message is None and self._source.is_lost(self._client):
-                raise SubscriptionLost("Redis is not available: the master of the subscription is away")
-            return message
+            if self._source.kind() is Kind.CLUSTER:
+                return self._next_of_cluster(timeout)
+            return self._next(timeout)
         except (exceptions.RedisError, OSError) as error:
             found = store_error(error)
             if isinstance(found, StoreUnavailable) and self._source.kind() is Kind.CLUSTER:
@@ -67,6 +76,35 @@ class Listener:
             if self._closed:
                 # redis-py may have connected again.
                 self.close()
+
+    def _next(self, timeout: float) -> dict[str, Any] | None:
+        message: dict[str, Any] | None = self._pubsub.get_message(timeout=timeout)
+        return message
+
+    def _next_of_cluster(self, timeout: float) -> dict[str, Any] | None:
+        """As ``wait``, but leave a master that does not answer: another one carries the same messages."""
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._next(max(0.0, min(SILENCE, deadline - time.monotonic())))
+            now = time.monotonic()
+            if message is None:
+                self._check_master(now)
+            else:
+                self._heard_at, self._asked_at = now, None
+                if message["type"] != "pong":
+                    return message
+            if now >= deadline:
+                return None
+
+    def _check_master(self, now: float) -> None:
+        if self._source.is_lost(self._client):
+            raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+        if self._asked_at is None:
+            if now - self._heard_at >= SILENCE:
+                self._asked_at = now
+                self._pubsub.ping()
+        elif now - self._asked_at >= ANSWER:
+            raise SubscriptionLost("Redis is not available: the master of the subscription is silent")
 
     def close(self) -> None:
         """Close the connection; a waiting thread raises StoreUnavailable."""

@@ -17,6 +17,7 @@ from celery_lowkiq.rules.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from celery_lowkiq.rules.text import host_port
 
 from .keys import shard_of_key
 
@@ -106,8 +107,16 @@ def store_error(error: BaseException) -> StoreError:
         return refused
     # Redis 6.2 puts the error of a command within the text of the script's error.
     if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
-        return StoreUnavailable(f"Redis is not available: {text or type(error).__name__}")
+        return StoreUnavailable(f"Redis is not available: {_with_node(error, text or type(error).__name__)}")
     return StoreError(f"Redis refused a command: {text}")
+
+
+def _with_node(error: BaseException, text: str) -> str:
+    """Return ``text`` with the node of a cluster that an error is of."""
+    node = getattr(error, "node", None)
+    if node is None or (name := host_port(*node)) in text:
+        return text
+    return f"{text.rstrip('. ')} ({name})"
 
 
 def _refused(code: str, rest: str) -> StoreError | None:
