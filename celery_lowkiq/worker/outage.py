@@ -45,9 +45,10 @@ class OutageTracker:
         #: Monotonic times: the last request of each thread, and the end of the last outage.
         self._requested_at: dict[int, float] = {}
         self._ended_at = -math.inf
-        #: When a start was logged last, whether it was this outage's, and how many went unlogged since.
+        #: When a line was logged last, for what this outage's lines wait, and how many starts went unlogged
+        #: since.
         self._logged_at = -math.inf
-        self._logged = False
+        self._logged: set[str] = set()
         self._unlogged = 0
         #: Set to end all backoffs.
         self.stop: threading.Event = threading.Event()
@@ -59,7 +60,8 @@ class OutageTracker:
     def failed(self, error: StoreError) -> None:
         """Record that Redis did not answer this thread, or refused a request that the node depends on.
 
-        A request sent before the end of the last outage belongs to that outage and starts no new one.
+        A request sent before the end of the last outage belongs to that outage and starts no new one. When it
+        turns out that somebody must mend user, password or rights, that is logged, too, once an outage.
         """
         self._meter.refused()
         me, now = threading.get_ident(), self._clock.monotonic()
@@ -69,9 +71,14 @@ class OutageTracker:
             self._failing.add(me)
             first, since = self._since is None, now if self._since is None else self._since
             self._since = since
-            log, unlogged = not self._logged and now - self._logged_at >= STORM, self._unlogged
+            if self._logged:
+                log = error.until not in self._logged | {StoreError.until}
+            else:
+                log = now - self._logged_at >= STORM
+            unlogged = self._unlogged
             if log:
-                self._logged_at, self._logged, self._unlogged = now, True, 0
+                self._logged_at, self._unlogged = now, 0
+                self._logged.add(error.until)
         if first:
             self._meter.outage()
         if log:
@@ -89,7 +96,7 @@ class OutageTracker:
                 return
             now = self._ended_at = self._clock.monotonic()
             seconds, self._since = now - self._since, None
-            logged, self._logged = self._logged, False
+            logged, self._logged = bool(self._logged), set()
             self._unlogged += not logged
         if logged:
             logger.warning("Redis is back after %.1f s. Ordered queues go on.", seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, StoreUnavailable
 from celery_lowkiq.worker import waker
 from celery_lowkiq.worker.outage import OutageTracker, backoff
 from tests.waiting import eventually
@@ -82,6 +82,34 @@ def test_an_outage_that_outlasts_the_storm_it_began_in_is_logged(caplog):
     assert caplog.messages[2:] == ["gone (away for 9.0 s so far). Ordered queues wait until it is back."]
     outage.recovered()
     assert caplog.messages[3:] == ["Redis is back after 12.0 s. Ordered queues go on."]
+
+
+def test_an_outage_that_somebody_must_mend_says_so_whatever_it_began_as(caplog):
+    """P3: a Redis that came back with a password was "not available" to the log."""
+    clock = Clock()
+    outage = OutageTracker(clock)
+    gone, asks, denied = StoreUnavailable("gone"), LoginRefused("asks"), AccessDenied("denied")
+    for error in (gone, asks, gone, asks, denied, asks, gone):
+        outage.failed(error)
+        clock.now += 1
+    outage.recovered()
+    assert caplog.messages == [
+        "gone. Ordered queues wait until it is back.",
+        "asks (away for 1.0 s so far). Ordered queues wait until it accepts them.",
+        "denied (away for 4.0 s so far). Ordered queues wait until that is permitted.",
+        "Redis is back after 7.0 s. Ordered queues go on.",
+    ]
+
+
+def test_what_somebody_must_mend_is_logged_in_each_outage_that_is_logged(caplog):
+    clock = Clock()
+    outage = OutageTracker(clock)
+    for _ in range(2):
+        outage.failed(StoreUnavailable("gone"))
+        outage.failed(LoginRefused("asks"))
+        outage.recovered()
+        clock.now += 10
+    assert sum("asks" in line for line in caplog.messages) == 2
 
 
 def test_backoff_doubles_up_to_a_second_and_are_spread():
