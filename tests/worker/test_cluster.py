@@ -12,6 +12,9 @@ from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 
+#: Seconds: the timeout of 0.75 after one of five renewals in a lease of 1 s; a busy machine gets more.
+NOTICED_WITHIN = 8.0
+
 
 @pytest.fixture(scope="module")
 def cluster():
@@ -66,7 +69,8 @@ def test_shards_of_living_masters_go_on_while_one_is_dead(
             record.delay(living[n], n)
             ends = ledger.wait_for("end", 61 + n)
             waits.append(max(0.0, ends[-1]["at"] - began))
-        assert "Its shards wait, the others go on" in worker.logs()
+        # A frozen one is away after a timeout, in which all jobs may end.
+        eventually(lambda: "Its shards wait, the others go on" in worker.logs(), NOTICED_WITHIN)
         (cluster.thaw if frozen else cluster.restart)(dead)
         eventually(lambda: _called(record, lost))
         ledger.wait_for("end", 101)
