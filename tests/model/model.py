@@ -25,6 +25,19 @@ def joined_signature(kept: Item, other: Item, later: bool) -> bytes:
     return other.signature if later or not kept.signature else kept.signature
 
 
+@dataclass(frozen=True)
+class Suspect:
+    """An id that ran when its owner died."""
+
+    #: 1: it runs alone; 2: payload by payload; 3: its payload is to be buried.
+    level: int
+    #: Payloads of that run that have not left the queue since.
+    left: int
+    #: The payload that deaths are of, and how many.
+    crashing: bytes = b""
+    deaths: int = 0
+
+
 @dataclass
 class Model:
     """One shard: waiting, processing, morgue, and who died with what."""
@@ -35,8 +48,7 @@ class Model:
     waiting: dict[str, ModelJob] = field(default_factory=dict)
     processing: dict[str, ModelJob] = field(default_factory=dict)
     morgue: dict[str, ModelJob] = field(default_factory=dict)
-    #: By id: level (3: the payload is to be buried), the payload that deaths are of, and how many.
-    suspects: dict[str, tuple[int, bytes, int]] = field(default_factory=dict)
+    suspects: dict[str, Suspect] = field(default_factory=dict)
     #: Ids that are paused, and whether the shard is: by itself ("shard"), with its queue ("queue").
     paused: set[str] = field(default_factory=set)
     pauses: set[str] = field(default_factory=set)
@@ -244,12 +256,12 @@ class Model:
         job = self.waiting.pop(job_id)
         self.buckets.take(job_id, now)
         own = self.early.get(job_id, 0.0)
-        level, crashing, count = self.suspects.get(job_id, (0, b"", 0))
-        most = 1 if level > 1 else self.policies.per_run
+        suspect = self.suspects.get(job_id, Suspect(0, 0))
+        most = 1 if suspect.level > 1 else self.policies.per_run
         taken = {item.payload: item for item in job.in_order()[:most]}
         if len(taken) < len(job.items):
             rest = {payload: item for payload, item in job.items.items() if payload not in taken}
-            at = job.perform_in if level > 1 else now
+            at = job.perform_in if suspect.level > 1 else now
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
             self.firsts.pop(job_id, None)
             if self.policies.per_run == 1:
@@ -258,8 +270,8 @@ class Model:
         else:
             self.forget(job_id)
         job = replace(job, items=taken)
-        if level == 3 and job.first() == crashing:
-            self.suspects[job_id] = (2, crashing, count)
+        if suspect.level == 3 and job.first() == suspect.crashing:
+            self.suspects[job_id] = replace(suspect, level=2)
             job.retry_count = POISON_PILL_RETRY_COUNT
         if own > now:
             job.perform_in, job.early = own, True
@@ -351,9 +363,6 @@ class Model:
         if disposition is Disposition.DONE:
             self.processed += 1
             self._reach(job_id, [item.score for item in items], [])
-            level, _, _ = self.suspects.get(job_id, (3, b"", 0))
-            if level < 3:
-                self.suspects[job_id] = (level, b"", 0)
         elif disposition is Disposition.RETURN:
             at_once = job.early and job.retry_count >= 0
             time = perform_in if perform_in != now else now if at_once else job.perform_in
@@ -372,9 +381,23 @@ class Model:
                 self._start_anew(job_id, now, priority)
         elif disposition is Disposition.BURY:
             self.die(job_id, items, error)
+        back = {Disposition.DONE: 0, Disposition.BURY: 0, Disposition.DIE: max(len(items) - 1, 0)}
+        if disposition in back:
+            self._clear_suspect(job_id, len(claimed) - back[disposition], disposition is Disposition.DONE)
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)
         return True
+
+    def _clear_suspect(self, job_id: str, leaving: int, success: bool) -> None:
+        """Payloads that came after the crash are no suspects."""
+        suspect = self.suspects.get(job_id)
+        if suspect is None or suspect.level == 3:
+            return
+        if suspect.left <= leaving:
+            del self.suspects[job_id]
+            return
+        suspect = replace(suspect, left=suspect.left - leaving)
+        self.suspects[job_id] = Suspect(suspect.level, suspect.left) if success else suspect
 
     def _start_anew(self, job_id: str, now: float, priority: int) -> None:
         """Rule 5 for what a claim left of a job that failed: what came during its run has not."""
@@ -400,21 +423,22 @@ class Model:
 
     def _suspect(self, job_id: str, items: list[Item]) -> list[Item]:
         """Suspects run alone, then payload by payload; only deaths of a single payload count."""
-        if job_id not in self.suspects:
-            self.suspects[job_id] = (1, b"", 0)
+        suspect = self.suspects.get(job_id)
+        if suspect is None:
+            self.suspects[job_id] = Suspect(1, len(items))
         elif len(items) > 1:
-            self.suspects[job_id] = (2, b"", 0)
+            self.suspects[job_id] = Suspect(2, max(suspect.left, len(items)))
         else:
             (item,) = items
-            _, payload, count = self.suspects[job_id]
-            count = count + 1 if payload == item.payload else 1
-            condemned = count >= self.max_crashes
-            self.suspects[job_id] = (3 if condemned and item.flag else 2, item.payload, count)
+            deaths = suspect.deaths + 1 if suspect.crashing == item.payload else 1
+            condemned = deaths >= self.max_crashes
+            level = 3 if condemned and item.flag else 2
+            self.suspects[job_id] = Suspect(level, suspect.left, item.payload, deaths)
             if condemned and not item.flag:
                 self.die(job_id, items, b"poison pill")
                 items = []
-                if job_id in self.waiting:
-                    self.suspects[job_id] = (2, b"", 0)
+                if suspect.left > 1 and job_id in self.waiting:
+                    self.suspects[job_id] = Suspect(2, suspect.left - 1)
                 else:
                     del self.suspects[job_id]
         return items

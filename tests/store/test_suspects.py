@@ -215,6 +215,60 @@ def test_a_suspect_that_returns_or_fails_stays_one(store):
     assert contents(claim(store, lease)) == {"1": [("a", 1)]}
 
 
+def run_behind(store, lease, number, disposition=Disposition.DONE):
+    """Run what is due, and call id 1 meanwhile. Returns the number of payloads, and whether as a suspect."""
+    claimed = claim(store, lease)
+    push(store, "1", (f"later-{number}", 100 + number))
+    end(store, lease, claimed, disposition, error=b"boom")
+    (job,) = (job for job in claimed.jobs if job.id == "1")
+    return len(job.payloads), claimed.suspect
+
+
+@pytest.mark.parametrize("disposition", [Disposition.DONE, Disposition.DIE])
+def test_calls_after_a_crash_run_together_again(store, client, disposition):
+    """An id with a call at any time ran payload by payload for ever, slower than its calls came."""
+    push(store, "1", ("a", 1), ("b", 2), ("c", 3), perform_in=1.0)
+    die_with(store, 2)
+    lease = take(store, owner=next(OWNERS))
+    assert [run_behind(store, lease, n, disposition) for n in range(3)] == [(1, True)] * 3
+    assert not client.exists(shard_keys(SHARD)["crash_marks"])
+    assert run_behind(store, lease, 3) == (3, False)
+
+
+def test_a_suspect_joins_batches_again_after_it_ran_alone(store):
+    push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
+    die_with(store)
+    lease = take(store, owner=next(OWNERS))
+    assert run_behind(store, lease, 0) == (2, True)
+    push(store, "2", ("x", 1))
+    assert run_behind(store, lease, 1) == (1, False)
+
+
+def test_retries_do_not_end_a_suspicion(store):
+    push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
+    die_with(store, 2)
+    lease = take(store, owner=next(OWNERS))
+    assert [run_behind(store, lease, n, Disposition.RETRY) for n in range(3)] == [(1, True)] * 3
+
+
+def test_a_payload_that_was_buried_is_one_less(store, client):
+    push(store, "1", ("killer", 1), ("b", 2), perform_in=1.0)
+    die_with(store, 2 + ONE.max_crashes)
+    lease = take(store, owner=next(OWNERS))
+    assert dead(store, "1") == [("killer", 1)]
+    assert run_behind(store, lease, 0) == (1, True)
+    assert run_behind(store, lease, 1) == (1, False)
+
+
+def test_a_mark_of_an_older_version_ends_with_a_success(store, client):
+    """It does not say how many payloads crashed."""
+    push(store, "1", ("a", 1), perform_in=1.0)
+    client.hset(shard_keys(SHARD)["crash_marks"], "1", b"2 1790000000:5\nx")
+    lease = take(store)
+    assert run_behind(store, lease, 0) == (1, True)
+    assert run_behind(store, lease, 1) == (1, False)
+
+
 def test_planted_marks_do_not_break_a_claim(store, client):
     push(store, "1", ("a", 1), perform_in=1.0)
     push(store, "2", ("b", 1), perform_in=2.0)

@@ -141,9 +141,9 @@ local DEFERRED = 100
 
 -- Returns CONDEMNED when a mark condemns the payload, and sets its level back to 2, for the next payload of the id.
 local function condemned(id, mark, payload)
-  local level, entries, crashing = read_mark(mark)
+  local level, entries, crashing, left = read_mark(mark)
   if level == 3 and crashing == payload then
-    write_mark(id, 2, entries, crashing)
+    write_mark(id, 2, left, entries, crashing)
     return CONDEMNED
   end
 end

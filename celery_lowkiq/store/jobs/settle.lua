@@ -102,29 +102,25 @@ end
 local processed = 0
 local dispositions = {}
 
--- Resets the crash count of a suspect after a success, but not that of a condemned payload that is to come.
-local function clear_crashes(id)
-  local mark = any_suspect and redis.call('HGET', crash_marks, id)
-  local level = mark and read_mark(mark)
-  if level and level < 3 then
-    write_mark(id, level, '', '')
-  end
-end
-
--- An id without a waiting job is not a suspect any more.
-local function remove_mark(id)
-  if any_suspect and redis.call('HEXISTS', jobs, id) == 0 then
+-- Counts the payloads of a suspect that leave the queue. It stays suspect while some are left, or the condemned one. A
+-- success resets the crash count.
+local function clear_suspect(id, mark, leaving, success)
+  local level, entries, payload, left = read_mark(mark)
+  if redis.call('HEXISTS', jobs, id) == 0 or level < 3 and left <= leaving then
     redis.call('HDEL', crash_marks, id)
+  elseif level < 3 and leaving > 0 then
+    write_mark(id, level, left - leaving, success and '' or entries, success and '' or payload)
   end
 end
 
+-- Dispositions return the number of payloads that leave the queue, nil for none.
 function dispositions.done(id, job, items)
   processed = processed + 1
-  clear_crashes(id)
   if hooks.done and #items > 0 then
     hooks.done(id, items[#items][1])
   end
   end_log(id)
+  return #job.items
 end
 
 function dispositions.retry(id, job, items, retry_count, delay, message)
@@ -151,11 +147,13 @@ function dispositions.die(id, job, items, retry_count, delay, message)
   if not restore_job(id, items, now_s, '-1', '', priority) then
     start_anew(id, priority)
   end
+  return #job.items - #items
 end
 
 function dispositions.bury(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
   bury(id, items, message, now_s)
+  return #job.items
 end
 
 dispositions['return'] = function(id, job, items, retry_count, delay)
@@ -175,11 +173,17 @@ for _, id in ipairs(unlisted) do
     ended[#ended + 1] = id
   end
 end
+-- Before their records are removed, which have the numbers of their payloads.
+for _, id in ipairs(any_suspect and ended or {}) do
+  local mark = redis.call('HGET', crash_marks, id)
+  local record = mark and redis.call('HGET', processing, id)
+  if mark then
+    clear_suspect(id, mark, record and #read_processing(record).items or 0, true)
+  end
+end
 remove_ended()
 processed = #ended
-for _, id in ipairs((any_suspect or any_tries) and ended or {}) do
-  clear_crashes(id)
-  remove_mark(id)
+for _, id in ipairs(any_tries and ended or {}) do
   end_log(id)
 end
 
@@ -198,9 +202,12 @@ while at <= #ARGV do
     if hooks.not_run and (unstarted or #items == 0 and not ran) then
       hooks.not_run(id)
     end
-    dispositions[disposition](id, job, items, retry_count, delay, message)
+    local leaving = dispositions[disposition](id, job, items, retry_count, delay, message)
     log_try(id, now_s, string.match(retry_count, '^%-?%d+'), try)
-    remove_mark(id)
+    local mark = any_suspect and redis.call('HGET', crash_marks, id)
+    if mark then
+      clear_suspect(id, mark, leaving or 0, disposition == 'done')
+    end
     settled[#settled + 1] = id
   end
   at = at + 8 + 2 * bad
