@@ -343,3 +343,21 @@ def test_a_queue_that_has_forgotten_a_migration_finds_it_before_another_one_begi
     assert client.hmget(queue_key(NAME), "gen", "migration") == [b"1", b"1>4"]
     until(client, Mover(store.client, ONE), "idle")
     assert runs_of(store, replace(ONE, shards=4)).keys() == {f"id-{n}" for n in range(20)}
+
+
+def test_a_queue_that_has_lost_a_migration_that_ended_is_in_none(store, client):
+    """A failover took its own key back to the one before, whose phase stayed, with the last one's number."""
+    two = replace(ONE, shards=2)
+    store.push(two, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    mover, migrations = begun(store, two, 1), Migrations(store.client, NAME)
+    until(client, mover, "flip")
+    migrations.pause(True)
+    before = client.dump(queue_key(NAME))
+    migrations.pause(False)
+    until(client, mover, "idle")
+    resharded(store, ONE, 2)
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    assert Registry(store.client).registered(two).layout.route == "2"
+    fields = ("gen", "migration", "phase", "format", "migration_paused")
+    assert client.hmget(queue_key(NAME), *fields) == [b"2", b"1>2", b"idle", b"%d" % FORMAT, None]
+    assert runs_of(store, resharded(store, two, 3)) == {f"id-{n}": ["x"] for n in range(20)}

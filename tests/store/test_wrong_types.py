@@ -170,7 +170,10 @@ def arguments(state):
         "pause_migration": ({"wanted": 1}, ()),
         "stay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "hold": ({"gen": 1}, ()),
-        "register": ({"format": 1, "shards": 2, "expected": 1, "gen": 0, "pause": 9, "since": 1}, ()),
+        "register": (
+            {"format": 1, "shards": 2, "expected": 1, "gen": 0, "migration": "", "pause": 9, "since": 1},
+            (),
+        ),
         "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "release": ({**owner, **ANNOUNCED, "server": state.server, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "turn": 1}, ()),

@@ -2,9 +2,10 @@
 -- its shards.
 --
 -- KEYS: queue
--- ARGV: format shards expected gen pause since
+-- ARGV: format shards expected gen migration pause since
 --   expected: the stored count that `shards` replaces; '' for none
---   gen: number of the last migration, '0' without one; when `shards` is the route of one, it is the migration that goes on
+--   gen, migration: number and route of the last migration of the shards, '0' and '' without one; it goes on when `shards` is a
+--   route, and has ended when that is a number
 --   pause, since: of the queue's last pause that its shards have followed, '0' and '' without one
 -- USES:
 -- Returns: {format, shards, number of the last pause, start of the pause or '', phase of its migration or ''} as stored now.
@@ -20,12 +21,13 @@ if not stored[1] or is_older or (stored[1] == format and stored[2] == expected) 
   redis.call('HSET', queue, 'format', format, 'shards', shards)
   stored[1], stored[2] = format, shards
   if gen ~= '0' then
-    redis.call('HSET', queue, 'gen', gen)
+    -- Shards that are open already stay as they are in the phase of flip.
+    stored[5] = string.find(shards, '>', 1, true) and 'flip' or 'idle'
+    redis.call('HSET', queue, 'gen', gen, 'migration', migration, 'phase', stored[5])
   end
-  if string.find(shards, '>', 1, true) then
-    -- Shards that are open already stay as they are in this phase.
-    stored[5] = 'flip'
-    redis.call('HSET', queue, 'migration', shards, 'phase', stored[5])
+  if is_older then
+    -- They tell of a migration before.
+    redis.call('HDEL', queue, 'migration_paused', 'migration_aborted')
   end
 end
 if tonumber(pause) > tonumber(stored[3] or 0) then

@@ -8,7 +8,7 @@ code declares is that of a new queue: the stored one applies to all others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import (
     FormatMismatch,
@@ -37,6 +37,14 @@ NO_PAUSE = (0, b"")
 LAYOUT_FIELDS = ("shards", "gen", "migration")
 #: Continues the migration of a queue.
 ContinueMigration = Callable[[QueueSpec], object]
+
+
+class LastMigration(NamedTuple):
+    """The last migration of a queue: the layout of its shards now, its number (0 without one), its route."""
+
+    now: Layout
+    gen: int
+    route: bytes
 
 
 @reads_replies
@@ -138,7 +146,7 @@ class Registry:
             [("HMGET", shard_keys(shard)["meta"], *LAYOUT_FIELDS) for shard in queue.shard_refs()]
         )
         copies = [copy for copy in found if copy and not isinstance(copy, StoreUnavailable)]
-        layout, _ = _last_layout(queue, copies)
+        layout = _last_migration(queue, copies).now
         if layout.count > queue.layout.count:
             # The other shards may be in a later migration.
             return self._as_shards_say(queue.with_layout(layout))
@@ -152,11 +160,15 @@ class Registry:
         return stored
 
     def register(
-        self, queue: QueueSpec, expected: str = "", gen: int = 0, last_pause: tuple[int, bytes] = NO_PAUSE
+        self,
+        queue: QueueSpec,
+        expected: str = "",
+        last: LastMigration | None = None,
+        last_pause: tuple[int, bytes] = NO_PAUSE,
     ) -> Registered:
         """Write the number of shards if none, or ``expected``, is stored. Returns what is stored then.
 
-        ``gen``: number of the queue's last migration; ``last_pause``: that its shards have followed.
+        ``last``: migration of the shards; ``last_pause``: that they have followed.
         Raises FormatMismatch, StoreError.
         """
         call = load("register").call(
@@ -164,7 +176,8 @@ class Registry:
             format=FORMAT if queue.former_shards is None else MIGRATING_FORMAT,
             shards=queue.layout.route,
             expected=expected,
-            gen=gen,
+            gen=last.gen if last else 0,
+            migration=last.route if last else "",
             pause=last_pause[0],
             since=last_pause[1],
         )
@@ -189,12 +202,12 @@ class Registry:
         if away and self._client.commands([("EXISTS", queue_key(queue.name))]) == [0]:
             raise away[0]
         copies = [copy for copy in found if copy not in away]
-        layout, gen = _last_layout(queue, [copy[:3] for copy in copies if copy])
-        if layout.count > queue.layout.count:
+        last = _last_migration(queue, [copy[:3] for copy in copies if copy])
+        if last.now.count > queue.layout.count:
             # The other shards may be in a later migration.
-            return self.registered(queue.with_layout(layout))
+            return self.registered(queue.with_layout(last.now))
         pauses = [(int(pause or 0), since or b"") for *_, pause, since in filter(None, copies)]
-        return self.register(queue.with_layout(layout), gen=gen, last_pause=max(pauses, default=NO_PAUSE))
+        return self.register(queue.with_layout(last.now), last=last, last_pause=max(pauses, default=NO_PAUSE))
 
     def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[Any]:
         """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one; on a
@@ -228,14 +241,15 @@ def parse_layout(stored: bytes | None) -> Layout | None:
     return Layout.parse((stored or b"").decode("latin-1"))
 
 
-def _last_layout(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> tuple[Layout, int]:
-    """Return the layout of a queue's last migration, by the copies of its shards, and its number."""
+def _last_migration(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> LastMigration:
+    """Return the last migration of a queue, by the copies of its shards."""
     gen = max((int(gen or 0) for _, gen, _ in copies), default=0)
     last = [(route, migration) for route, number, migration in copies if int(number or 0) == gen]
     found = {parse_layout(migration if route == b"closed" else route) for route, migration in last} - {None}
     found = {layout for layout in found if layout and layout.former} or found
     # A caller may remember a migration of which a Redis without data knows nothing.
-    return (found.pop() if len(found) == 1 else None) or Layout(queue.shards), gen
+    now = (found.pop() if len(found) == 1 else None) or Layout(queue.shards)
+    return LastMigration(now, gen, next((route for _, route in last if route), b""))
 
 
 def is_left_behind(last: Layout, gen: int, index: int, route: bytes | None, joined: bytes | None) -> bool:
