@@ -81,7 +81,8 @@ class Operators:
             if isinstance(reply, LowkiqError):
                 return
             dealt = reply[0]
-            back = before.difference(self.dead_of(index))
+            # Others may have died since, before this command was sent.
+            back = (before | self.held[job_id] if dealt else before).difference(self.dead_of(index))
             self.totals.requeued += len(back)
             self.held[job_id] -= back
             self.retries[job_id] = {}
