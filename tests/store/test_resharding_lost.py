@@ -10,6 +10,7 @@ import pytest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.jobs.registry import Registry
@@ -361,3 +362,38 @@ def test_a_queue_that_has_lost_a_migration_that_ended_is_in_none(store, client):
     fields = ("gen", "migration", "phase", "format", "migration_paused")
     assert client.hmget(queue_key(NAME), *fields) == [b"2", b"1>2", b"idle", b"%d" % FORMAT, None]
     assert runs_of(store, resharded(store, two, 3)) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+def test_a_mover_finds_that_the_queue_has_forgotten_a_migration(store, client):
+    """Workers that have their leases, and callers that know its shards, ask nothing of its own key."""
+    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    until(client, begun(store, ONE, 2), "flip")
+    before = client.dump(queue_key(NAME))
+    Migrations(store.client, NAME).abort()
+    mover = Mover(store.client, ONE)
+    until(client, mover, "move")
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    until(client, mover, "idle")
+    assert client.hmget(queue_key(NAME), "gen", "migration") == [b"2", b"2>1"]
+    assert runs_of(store, ONE) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+@pytest.mark.parametrize("lost", ["its own key", "what a shard did"])
+def test_a_migration_that_may_take_another_one_back_is_not_taken_back(store, client, lost):
+    """Calls of an id lie in both shards then, later ones in the one that it would leave."""
+    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    migrations = Migrations(store.client, NAME)
+    until(client, begun(store, ONE, 2), "move")
+    assert migrations.abort() == 1
+    mover = Mover(store.client, ONE)
+    until(client, mover, "move")
+    if lost == "its own key":
+        client.delete(queue_key(NAME))
+        Registry(store.client).registered(ONE)
+    else:
+        assert store.client.execute(migrations.restart_steps(2, Phase.MOVE))
+    assert migrations.abort() == 1
+    assert client.hmget(queue_key(NAME), "migration", "phase") == [b"2>1", b"flip"]
+    until(client, mover, "idle")
+    assert migrations.begin(2)
+    assert migrations.abort() == 1

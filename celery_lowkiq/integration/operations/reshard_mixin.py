@@ -70,7 +70,8 @@ class ReshardMixin:
     def abort_migration(self) -> int:
         """Begin to move all back to the former number of shards; return that number.
 
-        Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on.
+        Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on,
+        and this returns its own number; so does one whose begin was lost in a failover of Redis.
         Raises NotMigrating without a migration, or when all jobs have moved.
         """
         former = self._migrations.abort()

@@ -23,9 +23,7 @@ if not stored[1] or is_older or (stored[1] == format and stored[2] == expected) 
   if gen ~= '0' then
     -- Shards that are open already stay as they are in the phase of flip.
     stored[5] = string.find(shards, '>', 1, true) and 'flip' or 'idle'
-    redis.call('HSET', queue, 'gen', gen, 'migration', migration, 'phase', stored[5])
-  end
-  if is_older then
+    redis.call('HSET', queue, 'gen', gen, 'migration', migration, 'phase', stored[5], 'migration_restored', '1')
     -- They tell of a migration before.
     redis.call('HDEL', queue, 'migration_paused', 'migration_aborted')
   end

@@ -13,5 +13,5 @@ if stored[1] ~= gen or stored[2] ~= phase then
   return 0
 end
 redis.call('HSET', queue, 'gen', gen + 1, 'phase', 'flip', 'shards', stored[3], 'format', format)
-redis.call('HDEL', queue, 'migration_paused', 'migration_aborted')
+redis.call('HDEL', queue, 'migration_paused')
 return 1

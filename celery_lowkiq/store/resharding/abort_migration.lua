@@ -1,20 +1,21 @@
 -- Takes a queue back to the number of shards that it had before its migration, in the queue's own key. A migration that has
 -- changed no shard ends; any other is replaced by the next one, with both numbers exchanged (begin_migration.lua).
---   migration_aborted: when
+--   migration_aborted: when; migration_restored: set when the key was lost, which knew whether it takes another one back
 --
 -- KEYS: queue
 -- ARGV: format
 --   format: storage format without a migration
 -- USES: time
 -- FLAGS: allow-oom
--- Returns: the number of shards before; '' without a migration, or when all jobs have moved.
+-- Returns: the number of shards that it goes to now: of a migration that may take another one back, the same as before, since
+--   jobs would lose their order; '' without a migration, or when all jobs have moved.
 -- Cost: O(1). Repeated: no effect.
-local stored = redis.call('HMGET', queue, 'phase', 'migration', 'migration_aborted', 'gen')
+local stored = redis.call('HMGET', queue, 'phase', 'migration', 'migration_aborted', 'gen', 'migration_restored')
 if not ({prepare = 1, flip = 1, move = 1})[stored[1] or ''] then
   return ''
 end
 local former, shards = string.match(stored[2], '^(%d+)>(%d+)$')
-if stored[3] then
+if stored[3] or stored[5] then
   return shards
 end
 redis.call('HDEL', queue, 'migration_paused')

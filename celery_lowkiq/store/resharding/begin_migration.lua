@@ -17,5 +17,5 @@ if (stored[1] or '0') ~= gen or stored[2] ~= shards or (stored[3] or 'idle') ~= 
 end
 redis.call('HSET', queue, 'gen', gen + 1, 'migration', shards .. '>' .. wanted, 'migration_began', seconds(now_us()))
 redis.call('HSET', queue, 'phase', 'prepare', 'format', format)
-redis.call('HDEL', queue, 'migration_paused', 'migration_aborted')
+redis.call('HDEL', queue, 'migration_paused', 'migration_aborted', 'migration_restored')
 return 1

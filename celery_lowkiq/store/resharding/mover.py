@@ -67,6 +67,8 @@ class Mover:
         self._migrations = Migrations(client, queue.name)
         self._pace = Pace()
         self._took = 0.0
+        #: Whether shards have joined a later migration: a failover may have taken the queue's own key back.
+        self._is_behind = False
         self._begin(0)
 
     def _begin(self, gen: int) -> None:
@@ -86,6 +88,9 @@ class Mover:
     def turn_steps(self) -> Steps[bool]:
         """Steps of :meth:`turn`."""
         began_at = self._now()
+        if self._is_behind:
+            self._is_behind = False
+            self._migrations.catch_up(self._queue.shards)
         try:
             stored = yield from self._migrations.read_steps()
             self._pace.asked(self._now() - began_at)
@@ -123,6 +128,7 @@ class Mover:
         servers = yield from self._servers(migration.shards)
         closed = yield from self._send(fences)
         if any(int(gen) != migration.gen for _, gen, *_ in closed):
+            self._is_behind = True
             return False
         yield from self._confirm(migration.shards, servers)
         if any(transfers for *_, transfers in closed) and not (yield from self._deliver(migration)):
@@ -172,6 +178,7 @@ class Mover:
         moves = yield from self._read(migration, shards)
         gens = {found.gen for found in moves.values()}
         if max(gens) > migration.gen:
+            self._is_behind = True
             return False
         if min(gens) < migration.gen or any(found.route == "closed" for found in moves.values()):
             # A Redis that has lost its last writes: what was finished may not be.
@@ -188,8 +195,7 @@ class Mover:
         if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(moves)):
             # Another mover has found that out, and has closed the shard again.
             self._begin(migration.gen)
-        sources = [index for index in moves if index < migration.former]
-        ready = [index for index in sources if has_sorted(migration, index, moves[index])]
+        ready = [n for n in moves if n < migration.former and has_sorted(migration, n, moves[n])]
         # Searched before the shard was read: what has left it since is not on its way now.
         searched = [index for index in ready if self._search.is_done(index)]
         searching = yield from self._search.steps(self.client, self._queue.name, migration, ready)
@@ -331,16 +337,8 @@ class Mover:
 
     def _seal(self, migration: Migration) -> Steps[bool]:
         """End the migration in each shard. Calls that came since the last turn have nothing elsewhere."""
-        seals = [
-            self._call(
-                "seal",
-                index,
-                shards=migration.layout.route,
-                gen=migration.gen,
-                sealed=migration.sealed(index),
-            )
-            for index in migration.shards
-        ]
+        ends = {"shards": migration.layout.route, "gen": migration.gen}
+        seals = [self._call("seal", n, sealed=migration.sealed(n), **ends) for n in migration.shards]
         servers = yield from self._servers(migration.shards)
         replies = yield from self._send(seals)
         if all(sealed and not left for sealed, left in replies):
