@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
 from celery_lowkiq.worker.owned_shard import OwnedShard
+from celery_lowkiq.worker.ownership.membership import Membership
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, Q, once
 from tests.waiting import eventually
@@ -85,6 +87,26 @@ def test_there_is_more_room_for_what_has_expired_while_other_nodes_are_new():
     assert [room.left("a"), room.left("a", expired=True)] == [False, True]
     room.fill("a")
     assert not room.left("a", expired=True)
+
+
+def test_no_shard_is_left_to_a_node_that_is_silent():
+    """It may be frozen, and its last heartbeat counts for a lease time: nobody served the shard meanwhile."""
+    now, beats = [0.0], {"me": (2, 1), "other": (2, 1)}
+    ctx = SimpleNamespace(
+        clock=SimpleNamespace(monotonic=lambda: now[0]), lease_seconds=10.0, owner="me", store=None
+    )
+    heartbeat = SimpleNamespace(beat=lambda *_: SimpleNamespace(members=[beats], routes=[b"4"]))
+    membership = Membership(ctx, heartbeat, {"q": Q}, lanes=2, served=["q"], shared=True)
+
+    def surplus_after(turn, seconds):
+        now[0], beats["other"] = seconds, (2, turn)
+        membership.update()
+        return len(membership.surplus(SHARDS, frozenset()))
+
+    assert [surplus_after(*each) for each in [(1, 0.0), (2, 2.0), (2, 4.9), (2, 5.0)]] == [0, 2, 2, 0]
+    assert membership.room(SHARDS[:2]).left("q")
+    assert surplus_after(3, 6.0) == 2
+    assert not membership.room(SHARDS[:2]).left("q")
 
 
 class TestMember:

@@ -113,12 +113,13 @@ class Membership:
     def _pool(self, queues: Sequence[str], lanes: Mapping[str, int]) -> Pool:
         now, lease_seconds, owner = self._ctx.clock.monotonic(), self._ctx.lease_seconds, self._ctx.owner
         shards = sum(self._queues[queue].layout.count for queue in queues)
-        new = {
-            one.name
-            for queue in queues
-            for one in self._others[queue].values()
-            if one.is_new(now, lease_seconds)
-        }
-        quota = quotas(shards, lanes)[owner]
-        among_older = quotas(shards, {name: count for name, count in lanes.items() if name not in new})[owner]
-        return Pool(frozenset(queues), quota, max(quota, among_older))
+        others = [one for queue in queues for one in self._others[queue].values()]
+        new = {one.name for one in others if one.is_new(now, lease_seconds)}
+        silent = {one.name for one in others if one.silent(now, lease_seconds)}
+
+        def quota_without(names: Collection[str]) -> int:
+            return quotas(shards, {name: count for name, count in lanes.items() if name not in names})[owner]
+
+        # Silent ones keep what they have, but take nothing: nobody would serve a shard that was left to them.
+        quota = quota_without(silent)
+        return Pool(frozenset(queues), quota, max(quota, quota_without(new | silent)))
