@@ -33,6 +33,8 @@ class Suspect:
     level: int
     #: Payloads of that run that have not left the queue since.
     left: int
+    #: The largest score of that run.
+    last: float
     #: The payload that deaths are of, and how many.
     crashing: bytes = b""
     deaths: int = 0
@@ -256,7 +258,7 @@ class Model:
         job = self.waiting.pop(job_id)
         self.buckets.take(job_id, now)
         own = self.early.get(job_id, 0.0)
-        suspect = self.suspects.get(job_id, Suspect(0, 0))
+        suspect = self.suspects.get(job_id, Suspect(0, 0, 0.0))
         most = 1 if suspect.level > 1 else self.policies.per_run
         taken = {item.payload: item for item in job.in_order()[:most]}
         if len(taken) < len(job.items):
@@ -383,21 +385,22 @@ class Model:
             self.die(job_id, items, error)
         back = {Disposition.DONE: 0, Disposition.BURY: 0, Disposition.DIE: max(len(items) - 1, 0)}
         if disposition in back:
-            self._clear_suspect(job_id, len(claimed) - back[disposition], disposition is Disposition.DONE)
+            leaving = claimed[: len(claimed) - back[disposition]]
+            self._clear_suspect(job_id, leaving, disposition is Disposition.DONE)
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)
         return True
 
-    def _clear_suspect(self, job_id: str, leaving: int, success: bool) -> None:
+    def _clear_suspect(self, job_id: str, leaving: list[Item], success: bool) -> None:
         """Payloads that came after the crash are no suspects."""
         suspect = self.suspects.get(job_id)
-        if suspect is None or suspect.level == 3:
+        if suspect is None or suspect.level == 3 or not leaving:
             return
-        if suspect.left <= leaving:
+        suspect = replace(suspect, left=max(0, suspect.left - len(leaving)))
+        if suspect.left == 0 and leaving[-1].score >= suspect.last:
             del self.suspects[job_id]
-            return
-        suspect = replace(suspect, left=suspect.left - leaving)
-        self.suspects[job_id] = Suspect(suspect.level, suspect.left) if success else suspect
+        else:
+            self.suspects[job_id] = replace(suspect, crashing=b"", deaths=0) if success else suspect
 
     def _start_anew(self, job_id: str, now: float, priority: int) -> None:
         """Rule 5 for what a claim left of a job that failed: what came during its run has not."""
@@ -423,22 +426,23 @@ class Model:
 
     def _suspect(self, job_id: str, items: list[Item]) -> list[Item]:
         """Suspects run alone, then payload by payload; only deaths of a single payload count."""
-        suspect = self.suspects.get(job_id)
-        if suspect is None:
-            self.suspects[job_id] = Suspect(1, len(items))
-        elif len(items) > 1:
-            self.suspects[job_id] = Suspect(2, max(suspect.left, len(items)))
+        suspect, last = self.suspects.get(job_id), items[-1].score
+        left = max(suspect.left if suspect else 0, len(items))
+        last = max(suspect.last if suspect else last, last)
+        if suspect is None or len(items) > 1:
+            self.suspects[job_id] = Suspect(2 if suspect else 1, left, last)
         else:
             (item,) = items
             deaths = suspect.deaths + 1 if suspect.crashing == item.payload else 1
             condemned = deaths >= self.max_crashes
             level = 3 if condemned and item.flag else 2
-            self.suspects[job_id] = Suspect(level, suspect.left, item.payload, deaths)
+            self.suspects[job_id] = Suspect(level, left, last, item.payload, deaths)
             if condemned and not item.flag:
                 self.die(job_id, items, b"poison pill")
                 items = []
-                if suspect.left > 1 and job_id in self.waiting:
-                    self.suspects[job_id] = Suspect(2, suspect.left - 1)
+                none_left = left == 1 and item.score >= last
+                if job_id in self.waiting and not none_left:
+                    self.suspects[job_id] = Suspect(2, left - 1, last)
                 else:
                     del self.suspects[job_id]
         return items

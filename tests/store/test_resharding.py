@@ -97,7 +97,7 @@ STAYS = {
 #: Keys whose entry depends on the time of the first test, and is written here by hand.
 BY_HAND = {
     "done_scores": ("hset", b"77.5 1790000000"),
-    "crash_marks": ("hset", b"2x3 1790000000:5\nx"),
+    "crash_marks": ("hset", b"2x3@4 1790000000:5\nx"),
     "early_due": ("hset", b"8999999999"),
     "debounce": ("hset", b"1790000000000000 0"),
 }

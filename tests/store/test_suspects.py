@@ -244,6 +244,14 @@ def test_a_suspect_joins_batches_again_after_it_ran_alone(store):
     assert run_behind(store, lease, 1) == (1, False)
 
 
+def test_calls_before_a_killer_do_not_end_its_suspicion(store):
+    """It would be merged with them again, and crash two workers each time."""
+    push(store, "1", ("a", 1), ("killer", 999), perform_in=1.0)
+    die_with(store, 2)
+    lease = take(store, owner=next(OWNERS))
+    assert [run_behind(store, lease, n) for n in range(9)] == [(1, True)] * 9
+
+
 def test_retries_do_not_end_a_suspicion(store):
     push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
     die_with(store, 2)

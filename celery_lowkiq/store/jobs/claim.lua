@@ -140,10 +140,11 @@ local payloads_lost = false
 local DEFERRED = 100
 
 -- Returns CONDEMNED when a mark condemns the payload, and sets its level back to 2, for the next payload of the id.
-local function condemned(id, mark, payload)
-  local level, entries, crashing, left = read_mark(mark)
-  if level == 3 and crashing == payload then
-    write_mark(id, 2, left, entries, crashing)
+local function condemned(id, text, payload)
+  local mark = read_mark(text)
+  if mark.level == 3 and mark.payload == payload then
+    mark.level = 2
+    write_mark(id, mark)
     return CONDEMNED
   end
 end
@@ -248,7 +249,7 @@ local function claim_due()
     elseif mark and moved > 0 then
       break
     else
-      local level = mark and read_mark(mark) or 0
+      local level = mark and read_mark(mark).level or 0
       local some, weight = claim_job(ids[i], ids[i + 1], level > 1 and 1 or payload_limit, stored_retry_count, mark)
       payloads, size = payloads + some, size + weight
       if some > 0 then

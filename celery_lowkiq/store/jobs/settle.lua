@@ -104,16 +104,20 @@ local dispositions = {}
 
 -- Counts the payloads of a suspect that leave the queue. It stays suspect while some are left, or the condemned one. A
 -- success resets the crash count.
-local function clear_suspect(id, mark, leaving, success)
-  local level, entries, payload, left = read_mark(mark)
-  if redis.call('HEXISTS', jobs, id) == 0 or level < 3 and left <= leaving then
+local function clear_suspect(id, text, leaving, score, success)
+  local mark = read_mark(text)
+  local none_left = leaving > 0 and mark.level < 3 and count_off(mark, leaving, score)
+  if none_left or redis.call('HEXISTS', jobs, id) == 0 then
     redis.call('HDEL', crash_marks, id)
-  elseif level < 3 and leaving > 0 then
-    write_mark(id, level, left - leaving, success and '' or entries, success and '' or payload)
+  elseif leaving > 0 and mark.level < 3 then
+    if success then
+      mark.entries, mark.payload = '', ''
+    end
+    write_mark(id, mark)
   end
 end
 
--- Dispositions return the number of payloads that leave the queue, nil for none.
+-- Dispositions return the number of payloads that leave the queue, nil for none. Those are the first ones of the job.
 function dispositions.done(id, job, items)
   processed = processed + 1
   if hooks.done and #items > 0 then
@@ -177,8 +181,9 @@ end
 for _, id in ipairs(any_suspect and ended or {}) do
   local mark = redis.call('HGET', crash_marks, id)
   local record = mark and redis.call('HGET', processing, id)
+  local items = record and read_processing(record).items or {}
   if mark then
-    clear_suspect(id, mark, record and #read_processing(record).items or 0, true)
+    clear_suspect(id, mark, #items, #items > 0 and items[#items][1], true)
   end
 end
 remove_ended()
@@ -206,7 +211,7 @@ while at <= #ARGV do
     log_try(id, now_s, string.match(retry_count, '^%-?%d+'), try)
     local mark = any_suspect and redis.call('HGET', crash_marks, id)
     if mark then
-      clear_suspect(id, mark, leaving or 0, disposition == 'done')
+      clear_suspect(id, mark, leaving or 0, leaving and leaving > 0 and job.items[leaving][1], disposition == 'done')
     end
     settled[#settled + 1] = id
   end

@@ -9,8 +9,9 @@
 local marks = redis.call('HGETALL', crash_marks)
 local now_s = now_us() / 1000000
 for i = 1, #marks, 2 do
-  local level, entries, payload, left = read_mark(marks[i + 1])
-  local kept = recent(entries, now_s, epoch)
-  write_mark(marks[i], level == 3 and kept ~= entries and 2 or level, left, kept, payload)
+  local mark = read_mark(marks[i + 1])
+  local kept = recent(mark.entries, now_s, epoch)
+  mark.level, mark.entries = mark.level == 3 and kept ~= mark.entries and 2 or mark.level, kept
+  write_mark(marks[i], mark)
 end
 return #marks / 2
