@@ -117,7 +117,7 @@ local function clear_suspect(id, text, leaving, score, success)
   end
 end
 
--- Dispositions return the number of payloads that leave the queue, nil for none. Those are the first ones of the job.
+-- Dispositions return the number of payloads that leave the queue, nil for none. They are taken for the first ones of the job.
 function dispositions.done(id, job, items)
   processed = processed + 1
   if hooks.done and #items > 0 then
