@@ -246,16 +246,18 @@ def test_a_subscription_leaves_a_master_that_is_frozen():
         store.push(QUEUE, jobs(300))
         run_all(store, acquired(store))
         with store.subscribe([QUEUE]) as subscription:
-            assert subscription.wait_pushed(1.5) is None
+            # The nodes may still carry the announcements of these pushes to each other.
+            eventually(lambda: subscription.wait_pushed(1.5) is None)
             frozen = listened_to(cluster, subscription)
             cluster.freeze(frozen)
             began = time.monotonic()
             with pytest.raises(SubscriptionLost, match="is silent"):
                 subscription.wait_pushed(30)
             # Seconds of a busy machine; the socket's timeout is 5.
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 4.5
+        began = time.monotonic()
         with store.subscribe([QUEUE]) as subscription:
-            assert time.monotonic() - began < 4.0
+            assert time.monotonic() - began < 4.5
             assert listened_to(cluster, subscription) != frozen
             of_living = next(shard for shard in SHARDS if cluster.owner(slot(shard)) != frozen)
             store.push(QUEUE, [next(j for j in jobs(500) if QUEUE.shard_of(j.id) == of_living)])
