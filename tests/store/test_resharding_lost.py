@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -376,6 +377,30 @@ def test_a_mover_finds_that_the_queue_has_forgotten_a_migration(store, client):
     until(client, mover, "idle")
     assert client.hmget(queue_key(NAME), "gen", "migration") == [b"2", b"2>1"]
     assert runs_of(store, ONE) == {f"id-{n}": ["x"] for n in range(20)}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_turn_that_finds_a_forgotten_migration_does_not_count_as_a_busy_redis(
+    store, client, monkeypatch, fails
+):
+    """Its many requests were measured as one small request; those of a turn that failed were not measured."""
+    clock = SimpleNamespace(now=0.0)
+    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    begun(store, ONE, 2)
+    mover = Mover(store.client, ONE, clock=SimpleNamespace(monotonic=lambda: clock.now))
+    mover.turn()
+
+    def catch_up(migrations, shards):
+        clock.now += 0.1
+        if fails:
+            raise StoreUnavailable("Redis is not available")
+
+    monkeypatch.setattr(Migrations, "catch_up", catch_up)
+    mover._is_behind = True
+    with pytest.raises(StoreUnavailable) if fails else nullcontext():
+        mover.turn()
+    assert mover._pace.busy == 0
+    assert mover.pause(1) > 0
 
 
 @pytest.mark.parametrize("lost", ["its own key", "what a shard did"])
