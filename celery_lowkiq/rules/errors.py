@@ -98,6 +98,16 @@ class NotMigrating(LowkiqError):
         )
 
 
+class NotAbortable(LowkiqError):
+    """The queue's migration may be the way back of an aborted one: Redis has lost whether it is."""
+
+    def __init__(self, queue: str, shards: int) -> None:
+        super().__init__(
+            f"the move of queue {queue!r} to {shards} shards cannot be aborted: Redis has lost whether it is "
+            "itself the way back of another one. It goes on; wait for its end, and change the number again"
+        )
+
+
 class OutdatedNodes(LowkiqError):
     """Nodes of an older version are alive, which cannot follow a migration."""
 

@@ -21,7 +21,9 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.scripts.keys import queue_key
 from tests.cli import proj
 from tests.cli.conftest import APP, done, end_all, start
 
@@ -146,6 +148,21 @@ def test_a_migration_is_aborted(stored, queue, run):
     assert "from 6 to 4 shards, and the move is paused" in run("doctor").output
     assert run("reshard", "sync_order", "--abort").stdout == "queue sync_order has 6 shards\n"
     assert (queue.migration(), queue.stats().length) == (None, 10)
+
+
+def test_a_migration_that_may_be_a_way_back_is_not_aborted(stored, spec, queue, run):
+    """The command said that the queue has the other number of shards, as if that were the former one."""
+    migrations = Migrations(stored.client, queue.name)
+    migrations.begin(4)
+    while migrations.read().phase is not Phase.MOVE:
+        stored.mover(queue.spec).turn()
+    stored.client.redis.delete(queue_key(queue.name))
+    Registry(stored.client).registered(spec)
+    refused = run("reshard", "sync_order", "--abort")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "the move of queue 'sync_order' to 4 shards cannot be aborted" in refused.stderr
+    migration = migrations.read()
+    assert (migration.phase, migration.layout.shards) == (Phase.FLIP, 4)
 
 
 def test_the_progress_is_shown_in_words(stored, queue, run):

@@ -69,6 +69,21 @@ def test_a_wait_goes_on_when_its_subscription_is_lost(features, work, tracker, j
     assert len(set(map(id, lost))) == 3
 
 
+def test_a_wait_whose_subscriptions_are_all_lost_does_not_spin(features, work, tracker, job_id, monkeypatch):
+    """As when the first answer of each master is its last one."""
+    gate, lost = f"gate-{job_id}", []
+    work.perform_async([{"id": job_id, "payload": {"gate": gate}}], tracker=tracker)
+
+    def lose(listener, timeout):
+        lost.append(listener)
+        raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+
+    monkeypatch.setattr(Listener, "wait", lose)
+    assert not tracker.wait(0.35)
+    (features.directory / gate).touch()
+    assert 1 <= len(lost) < 10
+
+
 def test_states_and_progress_of_a_run(features, work, tracker, job_id):
     gate = f"gate-{job_id}"
     work.perform_async([{"id": job_id, "payload": {"say": "half", "gate": gate}}], tracker=tracker)

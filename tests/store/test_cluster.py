@@ -20,6 +20,7 @@ from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.scripts import listener
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.connect import connect_cluster
 from celery_lowkiq.store.scripts.cursors import load_scan
@@ -239,7 +240,7 @@ def listened_to(cluster, subscription):
 
 
 @pytest.mark.full
-def test_a_subscription_leaves_a_master_that_is_frozen():
+def test_a_subscription_leaves_a_master_that_is_frozen(monkeypatch):
     """By itself: where no command goes to the master, nothing else finds that it is silent."""
     with running_cluster() as cluster:
         store = opened(cluster, socket_timeout=5, socket_connect_timeout=5)
@@ -247,7 +248,9 @@ def test_a_subscription_leaves_a_master_that_is_frozen():
         run_all(store, acquired(store))
         with store.subscribe([QUEUE]) as subscription:
             # The nodes may still carry the announcements of these pushes to each other.
-            eventually(lambda: subscription.wait_pushed(1.5) is None)
+            with monkeypatch.context() as patch:
+                patch.setattr(listener, "ANSWER", 30.0)
+                eventually(lambda: subscription.wait_pushed(1.5) is None)
             frozen = listened_to(cluster, subscription)
             cluster.freeze(frozen)
             began = time.monotonic()

@@ -75,7 +75,7 @@ def slowest_of_a_requeue(queue, redis_server, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(600 * ATTEMPTS)
 def test_100_000_dead_jobs_are_requeued_by_filter_and_no_script_takes_20_ms(redis_server, monkeypatch):
     """Server time is the server's CPU: on a busy machine, others take its turns."""
     slowest = []

@@ -127,6 +127,30 @@ def test_everything_of_an_id_moves(store, client):
     assert not Repairs(store.client).conditions([ShardRef(NAME, 0)])[0].used
 
 
+@pytest.mark.parametrize(
+    "left_mark, own_mark, expected",
+    [
+        (b"1x2@20 1790000001:6\ny", b"1x5@9 1790000000:5\nx", b"1x5@20 1790000001:6\ny"),
+        (b"1x5@9 1790000000:5\nx", b"1x2@20 1790000001:6\ny", b"1x5@20 1790000000:5\nx"),
+        (b"1x5@20 1790000000:5\nx", b"2x1@9 1790000001:6\ny", b"2x1@9 1790000001:6\ny"),
+        (b"2x1@9 1790000001:6\ny", b"1x5@20 1790000000:5\nx", b"2x1@9 1790000001:6\ny"),
+    ],
+)
+def test_an_id_with_two_marks_stays_a_suspect_as_long_as_both_say(
+    store, client, left_mark, own_mark, expected
+):
+    """The mark that came ended the suspicion before what had run at the other crash was done."""
+    job_id = someone(2, 1)
+    store.push(ONE, [NewJob(job_id, b"x", perform_in=1.0)])
+    mover = begun(store, ONE, 2)
+    until(client, mover, "move")
+    home = Layout(2).home(job_id)
+    client.hset(key("crash_marks"), job_id, left_mark)
+    client.hset(key("crash_marks", home), job_id, own_mark)
+    until(client, mover, "idle")
+    assert kept(client, job_id, 2)["crash_marks"] == [(home, {job_id.encode(): expected})]
+
+
 @pytest.mark.parametrize("shards", [1, 2, 5, 7])
 def test_payloads_and_order_are_the_same_after_migrations(store, client, shards):
     queue = replace(ONE, shards=3)

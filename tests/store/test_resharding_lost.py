@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import NotAbortable, StoreUnavailable
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.resharding import Phase
@@ -378,6 +379,30 @@ def test_a_mover_finds_that_the_queue_has_forgotten_a_migration(store, client):
     assert runs_of(store, ONE) == {f"id-{n}": ["x"] for n in range(20)}
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_turn_that_finds_a_forgotten_migration_does_not_count_as_a_busy_redis(
+    store, client, monkeypatch, fails
+):
+    """Its many requests were measured as one small request; those of a turn that failed were not measured."""
+    clock = SimpleNamespace(now=0.0)
+    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    begun(store, ONE, 2)
+    mover = Mover(store.client, ONE, clock=SimpleNamespace(monotonic=lambda: clock.now))
+    mover.turn()
+
+    def catch_up(migrations, shards):
+        clock.now += 0.1
+        if fails:
+            raise StoreUnavailable("Redis is not available")
+
+    monkeypatch.setattr(Migrations, "catch_up", catch_up)
+    mover._is_behind = True
+    with pytest.raises(StoreUnavailable) if fails else nullcontext():
+        mover.turn()
+    assert mover._pace.busy == 0
+    assert mover.pause(1) > 0
+
+
 @pytest.mark.parametrize("lost", ["its own key", "what a shard did"])
 def test_a_migration_that_may_take_another_one_back_is_not_taken_back(store, client, lost):
     """Calls of an id lie in both shards then, later ones in the one that it would leave."""
@@ -392,7 +417,11 @@ def test_a_migration_that_may_take_another_one_back_is_not_taken_back(store, cli
         Registry(store.client).registered(ONE)
     else:
         assert store.client.execute(migrations.restart_steps(2, Phase.MOVE))
-    assert migrations.abort() == 1
+    if lost == "its own key":
+        with pytest.raises(NotAbortable, match="'orders' to 1 shards cannot be aborted"):
+            migrations.abort()
+    else:
+        assert migrations.abort() == 1
     assert client.hmget(queue_key(NAME), "migration", "phase") == [b"2>1", b"flip"]
     until(client, mover, "idle")
     assert migrations.begin(2)

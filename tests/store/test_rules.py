@@ -14,6 +14,7 @@ from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
@@ -290,6 +291,20 @@ def test_jobs_of_two_claims_are_settled_together(store):
     settlements = [Settlement(job.id, each.number, Disposition.DONE) for each in claims for job in each.jobs]
     assert store.settle(ONE, lease, settlements).accepted == {"1", "2"}
     assert Queries(store).stats(ONE).busy == 0
+
+
+@pytest.mark.parametrize("number", [10**14, 2**53 - 10_000])
+def test_payloads_of_a_claim_with_a_large_number_are_whole(store, client, number):
+    """The record began with 1e+14, and was read as one other payload."""
+    lease = take(store)
+    client.hset(shard_keys(SHARD)["meta"], "claim", number)
+    push(store, "1", ("a", 1), ("b", 2), perform_in=PAST)
+    store.push(ONE, [NewJob("2", b"c", 3.0, perform_in=PAST, record=b"record of its call")])
+    claimed = claim(store, lease)
+    assert claimed.number > number
+    assert contents(claimed) == {"1": [("a", 1), ("b", 2)], "2": [("c", 3)]}
+    end(store, lease, claimed)
+    assert claim(store, take(store)).jobs == ()
 
 
 def test_a_settle_that_redis_lost_does_not_block_its_id(store):

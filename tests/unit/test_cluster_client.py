@@ -207,7 +207,7 @@ def test_a_worker_leaves_a_slot_that_moves_sooner(cluster, client):
     client.wait_less()
     began = time.monotonic()
     refused, answered = results(client, A, B)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 0.95
     assert isinstance(refused, StoreUnavailable)
     assert answered == 1
 

@@ -350,6 +350,19 @@ def test_the_tls_of_the_broker_is_that_of_a_store_beside_it(url):
     assert not issubclass(elsewhere.connection_class, SSLConnection)
 
 
+@pytest.mark.parametrize("options", [{"ssl_check_hostname": False}, {"ssl": True}])
+def test_options_of_tls_of_the_store_are_added_to_those_of_the_broker(options):
+    """The CA and the client's certificate of broker_use_ssl were dropped for them."""
+    tls = {**TLS, "ssl_certfile": "/cert", "ssl_keyfile": "/key"}
+    made = app(broker_url="rediss://h/0", broker_use_ssl=tls, lowkiq_redis_options=options)
+    found = context.parameters(made, read_settings(made))
+    assert {name: value for name, value in found.items() if name.startswith("ssl")} == {
+        "ssl": True,
+        **tls,
+        **options,
+    }
+
+
 def test_a_misspelt_redis_option_is_refused_before_anything_connects():
     shared = context.context_of(app(lowkiq_redis_options={"sokcet_timeout": 1}))
     with pytest.raises(ConfigurationError, match=r"lowkiq_redis_options.*sokcet_timeout"):

@@ -163,12 +163,13 @@ def _tls(app: Celery, settings: Settings) -> dict[str, Any]:
     url = settings.url or _broker_url(app)
     if app.conf.redis_backend_use_ssl or "ssl_" in url:
         return {}
+    given = None if settings.url else app.conf.broker_use_ssl
+    if isinstance(given, Mapping):
+        return {**given, "ssl": True}
     own = settings.redis_options
     has_own = own.get("ssl", True) and any(name.startswith("ssl") for name in own)
-    if has_own and (SCHEMES | CLUSTER_SCHEMES).get(url.partition("://")[0]) == "rediss":
-        return {"ssl": True}
-    given = None if settings.url else app.conf.broker_use_ssl
-    return {**given, "ssl": True} if isinstance(given, Mapping) else {}
+    is_tls = (SCHEMES | CLUSTER_SCHEMES).get(url.partition("://")[0]) == "rediss"
+    return {"ssl": True} if has_own and is_tls else {}
 
 
 def _no_tls_options(source: str) -> ConfigurationError:

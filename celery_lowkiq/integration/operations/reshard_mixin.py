@@ -71,8 +71,8 @@ class ReshardMixin:
         """Begin to move all back to the former number of shards; return that number.
 
         Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on,
-        and this returns its own number; so does one whose begin was lost in a failover of Redis.
-        Raises NotMigrating without a migration, or when all jobs have moved.
+        and this returns its own number. Raises NotMigrating without a migration, or when all jobs have moved;
+        NotAbortable when a failover of Redis has lost whether the migration takes another one back.
         """
         former = self._migrations.abort()
         if former is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,6 +20,8 @@ from celery_lowkiq.store.inspect.pages import check_limits
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore, read_id
 
 LONGEST_NAME = 200
+#: Seconds after a lost subscription before the next one: each new master may be lost at once, too.
+RESUBSCRIBE = 0.1
 
 
 class Tracker:
@@ -107,11 +110,12 @@ class Tracker:
             # Another master carries on what was listened to.
             with contextlib.suppress(SubscriptionLost), self._tracker_store.listen(self.id) as listener:
                 while not self._has_ended():
-                    left = poll if deadline is None else deadline - time.monotonic()
+                    left = _left(deadline, poll)
                     if left <= 0:
                         return False
-                    listener.wait(min(poll, left))
+                    listener.wait(left)
                 return True
+            threading.Event().wait(_left(deadline, RESUBSCRIBE))
 
     def _has_ended(self) -> bool:
         view = self.view()
@@ -134,6 +138,10 @@ class Tracker:
             if progress is not None:
                 progress(ended)
         return ended
+
+
+def _left(deadline: float | None, most: float) -> float:
+    return most if deadline is None else min(most, deadline - time.monotonic())
 
 
 def track(name: str, app: Celery | None = None) -> Tracker:

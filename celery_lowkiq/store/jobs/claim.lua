@@ -189,7 +189,7 @@ local function claim_job(id, perform_in, most, stored_retry_count, mark)
       recorded[#recorded + 1] = id
     end
   end
-  write_processing(id, number, perform_in, retry_count, message, items, last_call, priority)
+  write_processing(id, number_text, perform_in, retry_count, message, items, last_call, priority)
   if hooks.claimed then
     hooks.claimed({id}, now)
   end

@@ -7,8 +7,9 @@
 --   format: storage format without a migration
 -- USES: time
 -- FLAGS: allow-oom
--- Returns: the number of shards that it goes to now: of a migration that may take another one back, the same as before, since
---   jobs would lose their order; '' without a migration, or when all jobs have moved.
+-- Returns: the number of shards that it goes to now, the same as before when it was aborted already; that number with '-' when
+--   the migration goes on, since it may take another one back, and jobs would lose their order; '' without a migration, or when
+--   all jobs have moved.
 -- Cost: O(1). Repeated: no effect.
 local stored = redis.call('HMGET', queue, 'phase', 'migration', 'migration_aborted', 'gen', 'migration_restored')
 if not ({prepare = 1, flip = 1, move = 1})[stored[1] or ''] then
@@ -16,7 +17,7 @@ if not ({prepare = 1, flip = 1, move = 1})[stored[1] or ''] then
 end
 local former, shards = string.match(stored[2], '^(%d+)>(%d+)$')
 if stored[3] or stored[5] then
-  return shards
+  return stored[3] and shards or '-' .. shards
 end
 redis.call('HDEL', queue, 'migration_paused')
 if stored[1] == 'prepare' then

@@ -5,7 +5,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: format time moving_index wake migration transfer restore holds policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
+-- USES: format time moving_index wake migration transfer restore suspects holds policies policy_keep policy_per_run policy_debounce policy_due_on_push policy_priority
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.
@@ -45,14 +45,27 @@ local function leading(text)
   return tonumber(string.match(text, '^%S+')) or 0
 end
 
+-- Of two marks of an id the one with the higher level stays. Of one level, it ends when both would have ended.
+local function add_crash_mark(id, text)
+  local known = redis.call('HGET', crash_marks, id)
+  local own, mark = read_mark(known or ''), read_mark(text)
+  if not known or own.level < mark.level then
+    redis.call('HSET', crash_marks, id, text)
+  elseif own.level == mark.level then
+    mark.left = math.max(own.left, mark.left)
+    mark.last = tonumber(own.last) > tonumber(mark.last) and own.last or mark.last
+    write_mark(id, mark)
+  end
+end
+
 -- What is kept of an id beside its jobs.
 local function add_history(id, record)
-  local score, mark = redis.call('HGET', done_scores, id), redis.call('HGET', crash_marks, id)
+  local score = redis.call('HGET', done_scores, id)
   if record.done_scores and not (score and leading(score) > leading(record.done_scores)) then
     redis.call('HSET', done_scores, id, record.done_scores)
   end
-  if record.crash_marks and not (mark and string.byte(mark) > string.byte(record.crash_marks)) then
-    redis.call('HSET', crash_marks, id, record.crash_marks)
+  if record.crash_marks then
+    add_crash_mark(id, record.crash_marks)
   end
   if record.tries then
     local own = redis.call('HGET', tries, id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from celery_lowkiq.rules.errors import NotAbortable
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, ShardProgress
@@ -96,9 +97,14 @@ class Migrations:
         return None if changed < 0 else bool(changed)
 
     def abort(self) -> int | None:
-        """Go back to the former number of shards. Return it; None without a migration to abort."""
-        former = self._client.call(load("abort_migration").call(self._keys, format=FORMAT))
-        return int(former) if former else None
+        """Go back to the former number of shards. Return it; None without a migration to abort.
+
+        Raises NotAbortable when the migration may be the way back of another one.
+        """
+        former = int(self._client.call(load("abort_migration").call(self._keys, format=FORMAT)) or 0)
+        if former < 0:
+            raise NotAbortable(self._queue, -former)
+        return former or None
 
     def read(self) -> Migration | None:
         """Return the migration that is going on; None without one."""

@@ -88,12 +88,14 @@ class Mover:
     def turn_steps(self) -> Steps[bool]:
         """Steps of :meth:`turn`."""
         began_at = self._now()
-        if self._is_behind:
-            self._is_behind = False
-            self._migrations.catch_up(self._queue.shards)
         try:
+            if self._is_behind:
+                self._is_behind = False
+                # Waits for its replies, unlike a step: only simulations have several movers in a thread.
+                self._migrations.catch_up(self._queue.shards)
+            asked_at = self._now()
             stored = yield from self._migrations.read_steps()
-            self._pace.asked(self._now() - began_at)
+            self._pace.asked(self._now() - asked_at)
             return stored is not None and (yield from self._turn(stored))
         finally:
             self._took = self._now() - began_at

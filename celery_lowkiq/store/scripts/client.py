@@ -100,6 +100,9 @@ class Client:
         """Whether nothing may come to a client of :meth:`apart` any more, though it is connected."""
         return False
 
+    def note_lost(self, client: redis.Redis) -> None:
+        """On a cluster, have the next client of :meth:`apart` use another master than this one."""
+
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return shards or queues in parts of at most ``size``, one for each call of a script with repeated
         keys.

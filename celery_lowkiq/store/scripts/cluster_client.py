@@ -66,8 +66,8 @@ class ClusterClient(Client):
         self._flags = True
         self._keyless_slot = slot_of(reports_key())
         self._waits_less = False
-        #: The master of the last subscription.
-        self._apart: Address | None = None
+        #: The master of the last subscription that was lost.
+        self._lost: Address | None = None
 
     def close(self) -> None:
         """Close all connections."""
@@ -119,13 +119,12 @@ class ClusterClient(Client):
     def apart(self) -> redis.Redis:
         """Return a client of one master that answers: the cluster carries what is published to all nodes.
 
-        The master of the last one is asked last: it may be silent, and not known to be.
+        The master of the last one that was lost is asked last: it may be silent, and not known to be.
         """
         error: Exception | None = None
-        for address in sorted(self.cluster.masters(), key=lambda each: each == self._apart):
+        for address in sorted(self.cluster.masters(), key=lambda each: each == self._lost):
             (reply,) = exchange_one(self.cluster, address, [("PING",)])
             if not isinstance(reply, (exceptions.RedisError, OSError)):
-                self._apart = address
                 return self.cluster.apart(address)
             error = reply
         self.cluster.refresh()
@@ -137,9 +136,12 @@ class ClusterClient(Client):
 
     def is_lost(self, client: redis.Redis) -> bool:
         """Whether the client's node does not answer, or is no master any more."""
-        found = client.connection_pool.connection_kwargs
-        address = found["host"], found["port"]
+        address = _address_of(client)
         return address in self.cluster.outages.away or address not in self.cluster.slots()
+
+    def note_lost(self, client: redis.Redis) -> None:
+        """Ask another master first for the next subscription."""
+        self._lost = _address_of(client)
 
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return each shard or queue by itself, since it has a slot of its own."""
@@ -220,6 +222,11 @@ class ClusterClient(Client):
 
 def _map_error(error: BaseException) -> StoreError:
     return NotClusterNode() if "cluster support disabled" in str(error) else store_error(error)
+
+
+def _address_of(client: redis.Redis) -> Address:
+    found = client.connection_pool.connection_kwargs
+    return found["host"], found["port"]
 
 
 def _key(command: Command) -> str:

@@ -21,6 +21,7 @@ SUBSCRIBE_TIMEOUT = 5.0
 SILENCE = 0.25
 #: Timeout in s for its answer.
 ANSWER = 0.5
+CLOSED = "the subscription is closed"
 
 
 @reads_replies
@@ -47,6 +48,7 @@ class Listener:
             # Wait for the confirmation: missing permissions raise here, and later messages are not missed.
             self._pubsub.get_message(timeout=SUBSCRIBE_TIMEOUT)
         except (exceptions.RedisError, OSError) as error:
+            self._source.note_lost(self._client)
             self.close()
             raise store_error(error) from error
 
@@ -57,7 +59,7 @@ class Listener:
         SubscriptionLost when the connection is lost, or when the master is away or silent.
         """
         if self._closed:
-            raise StoreUnavailable("the subscription is closed")
+            raise StoreUnavailable(CLOSED)
         try:
             if self._source.kind() is Kind.CLUSTER:
                 return self._next_of_cluster(timeout)
@@ -65,13 +67,13 @@ class Listener:
         except (exceptions.RedisError, OSError) as error:
             found = store_error(error)
             if isinstance(found, StoreUnavailable) and self._source.kind() is Kind.CLUSTER:
-                found = SubscriptionLost(str(found))
+                found = self._lost(str(found))
             raise found from error
         except Exception as error:
             # redis-py raises various errors when another thread closes the connection.
             if not self._closed:
                 raise
-            raise StoreUnavailable("the subscription is closed") from error
+            raise StoreUnavailable(CLOSED) from error
         finally:
             if self._closed:
                 # redis-py may have connected again.
@@ -97,14 +99,22 @@ class Listener:
                 return None
 
     def _check_master(self, now: float) -> None:
+        if self._closed:
+            # PING would connect again.
+            raise StoreUnavailable(CLOSED)
         if self._source.is_lost(self._client):
-            raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+            raise self._lost("Redis is not available: the master of the subscription is away")
         if self._asked_at is None:
             if now - self._heard_at >= SILENCE:
                 self._asked_at = now
                 self._pubsub.ping()
         elif now - self._asked_at >= ANSWER:
-            raise SubscriptionLost("Redis is not available: the master of the subscription is silent")
+            raise self._lost("Redis is not available: the master of the subscription is silent")
+
+    def _lost(self, text: str) -> SubscriptionLost:
+        if not self._closed:
+            self._source.note_lost(self._client)
+        return SubscriptionLost(text)
 
     def close(self) -> None:
         """Close the connection; a waiting thread raises StoreUnavailable."""

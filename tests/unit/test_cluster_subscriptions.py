@@ -1,0 +1,78 @@
+"""Subscriptions on a cluster, whose masters carry what is published to each other."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
+from celery_lowkiq.store.scripts import listener
+from celery_lowkiq.store.scripts.listener import Listener
+
+from . import test_cluster_client as others
+
+cluster, make_client, client = others.cluster, others.make_client, others.client
+
+#: What a node answers to SUBSCRIBE, and to PING of a subscription and of another connection.
+SUBSCRIBED = b"*3\r\n$9\r\nsubscribe\r\n$7\r\nchannel\r\n:1\r\n"
+PONG, PLAIN_PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n", b"+PONG\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _answering(cluster):
+    for node in cluster.nodes:
+        node.answer = answered
+
+
+def answered(words):
+    if words[0] == b"SUBSCRIBE":
+        return SUBSCRIBED
+    return PLAIN_PONG if words == [b"PING"] else PONG
+
+
+def place_of(subscription):
+    found = subscription._client.connection_pool.connection_kwargs
+    return found["host"], found["port"]
+
+
+def test_a_subscription_that_is_closed_between_two_waits_does_not_connect_again(cluster, client):
+    """Its thread asked the master whether it was there, and waited on, while the worker stopped."""
+    with Listener(client, "channel") as subscription:
+        node = next(node for node in cluster.nodes if node.address == place_of(subscription))
+        connections, wait = node.connections, subscription._next
+
+        def closed_before(timeout):
+            subscription.close()
+            return wait(timeout)
+
+        subscription._next = closed_before
+        with pytest.raises(StoreUnavailable, match="is closed"):
+            subscription.wait(1.0)
+        assert node.connections == connections
+
+
+def test_the_next_subscription_leaves_the_master_that_was_lost(cluster, client, monkeypatch):
+    """A tracker had subscribed since, and its master was left instead; the lost one cost a timeout."""
+    monkeypatch.setattr(listener, "ANSWER", 0.05)
+    thaw = threading.Event()
+    with Listener(client, "channel") as first, Listener(client, "channel"):
+        lost = next(node for node in cluster.nodes if node.address == place_of(first))
+        lost.answer = lambda words: thaw.wait(10) and answered(words)
+        with pytest.raises(SubscriptionLost, match="is silent"):
+            first.wait(10)
+        asked = len(lost.heard)
+        with Listener(client, "channel") as third:
+            assert place_of(third) != lost.address
+        assert len(lost.heard) == asked
+        thaw.set()
+
+
+def test_a_subscription_that_is_refused_is_tried_at_another_master(cluster, client):
+    first, *_ = client.cluster.masters()
+    node = next(node for node in cluster.nodes if node.address == first)
+    node.answer = lambda words: None if words[0] == b"SUBSCRIBE" else answered(words)
+    with pytest.raises(StoreUnavailable):
+        Listener(client, "channel")
+    with Listener(client, "channel") as subscription:
+        assert place_of(subscription) != first
