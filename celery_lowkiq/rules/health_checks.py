@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .balance import ORPHAN_TIMEOUT_LEASES
@@ -45,6 +45,10 @@ class QueueState:
     limited: bool = False
     #: Why the rest could not be read.
     unread: str | None = None
+    #: The clock (Unix s) of the master with the queue's own keys, and those of the masters with its shards,
+    #: by index. They may differ, so a time is compared with the clock that it came from.
+    now: float = 0.0
+    clocks: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -58,9 +62,8 @@ class QueueState:
 
 @dataclass(frozen=True)
 class SystemState:
-    """The facts to check. ``now``: Redis's clock (Unix s); ``format``: the one that this version reads."""
+    """The facts to check. ``format``: the one that this version reads."""
 
-    now: float
     format: int
     topology: Topology
     nodes: Sequence[NodeReport] = ()
@@ -107,7 +110,7 @@ def _findings(state: SystemState) -> Iterator[Finding]:
             *_unowned(queue, state),
             *_waiting(queue, state),
             *_abandoned(queue),
-            *_paused(queue, state.now),
+            *_paused(queue),
             *_held(queue),
             *_shard_count(queue),
             *_load(queue, state.nodes),
@@ -197,12 +200,12 @@ def _unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     if not serving:
         return
     patience = ORPHAN_TIMEOUT_LEASES * max(node.lease_seconds for node in serving)
-    served_for = max(state.now - node.started_at for node in serving)
+    served_for = max(node.seen_at + node.silent - node.started_at for node in serving)
     free = [
         shard
         for shard in queue.shards
         if shard.alive is False
-        and min(served_for, _free_for(shard, state.now)) > patience
+        and min(served_for, _free_for(shard, queue)) > patience
         and _seconds_left(queue, shard, serving) is None
     ]
     if free:
@@ -232,11 +235,16 @@ def _seconds_left(queue: QueueState, shard: ShardReport, serving: Sequence[NodeR
     return seconds_to_wait(serving, ShardRef(queue.name, shard.index))
 
 
-def _free_for(shard: ShardReport, now: float) -> float:
-    """Seconds for which no node has worked on the shard."""
+def _free_for(shard: ShardReport, queue: QueueState) -> float:
+    """Seconds for which no node has worked on the shard; 0 when its master went away meanwhile."""
     if shard.owner is not None:
         return math.inf if shard.silent is None else shard.silent
-    return now - (shard.since or 0.0)
+    return _age(shard.index, shard.since or 0.0, queue)
+
+
+def _age(shard: int, at: float, queue: QueueState) -> float:
+    """Seconds since a time that came from a shard's master; 0 when that went away meanwhile."""
+    return queue.clocks.get(shard, at) - at
 
 
 def _abandoned(queue: QueueState) -> Iterator[Finding]:
@@ -249,13 +257,14 @@ def _abandoned(queue: QueueState) -> Iterator[Finding]:
         yield queue.finding(WARNING, text, advice)
 
 
-def _paused(queue: QueueState, now: float) -> Iterator[Finding]:
+def _paused(queue: QueueState) -> Iterator[Finding]:
     paused, advice = queue.paused, "Resume it when it is to run again."
     if paused.queue is not None:
-        yield queue.finding(WARNING, f"It has been paused {since(paused.queue, now)}.", advice)
+        yield queue.finding(WARNING, f"It has been paused {since(paused.queue, queue.now)}.", advice)
     if paused.shards:
         names = listed([str(index) for index in paused.shards], LISTED)
-        first = since(min(paused.shards.values()), now)
+        age, at = max((_age(index, at, queue), at) for index, at in paused.shards.items())
+        first = since(at, at + age)
         yield queue.finding(WARNING, f"Shards paused by themselves: {names}, the first {first}.", advice)
     if paused.ids:
         yield queue.finding(WARNING, f"{counted(paused.ids, 'id is', 'ids are')} paused.", advice)

@@ -59,7 +59,10 @@ class Sample:
 
 @dataclass(frozen=True, order=True)
 class Counters:
-    """Counters at a Unix time (s): jobs processed by shard; failed runs and the lag (s) of all shards."""
+    """Counters at a Unix time (s): jobs processed by shard; failed runs and the lag (s) of all shards.
+
+    The time is that of the master which stores the queue's history.
+    """
 
     at: float
     processed: tuple[int, ...]

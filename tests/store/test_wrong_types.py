@@ -210,7 +210,7 @@ def arguments(state):
             ("plain",),
         ),
         "record_failures": ({"most": 1}, ("a", 1, "text", "b", 2, "text")),
-        **dict.fromkeys(("read_counters", "stats"), ({}, ())),
+        **dict.fromkeys(("read_clock", "read_counters", "stats"), ({}, ())),
         "take_tokens": (
             {"holder": "me 1", "number": 1, "rate": "0.5", "capacity": 1, "wanted": 1, "surplus": 0},
             (),
@@ -233,7 +233,17 @@ NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
     *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_leases"),
-    *("read_moves", "read_progress", "stats", "read_counters", "track_page", "why", "read_server", "scan"),
+    *(
+        "read_moves",
+        "read_progress",
+        "stats",
+        "read_clock",
+        "read_counters",
+        "track_page",
+        "why",
+        "read_server",
+        "scan",
+    ),
     "check_commands",
 }
 #: The keys that scripts for several kinds of keys are bound to here.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from celery_lowkiq.rules.claims import ClaimRequest
 from celery_lowkiq.rules.models import Job, Lease, Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.store.jobs.claims import claimed
 from celery_lowkiq.store.jobs.due_times import _due
 from celery_lowkiq.store.leases.heartbeats import heartbeat_reply
@@ -63,7 +64,7 @@ def test_what_a_lane_compares_is_a_number(number, unwanted):
 @pytest.mark.parametrize("now", [b"nan", b"inf", b"-inf"])
 def test_the_time_of_a_reply_is_one(now):
     """A lane and the thread of the leases calculate with it: one ended for NaN, and with it the worker."""
-    client: Any = SimpleNamespace(slices=lambda shards, size: [shards])
+    client: Any = SimpleNamespace(slices=lambda shards, size: [shards], kind=lambda: Kind.SERVER)
     assert claim(now=b"9").now == 9.0
     for read in (
         lambda: claim(now=now),

@@ -31,13 +31,15 @@ def shard(index=0, owner="a@host", since=NOW - 3600, alive=True, silent=1.0, **s
 
 def queue(*shards, **options):
     found = shards or (shard(0), shard(1))
-    return replace(QueueState("orders", len(found), len(found), 1, found), **options)
+    clocks = dict.fromkeys(range(len(found)), NOW)
+    state = QueueState("orders", len(found), len(found), 1, found, now=NOW, clocks=clocks)
+    return replace(state, **options)
 
 
 def findings(server=WELL, nodes=None, queues=None):
     masters = Topology(Kind.SERVER, (Master("redis:6379", server),), 10.0)
     state = SystemState(
-        NOW, 1, masters, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
+        1, masters, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
     )
     return check_health(state)
 

@@ -23,7 +23,7 @@ from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
 
 ONE, TWO = QueueSpec("q", shards=1), QueueSpec("q", shards=2)
-SHARD = SHARDS[0]
+SHARD, OTHER = SHARDS[:2]
 
 
 class TestDueTable:
@@ -76,6 +76,42 @@ class TestDueTable:
         table.begin_query(SHARD)
         table.record(SHARD, Due(None, 101.0))
         assert table.due() == {}
+
+    @pytest.fixture
+    def frozen(self):
+        """A table in a moment that does not pass."""
+        return DueTable(SimpleNamespace(monotonic=lambda: 7.0))
+
+    @pytest.mark.parametrize("ahead", [30.0, -30.0])
+    def test_due_times_of_masters_are_compared_on_one_clock(self, frozen, ahead):
+        """A job of a master whose clock was ahead ran late by the difference."""
+        for shard, now in ((SHARD, 100.0), (OTHER, 100.0 + ahead)) * 2:
+            frozen.begin_change(shard)
+            frozen.record(shard, Due(now + 10.0, now))
+        assert (frozen.now(), frozen.now(SHARD), frozen.now(OTHER)) == (100.0, 100.0, 100.0 + ahead)
+        assert frozen.due() == {SHARD: 110.0, OTHER: 110.0}
+        frozen.announce(OTHER, 100.0 + ahead)
+        assert frozen.due() == {SHARD: 110.0, OTHER: 100.0}
+        frozen.defer(OTHER, 20.0)
+        assert frozen.due() == {SHARD: 110.0, OTHER: 120.0}
+        frozen.try_soon(OTHER, 20.0)
+        assert frozen.due() == {SHARD: 110.0, OTHER: 120.0}
+        frozen.try_soon(OTHER, 5.0)
+        assert frozen.due() == {SHARD: 110.0, OTHER: 100.0}
+
+    def test_a_clock_that_is_set_is_that_of_all_its_shards_again(self, frozen):
+        for now in (100.0, 100.0, 1000.0, 1000.0):
+            for shard in (SHARD, OTHER):
+                frozen.record(shard, Due(now + 30.0, now), frozen.begin_query(shard))
+        assert frozen.now() == frozen.now(SHARD) == frozen.now(OTHER) == 1000.0
+        assert frozen.due() == {SHARD: 1030.0, OTHER: 1030.0}
+
+    def test_replies_that_take_long_are_no_difference_of_clocks(self):
+        moments = iter([7.0, 7.5, 7.5, 8.0])
+        table = DueTable(SimpleNamespace(monotonic=lambda: next(moments)))
+        for shard, now in ((SHARD, 100.5), (OTHER, 100.6)):
+            table.record(shard, Due(130.0, now), table.begin_query(shard))
+        assert table.due() == {SHARD: 130.0, OTHER: 130.0}
 
     @pytest.fixture
     def empty(self, table):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing, read_pages
 from celery_lowkiq.store.inspect.shard_reads import ShardReads
@@ -183,11 +184,11 @@ class Actions:
 
     def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Delete dead jobs."""
-        return self._move("delete_dead", queue, ids, progress, maximum=self._now(queue))
+        return self._move("delete_dead", queue, ids, progress, self._clocks(queue))
 
     def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Delete the jobs that are dead now; jobs that die meanwhile stay."""
-        return self._move("delete_dead", queue, "dead_ids", progress, maximum=self._now(queue))
+        return self._move("delete_dead", queue, "dead_ids", progress, self._clocks(queue))
 
     def bury_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Move waiting jobs that failed before to the morgue."""
@@ -212,12 +213,12 @@ class Actions:
 
     def requeue_all(self, queue: QueueSpec, progress: Progress | None = None, force: bool = False) -> int:
         """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
-        return self._move("requeue", queue, "dead_ids", progress, force=int(force), maximum=self._now(queue))
+        return self._move("requeue", queue, "dead_ids", progress, self._clocks(queue), force=int(force))
 
     # -- steps
 
-    def _now(self, queue: QueueSpec) -> str:
-        return number_text(ShardReads(self._client, queue).now())
+    def _clocks(self, queue: QueueSpec) -> dict[ShardRef, float]:
+        return ShardReads(self._client, queue).clocks()
 
     def _for_each_part(
         self,
@@ -238,12 +239,25 @@ class Actions:
         return tally.total()
 
     def _move(
-        self, name: str, queue: QueueSpec, ids: Ids, progress: Progress | None, **condition: Value
+        self,
+        name: str,
+        queue: QueueSpec,
+        ids: Ids,
+        progress: Progress | None,
+        died_until: Mapping[ShardRef, float] | None = None,
+        **condition: Value,
     ) -> int:
+        """``died_until``: of each shard, when (Unix s of its master) jobs died at the latest; without one, it
+        is left out.
+        """
         bounds = {"merge": queue.merge.value, "policy": queue.policy, "limit": STEP, "max_bytes": STEP_BYTES}
 
         def move(shard: ShardRef, part: list[Value], tally: Tally) -> None:
             where = announcement(shard) if name != "bury" else {}
+            if died_until is not None:
+                if shard not in died_until:
+                    raise StoreUnavailable(f"the master of {shard} was away")
+                where |= {"maximum": number_text(died_until[shard])}
             while part:
                 tally.begin()
                 call = load(name).call(shard_keys(shard), part[:STEP_IDS], **bounds, **condition, **where)

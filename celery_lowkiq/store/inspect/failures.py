@@ -65,11 +65,11 @@ class FailureReader:
         """
         index, _ = _keys(dead)
         counts = _counts(reads, index)
-        listing = Listing(limit=PAGE)
-        if dead:
-            listing = replace(listing, minimum=since, maximum=reads.now())
+        clocks = reads.clocks() if dead else {}
+        minimum = since if dead else None
         for shard, count in zip(reads.shards, counts, strict=True):
             if count:
+                listing = Listing(limit=PAGE, minimum=minimum, maximum=clocks.get(shard))
                 yield from self._jobs_of(reads, shard, listing, dead)
 
     def _jobs_of(

@@ -20,6 +20,7 @@ from celery_lowkiq.store.scripts.replies import reads_replies
 
 from .node_reports import NodeReports
 from .queries import Queries
+from .shard_reads import ShardReads
 
 
 @reads_replies
@@ -34,9 +35,7 @@ class HealthReader:
 
     def read(self, queues: Sequence[QueueSpec], topology: Topology) -> SystemState:
         """Return the state of nodes and queues on these masters. Raises StoreError."""
-        (now,) = self._client.commands([("TIME",)])
         return SystemState(
-            now=seconds(now),
             format=FORMAT,
             topology=topology,
             nodes=current(self._node_reports.nodes()),
@@ -51,7 +50,8 @@ class HealthReader:
 
     def _queue(self, queue: QueueSpec) -> QueueState:
         key = queue_key(queue.name)
-        (known,) = self._client.readable([("HMGET", key, "shards", "format", "migration_paused")])
+        command = "HMGET", key, "shards", "format", "migration_paused"
+        known, now = self._client.readable([command, ("TIME",)])
         if known is None:
             text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
             return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
@@ -71,4 +71,6 @@ class HealthReader:
             shards=self._node_reports.shards(queue),
             paused=self._queries.paused(queue),
             limited=self._node_reports.is_limited(queue),
+            now=seconds(now),
+            clocks={shard.index: at for shard, at in ShardReads(self._client, queue).clocks().items()},
         )

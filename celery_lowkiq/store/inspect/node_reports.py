@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Missing, Owner, Waiting
 from celery_lowkiq.rules.errors import StoreUnavailable
@@ -145,9 +145,10 @@ class NodeReports:
         id_rate = queue.policies.rate_per_id
         held_since, id_paused = parse_pause(pause)
         commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
-        fields, tokens = told = self._client.command_answers(commands)
-        left, stored_rate = tokens if _is_there(tokens) else (None, None)
-        rate, token_wait = _token_wait(left, stored_rate, rate, float(now))
+        found = self._client.command_answers([each for one in commands for each in (one, ("TIME",))])
+        fields, tokens = told = [_timed(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+        left, stored_rate = tokens.reply if tokens is not None else (None, None)
+        rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
         nodes = None if owner else self._client.unless_away(self.nodes)
         return DiagnosisFacts(
             id=job_id,
@@ -158,7 +159,7 @@ class NodeReports:
             moving=bool(moving),
             waiting=_waiting(waiting, counted[PAYLOAD_COUNT], read),
             dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
-            owner=_owner(parse_id(owner), parse_moment(since), shard, fields, float(now)) if owner else None,
+            owner=_owner(parse_id(owner), parse_moment(since), shard, fields) if owner else None,
             unowned_since=None if owner else parse_moment(since),
             free_in=None if owner else seconds_to_wait(nodes or (), shard),
             queue_paused=parse_moment(queue_paused),
@@ -171,7 +172,7 @@ class NodeReports:
             merges=merges,
             id_rate=id_rate,
             id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
-            missing=tuple(what for what, reply in zip(OTHERS, told, strict=True) if not _is_there(reply)),
+            missing=tuple(what for what, reply in zip(OTHERS, told, strict=True) if reply is None),
         )
 
 
@@ -206,6 +207,18 @@ def _is_there(reply: Any) -> bool:
     return not isinstance(reply, StoreUnavailable)
 
 
+class _Timed(NamedTuple):
+    """A reply, and the clock (Unix s) of the master that gave it: that of another one may differ."""
+
+    reply: Any
+    now: float
+
+
+def _timed(reply: Any, time: Any) -> _Timed | None:
+    """None when the master is away."""
+    return _Timed(reply, seconds(time)) if _is_there(reply) and _is_there(time) else None
+
+
 def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:
     """Whether an id is claimed, waits, or is dead in the shard of a reply."""
     return bool(reply[6]), bool(reply[8]), bool(reply[12])
@@ -225,11 +238,11 @@ def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | 
     return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest, payloads)
 
 
-def _owner(name: str, since: float | None, shard: ShardRef, fields: Any, now: float) -> Owner:
-    """``fields``: of its report, or the StoreUnavailable of the master with the reports."""
-    if not _is_there(fields):
+def _owner(name: str, since: float | None, shard: ShardRef, fields: _Timed | None) -> Owner:
+    """``fields``: of its report; None when the master with the reports is away."""
+    if fields is None:
         return Owner(node_name(name), since, alive=None)
-    node = parse_report(name, fields, now)
+    node = parse_report(name, fields.reply, fields.now)
     if node is None:
         return Owner(node_name(name), since)
     lane = node.lane_of(shard)

@@ -22,6 +22,7 @@ from celery_lowkiq.rules.reports import (
     node_name,
 )
 from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import (
     history_key,
@@ -84,7 +85,7 @@ def beat_calls(client: Client, queues: Sequence[str], member: str, turn: int) ->
 
 
 def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
-    """Return the calls for the report, then for the counters of shards, then for samples."""
+    """Return the calls for the report, for clocks, for the counters of shards, and for samples."""
     report = load("write_report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
         owner=news.report.owner,
@@ -97,7 +98,22 @@ def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
         for queue in news.counted
         for part in client.slices(queue.shard_refs(), SHARDS)
     ]
-    return [report, *counters, *(sample_call(part) for part in client.slices(news.samples, QUEUES))]
+    return [
+        report,
+        *_clock_calls(client, news),
+        *counters,
+        *(sample_call(part) for part in client.slices(news.samples, QUEUES)),
+    ]
+
+
+def _clock_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
+    """Return the calls for the clocks of the masters that will store the samples of the counted queues.
+
+    They may differ from that of the master with the reports; elsewhere, that is the same one.
+    """
+    if client.kind() is not Kind.CLUSTER:
+        return []
+    return [load("read_clock").call({"history": history_key(queue.name)}) for queue in news.counted]
 
 
 def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
@@ -121,13 +137,15 @@ def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) ->
     if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
         return error
     now = parse_seconds(replies[0])
-    counters = iter(replies[1:])
+    asked = len(_clock_calls(client, news))
+    clocks = [*map(parse_seconds, replies[1 : 1 + asked])] or [now] * len(news.counted)
+    counters = iter(replies[1 + asked :])
     samples = []
-    for queue in news.counted:
+    for queue, at in zip(news.counted, clocks, strict=True):
         parts = list(islice(counters, len(client.slices(queue.shard_refs(), SHARDS))))
         processed = tuple(count for _, _, *of_part in parts for count in of_part)
         lag = max(float(lag) for _, lag, *_ in parts)
-        samples.append((queue.name, Counters(now, processed, sum(failed for failed, *_ in parts), lag)))
+        samples.append((queue.name, Counters(at, processed, sum(failed for failed, *_ in parts), lag)))
     return UpdateReply(now, tuple(samples))
 
 

@@ -135,8 +135,9 @@ _ACTS = _READS.with_(
 _WORKER = _ACTS.with_(
     Role(
         _names(
-            "acquire check_commands claim heartbeat next_due read_counters record_failures release renew "
-            "renew_many retract_crashes settle take_tokens track_progress write_report write_samples"
+            "acquire check_commands claim heartbeat next_due read_clock read_counters record_failures "
+            "release renew renew_many retract_crashes settle take_tokens track_progress write_report "
+            "write_samples"
         ),
         {
             "HDEL": ("nodes",),

@@ -197,7 +197,7 @@ class LaneState:
             delay = max(FAILED_SHARD_DELAY, self._ctx.poll_interval)
             self._poll_at = self._ctx.clock.monotonic() + delay
             for shard in self._owned:
-                self._due.announce(shard, self._due.now())
+                self._due.announce(shard, self._due.now(shard))
             self._changed.notify()
 
     # -- the lane's own thread
