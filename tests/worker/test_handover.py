@@ -29,8 +29,8 @@ from tests.waiting import eventually
 LEASE = 10.0
 #: In s. Without load, a hand-over takes less than 0.1.
 AT_ONCE = 1.0
-#: In s, for a cluster that has just lost a process: a node that listened to it sees a release at its next
-#: look, up to 2 s later.
+#: In s, for a cluster that has just lost a process: in some runs, the other node sees a release at its next
+#: look, 2 s later.
 FAR_BELOW = 5.0
 QUEUE = QueueSpec("handed", shards=6)
 
