@@ -17,6 +17,8 @@ from .waiting import eventually
 
 NAME = "mymaster"
 PASSWORD = "of-sentinels"
+#: A user of the sentinels that may ask for masters only, and its password.
+USER, USER_PASSWORD = "asker", "of-asker"
 
 
 class Sentinels:
@@ -46,7 +48,7 @@ def running_sentinels(
 ) -> Iterator[Sentinels]:
     """Start them; a master that is silent for a second is replaced. ``tls``: options for its files.
 
-    The sentinels have a password.
+    The sentinels have a password, and a user with few rights.
     """
     executable = executable or os.environ.get("LOWKIQ_TEST_SERVER") or find_server()
     with contextlib.ExitStack() as stack:
@@ -79,6 +81,7 @@ def _sentinel(
         "bind 127.0.0.1",
         f"dir {directory}",
         f"requirepass {PASSWORD}",
+        f"user {USER} on >{USER_PASSWORD} &* -@all +sentinel|masters +sentinel|slaves +@connection",
         f"sentinel monitor {NAME} 127.0.0.1 {master} 2",
         f"sentinel down-after-milliseconds {NAME} 1000",
         f"sentinel failover-timeout {NAME} 5000",

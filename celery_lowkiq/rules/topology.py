@@ -22,7 +22,8 @@ SHORTEST_TIMEOUT = 1.0
 #: turn old when the master fails, and the next one comes a turn after the failover.
 LEASE_LEFT = DEADLINE - 2 / RENEWALS_PER_LEASE
 SLOTS = 16384
-
+#: Text about a setting.
+UNTOLD = "The masters do not tell it: CONFIG GET is forbidden."
 
 UNKNOWN = Server()
 
@@ -174,6 +175,8 @@ def _masters(topology: Topology) -> Iterator[Finding]:
     shards = [f"{master.address} {master.shard_count}" for master in topology.masters]
     total = sum(master.shard_count for master in topology.masters)
     text = f"{counted(len(shards), 'master', 'masters')}, {counted(total, 'shard', 'shards')}"
+    if total and len(shards) > 1:
+        text = f"{text}, the busiest has {topology.skew:.2f} times its share"
     yield Finding(OK, "masters", f"{text}: {listed(shards, LISTED)}")
 
 
@@ -210,8 +213,7 @@ def _coverage(topology: Topology) -> Iterator[Finding]:
     subject = "cluster-require-full-coverage"
     found = {master.server.full_coverage for master in topology.masters}
     if None in found:
-        text = "The masters do not tell it: CONFIG GET is forbidden."
-        yield Finding(WARNING, subject, text, "Look there: it should be no.")
+        yield Finding(WARNING, subject, UNTOLD, "Look there: it should be no.")
     elif True in found:
         text = "yes: while one slot has no master, all masters refuse all calls."
         yield Finding(WARNING, subject, text, f"Set {subject} to no: then only the shards of that slot wait.")
@@ -222,6 +224,9 @@ def _coverage(topology: Topology) -> Iterator[Finding]:
 def _node_timeout(topology: Topology) -> Iterator[Finding]:
     subject, lease = "cluster-node-timeout", topology.lease_seconds
     known = [server.node_timeout for server in _servers(topology) if server.node_timeout is not None]
+    if untold := [master.name for master in topology.masters if master.server.node_timeout is None]:
+        finding = Finding(WARNING, subject, UNTOLD, f"Look there. {_settings_for(lease)}")
+        yield _about(untold, finding) if known else finding
     if not known:
         return
     failover = max(known) * FAILOVER_TIMEOUTS + ELECTION
@@ -240,10 +245,23 @@ def _node_timeout(topology: Topology) -> Iterator[Finding]:
 def _shorter_wait(lease: float, failover: float) -> str:
     """Settings with which no lease runs out in a failover."""
     advice = f"lowkiq_lease_seconds to {math.ceil(failover / LEASE_LEFT)} at least"
-    timeout = (LEASE_LEFT * lease - ELECTION) / FAILOVER_TIMEOUTS
+    timeout = _longest_timeout(lease)
     if timeout >= SHORTEST_TIMEOUT:
         advice = f"cluster-node-timeout to {timeout * 1000:.0f} (ms) at most, or {advice}"
     return f"Set {advice}."
+
+
+def _longest_timeout(lease: float) -> float:
+    """Return the longest node timeout (s) with which no lease runs out in a failover."""
+    return (LEASE_LEFT * lease - ELECTION) / FAILOVER_TIMEOUTS
+
+
+def _settings_for(lease: float) -> str:
+    """Return what fits a lease where the node timeout is unknown."""
+    timeout = _longest_timeout(lease)
+    if timeout < SHORTEST_TIMEOUT:
+        return _shorter_wait(lease, SHORTEST_TIMEOUT * FAILOVER_TIMEOUTS + ELECTION)
+    return f"With a lease of {duration(lease)}, it should be {timeout * 1000:.0f} (ms) at most."
 
 
 def _replicas(topology: Topology) -> Iterator[Finding]:

@@ -237,7 +237,11 @@ class RedisStore:
         calls = settling.calls if settling is not None else []
         claiming = [claim_call(claim)] if claim is not None else []
         first = settling.tracker_calls if settling is not None else 0
-        replies = self.client.calls_in_turn(calls[:first], [*calls[first:], *claiming])
+        then, others = [*calls[first:], *claiming], []
+        if settle is not None and claim is not None and claim.lease.shard != settle.lease.shard:
+            # No tracker of the settle holds it up.
+            then, others = calls[first:], claiming
+        replies = self.client.calls_in_turn(calls[:first], then, others)
         self.client.check_away(replies)
         of_settle = replies[: len(calls)]
         answer = read_or_error(lambda: settling.reply(of_settle)) if settling is not None else None

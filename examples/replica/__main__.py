@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 
 from celery_lowkiq import LowkiqError
 from celery_lowkiq.embedded import EmbeddedServer
+from celery_lowkiq.integration.app import redis_params
 
 from .report import as_json, table
 from .repository import read_history, read_tree
@@ -30,7 +31,7 @@ COPIES, SEED = 0.1, 7
 BROKER_VARIABLES = ("BROKER_URL", "CELERY_BROKER_URL")
 SCHEMES = ("redis://", "rediss://", "redis+socket://", "sentinel://")
 # Celery has no broker for a cluster: a private server is that.
-CLUSTER_SCHEMES = ("redis+cluster://", "rediss+cluster://")
+CLUSTER_SCHEMES = tuple(f"{scheme}://" for scheme in redis_params.CLUSTER_SCHEMES)
 NOT_CLEAN, FAILED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 EXPECTED_ERRORS = (StreamError, RedisInUse, Stalled, WorkerDied, LowkiqError, OperationalError)
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from examples.replica.generate import generate
+from tests.clusters import running_cluster
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -140,6 +141,27 @@ def test_the_replica_is_right_at_the_end(start: Starts, tmp_path: Path) -> None:
     assert result["paths"] <= result["ordered"]["calls"] < result["celery"]["calls"]
     assert result["celery"]["calls"] > 400, "some are delivered twice"
     assert result["celery"]["stale"] > 0, "without ordering it goes wrong"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scheme", ["redis+cluster", "valkey+cluster"])
+def test_the_replica_runs_on_a_cluster(start: Starts, tmp_path: Path, scheme: str) -> None:
+    with running_cluster() as cluster:
+        url = cluster.url.replace("redis+cluster", scheme)
+        run = start("-m", "examples.replica", "--events", stream(tmp_path, 200), "--redis", url)
+        sizes: list[int] = [0, 0, 0]
+
+        def on_all_masters() -> bool:
+            """Whether each has had keys; the demo leaves none."""
+            now = (int(cluster.ask(number, "DBSIZE")) for number in range(3))
+            sizes[:] = map(max, zip(sizes, now, strict=True))
+            return all(sizes)
+
+        eventually(on_all_masters, DEADLINE)
+        assert run.end() == 0, run.err
+    result = json.loads(run.out.splitlines()[-1])
+    assert result["events"] == 200
+    assert result["ordered"]["stale"] == result["ordered"]["wrong"] == 0
 
 
 @pytest.mark.full

@@ -14,6 +14,7 @@ from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.resharding import Phase
+from celery_lowkiq.rules.text import shard_names
 from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs import durability
@@ -107,7 +108,37 @@ def test_the_masters_without_a_replica_are_named(cluster, store, monkeypatch):
     with pytest.raises(StoreUnavailable) as raised:
         careful.push(QUEUE, jobs(100))
     places = ", ".join(sorted(f"{host}:{port}" for host, port in cluster.addresses))
-    assert f"within 0 s: Redis {places} has no replica, start one or connect it again" in str(raised.value)
+    assert (
+        f"not confirmed as replicated within 0 s in shards orders/0-11 (12 of 12): Redis {places} has no "
+        "replica, start one or connect it again"
+    ) in str(raised.value)
+
+
+@pytest.mark.full
+def test_the_master_without_a_replica_is_named_with_its_shards(monkeypatch):
+    """The two others have one each, and have confirmed theirs."""
+    monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.5)
+    with running_cluster(replicas=2) as cluster:
+        store = opened(cluster)
+        careful = RedisStore(store.client.cluster, Durability(Level.REPLICATED))
+        alone = [shard for shard in SHARDS if cluster.owner(slot(shard)) == 2]
+        replicated = [job for job in jobs(300) if QUEUE.shard_of(job.id) not in alone]
+        eventually(lambda: is_confirmed(careful, replicated))
+        with pytest.raises(StoreUnavailable) as raised:
+            careful.push(QUEUE, jobs(300, 1000))
+        host, port = cluster.addresses[2]
+        assert (
+            f"in shards {shard_names(alone)} ({len(alone)} of 12): Redis {host}:{port} has no replica, start"
+        ) in str(raised.value)
+        store.close()
+
+
+def is_confirmed(store, pushed):
+    try:
+        store.push(QUEUE, pushed)
+    except StoreUnavailable:
+        return False
+    return True
 
 
 def test_a_slot_that_is_held_half_moved_stops_its_shard_only(cluster, store):

@@ -7,11 +7,13 @@ import io
 import json
 import subprocess
 import threading
+from argparse import ArgumentTypeError
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from celery_lowkiq.integration.app.redis_params import CLUSTER_SCHEMES
 from examples.replica import __main__ as command
 from examples.replica.generate import EVENTS, SEED, generate
 from examples.replica.mirror import Mirror, Writes
@@ -313,6 +315,16 @@ def test_the_exit_status_tells_whether_the_ordered_side_is_clean(
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
     assert command.main(["--redis", "redis://nowhere"]) == status
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["ordered"]["wrong"] == ordered.wrong
+
+
+@pytest.mark.parametrize("scheme", ["redis", "sentinel", *CLUSTER_SCHEMES])
+def test_urls_of_the_store(scheme: str) -> None:
+    assert command.redis_url(f"{scheme}://h:1") == f"{scheme}://h:1"
+
+
+def test_a_url_that_celery_has_no_broker_for_is_refused() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"must begin with one of redis://.*valkeys\+cluster://"):
+        command.redis_url("valkey://h:1")
 
 
 def test_without_a_terminal_progress_is_a_few_lines() -> None:

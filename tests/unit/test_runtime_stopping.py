@@ -59,6 +59,33 @@ class TestStopping:
         assert one.runtime.join(10)
         assert time.monotonic() - began < 5
 
+    def test_a_master_that_was_away_is_waited_for_no_longer_than_it_takes_to_come_back(self, node):
+        """The next attempt came a fifth of the lease time later."""
+        one = node(lease_seconds=600.0).start()
+        eventually(lambda: len(one.owns()) == 4)
+        asked = []
+        renew = one.store.renew
+
+        def away_at_first(leases, stopping, turn):
+            asked.append([lease.shard for lease in leases])
+            answers = renew(leases, stopping, turn)
+            return [None, *answers[1:]] if len(asked) < 9 else answers
+
+        one.store.renew = away_at_first
+        released = []
+        release = one.store.release
+        one.store.release = lambda lease, unsettled: (
+            released.append((len(asked), lease.shard)),
+            release(lease, unsettled),
+        )[1]
+        one.runtime.drain()
+        assert one.runtime.join(10)
+        assert one.owns("") == list(SHARDS)
+        # Before its lease was renewed there, a new master would have refused the release.
+        first = asked[0][0]
+        assert {shard for turn, shard in released if turn < 9} == {*SHARDS} - {first}
+        assert released[-1] == (9, first)
+
     def test_a_long_run_keeps_no_other_shard_from_the_next_owner(self, node):
         one = node(lanes=1)
         one.start_with_run("runs")

@@ -14,7 +14,7 @@ from celery_lowkiq.integration.app.settings import SETTINGS, read_settings
 from celery_lowkiq.rules import schedulers, splitters
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.scripts.connect import connect, connect_async
 
 
 def app(**settings):
@@ -326,6 +326,40 @@ class TestSentinels:
         assert issubclass(pool.connection_class, SSLConnection)
         assert pool.connection_kwargs["socket_timeout"] == 2
         assert pool.connection_kwargs["socket_connect_timeout"] == 5.0
+
+    def test_tls_of_the_broker_comes_with_the_name(self):
+        """A master was found by the broker's name, and asked without TLS."""
+        tls = {"broker_use_ssl": TLS, "broker_transport_options": NAMED}
+        assert self.pool(**tls).connection_kwargs["ssl_ca_certs"] == "/ca"
+        for other in (
+            {"result_backend_transport_options": OWN},
+            {"lowkiq_redis_options": OWN},
+            {"lowkiq_redis_options": {"ssl": False}},
+        ):
+            assert not issubclass(self.pool(**tls, **other).connection_class, SSLConnection)
+        own = {"redis_backend_use_ssl": {**TLS, "ssl_ca_certs": "/own"}}
+        assert self.pool(**tls, **own).connection_kwargs["ssl_ca_certs"] == "/own"
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"broker_transport_options": {**NAMED, "min_other_sentinels": 2}},
+            {"result_backend_transport_options": {**OWN, "min_other_sentinels": 2}},
+            {"lowkiq_redis_options": {**OWN, "min_other_sentinels": 2}},
+        ],
+    )
+    def test_sentinels_that_must_know_others(self, settings):
+        """The option was dropped: a sentinel that is cut off from the others named its old master."""
+        found = self.found(**settings)
+        pools = [
+            connect(found, pool_size=1, pool_timeout=1).connection_pool,
+            connect_async(found, pool_size=1).connection_pool,
+        ]
+        assert [pool.sentinel_manager.min_other_sentinels for pool in pools] == [2, 2]
+        assert self.pool(lowkiq_redis_options=OWN).sentinel_manager.min_other_sentinels == 0
+
+    def pool(self, **settings):
+        return connect(self.found(**settings), pool_size=1, pool_timeout=1).connection_pool
 
     def test_each_is_a_sentinel(self):
         with pytest.raises(ConfigurationError, match="lowkiq_url is invalid: expected") as raised:

@@ -44,7 +44,9 @@ def test_all_is_well():
     assert found(cluster(WELL, WELL, WELL)) == {}
     texts = {f.subject: f.text for f in check_topology(cluster(WELL, WELL, WELL))}
     assert texts["server"] == "Redis 7.0.15"
-    assert texts["masters"] == "3 masters, 48 shards: m0:1 16, m1:1 16, m2:1 16"
+    assert texts["masters"] == (
+        "3 masters, 48 shards, the busiest has 1.00 times its share: m0:1 16, m1:1 16, m2:1 16"
+    )
     assert texts["cluster-node-timeout"] == (
         "2 s, and a lease lasts 10 s: when a master fails, its shards wait about 4 s for its replica."
     )
@@ -92,6 +94,38 @@ def test_shards_a_master(shards, skew, text):
     if finding:
         assert text in finding.text
         assert "reshard QUEUE 48" in finding.advice
+
+
+def masters_text(topology):
+    return next(f.text for f in check_topology(topology) if f.subject == "masters")
+
+
+def test_the_share_of_the_busiest_master_is_told_where_there_are_enough_shards():
+    """It was told of queues with few shards only."""
+    topology = changed(cluster(WELL, WELL, WELL, shards=32), 1, shards={"orders": 80})
+    assert found(topology) == {}
+    assert masters_text(topology).startswith("3 masters, 144 shards, the busiest has 1.67 times its share: ")
+    assert masters_text(cluster(WELL)) == "1 master, 16 shards: m0:1 16"
+    assert masters_text(cluster(WELL, WELL, shards=0)) == "2 masters, 0 shards: m0:1 0, m1:1 0"
+
+
+def test_a_node_timeout_that_is_not_told():
+    """Nothing was said of it, so that it looked checked."""
+    finding = found(cluster(*[replace(WELL, node_timeout=None)] * 2))["cluster-node-timeout"]
+    assert (finding.level, finding.text, finding.advice) == (
+        WARNING,
+        "The masters do not tell it: CONFIG GET is forbidden.",
+        "Look there. With a lease of 10 s, it should be 2000 (ms) at most.",
+    )
+    finding = found(cluster(replace(WELL, node_timeout=None), lease_seconds=3.0))["cluster-node-timeout"]
+    assert finding.advice == "Look there. Set lowkiq_lease_seconds to 7 at least."
+
+
+def test_a_node_timeout_that_one_master_does_not_tell():
+    topology = cluster(WELL, replace(WELL, node_timeout=None))
+    texts = [(f.level, f.text) for f in check_topology(topology) if f.subject == "cluster-node-timeout"]
+    assert [level for level, _ in texts] == [WARNING, OK]
+    assert texts[0][1] == "m1:1: The masters do not tell it: CONFIG GET is forbidden."
 
 
 def test_one_master_of_a_cluster_needs_no_more_shards():

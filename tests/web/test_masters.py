@@ -71,7 +71,8 @@ def test_all_masters_with_their_shards(app, browser, cluster):
     page = browser.get("/doctor").text
     assert all(address in page for address in addresses(cluster))
     subjects = {finding["subject"]: finding for finding in browser.get("/api/v1/doctor").json()["findings"]}
-    assert subjects["masters"]["text"].startswith(f"3 masters, {sum(shards)} shards: ")
+    text = f"3 masters, {sum(shards)} shards, the busiest has {found['skew']:.2f} times its share: "
+    assert subjects["masters"]["text"].startswith(text)
     assert subjects["cluster-require-full-coverage"]["level"] == "ok"
     assert subjects["cluster-node-timeout"]["text"].startswith("2 s, and a lease lasts 1 s: ")
     assert subjects["replicas"]["level"] == subjects["shards a master"]["level"] == "warning"

@@ -52,6 +52,8 @@ FROM_BROKER = (
     "health_check_interval",
     "client_name",
 )
+#: Arguments of redis-py's Sentinel, read where the name of the master was found.
+OF_SENTINELS = ("sentinel_kwargs", "min_other_sentinels")
 FORMS = (
     "redis:// or valkey://user:password@host:port/db, rediss:// or valkeys://...?ssl_cert_reqs=required, "
     "redis+socket:///path?virtual_host=db, unix:///path?db=db, sentinel://host:port;sentinel://host:port"
@@ -158,12 +160,15 @@ def _merged(backend: Any, app: Celery, settings: Settings) -> dict[str, Any]:
     return arguments | {name: options[name] for name in FROM_BROKER if name in options}
 
 
-def _tls(app: Celery, settings: Settings) -> dict[str, Any]:
-    """Return the arguments of TLS that are neither in the URL nor in the setting of Celery's backend."""
+def _tls(app: Celery, settings: Settings, of_broker: bool = False) -> dict[str, Any]:
+    """Return the arguments of TLS that are neither in the URL nor in the setting of Celery's backend.
+
+    Those of the broker count where it is the store, or if ``of_broker``.
+    """
     url = settings.url or _broker_url(app)
     if app.conf.redis_backend_use_ssl or "ssl_" in url:
         return {}
-    given = None if settings.url else app.conf.broker_use_ssl
+    given = app.conf.broker_use_ssl if of_broker or not settings.url else None
     if isinstance(given, Mapping):
         return {**given, "ssl": True}
     own = settings.redis_options
@@ -223,7 +228,8 @@ def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[
 def _behind_sentinels(app: Celery, source: str, url: str, settings: Settings) -> dict[str, Any]:
     """Return the parameters for a master behind sentinels, from URLs separated by ``;``.
 
-    The first URL has user, password and db.
+    The first URL has user, password and db. With a lowkiq_url, the broker's options and its TLS, which may be
+    of other sentinels and masters, are used only when nothing else names the master.
     """
     parts = [part if "://" in part else f"sentinel://{part}" for part in url.split(";") if part]
     if any(not part.startswith("sentinel://") for part in parts):
@@ -233,11 +239,15 @@ def _behind_sentinels(app: Celery, source: str, url: str, settings: Settings) ->
     hosts = arguments.pop("hosts")
     master = next((host["master_name"] for host in hosts if host.get("master_name")), None)
     master = settings.redis_options.get("master_name") or master
-    options = _sentinel_options(app, backend._transport_options, settings, bool(master))
+    own = backend._transport_options
+    is_named = master or own.get("master_name")
+    inherits = not settings.url or (not is_named and _broker_url(app).startswith("sentinel://"))
+    options = {**own, **app.conf.broker_transport_options} if inherits else own
+    arguments |= _tls(app, settings, of_broker=inherits)
     ports = [url_to_parts(part).port or SENTINEL_PORT for part in parts]
     arguments["sentinels"] = [(host["host"], port) for host, port in zip(hosts, ports, strict=True)]
     arguments["master_name"] = master or options.get("master_name")
-    arguments["sentinel_kwargs"] = options.get("sentinel_kwargs")
+    arguments |= {name: options.get(name) for name in OF_SENTINELS}
     arguments |= settings.redis_options
     if not arguments["master_name"]:
         raise ConfigurationError(
@@ -246,15 +256,3 @@ def _behind_sentinels(app: Celery, source: str, url: str, settings: Settings) ->
             "result_backend_transport_options, or the broker_transport_options of a sentinel:// broker"
         )
     return arguments
-
-
-def _sentinel_options(
-    app: Celery, own: Mapping[str, Any], settings: Settings, has_master: bool
-) -> Mapping[str, Any]:
-    """Return the options with the name of the master and the password of the sentinels.
-
-    With a lowkiq_url, the broker's options, which may be of other sentinels, are used only when nothing else
-    names the master.
-    """
-    complete = has_master or own.get("master_name") or not _broker_url(app).startswith("sentinel://")
-    return own if settings.url and complete else {**own, **app.conf.broker_transport_options}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
 from celery_lowkiq.rules.errors import AccessDenied, ConfigurationError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.text import QUOTED, shard_names, shortened
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_whole
@@ -19,6 +20,9 @@ from celery_lowkiq.store.scripts.steps import Steps
 WAIT_MS = 500
 CONFIRM_SECONDS = 5.0
 WAIT_FSYNC = ("WAITAOF", 1, 0, WAIT_MS)
+
+#: Shards whose server does not answer.
+Away = dict[ShardRef, StoreUnavailable]
 
 
 class Pushed(NamedTuple):
@@ -68,22 +72,22 @@ class Durability:
     ) -> Steps[None]:
         """Wait until earlier writes to the shards have reached the level, those of ``push`` among them.
 
-        Raises StoreUnavailable when they have not within CONFIRM_SECONDS, or when a server that confirms does
-        not have the push: it is not confirmed, and may be repeated. Raises ConfigurationError when the server
-        does not support the level.
+        Raises StoreUnavailable, which names the shards, when some have not within CONFIRM_SECONDS, when their
+        server does not answer, or when a server that confirms does not have the push: it is not confirmed,
+        and may be repeated. Raises ConfigurationError when the server does not support the level.
         """
         if self.level is Level.FAST:
             return
         now = (clock or SystemClock()).monotonic
         deadline = now() + CONFIRM_SECONDS
-        left = client.streams(shards)
-        while left := (yield from self._unconfirmed(client, left, push)):
+        shards = list(shards)
+        left, away = client.streams(shards), Away()
+        # The others are waited for, so that the error tells what they have.
+        while left := (yield from self._unconfirmed(client, left, push, away)):
             if now() >= deadline:
-                reason = yield from self._reason(client, left)
-                raise StoreUnavailable(
-                    f"it was stored, but not confirmed as {self.level.value} within "
-                    f"{CONFIRM_SECONDS:.0f} s: {reason}; to call again may run it twice"
-                )
+                break
+        if left or away:
+            raise StoreUnavailable((yield from self._not_confirmed(client, shards, left, away)))
 
     def confirm_move_steps(self, client: Client, shards: Iterable[ShardRef], servers: Servers) -> Steps[None]:
         """As :meth:`confirm_steps`, for writes of a migration; at FAST, wait for a replica if there is one.
@@ -107,6 +111,22 @@ class Durability:
                     f"Redis {name} took over a shard while jobs moved; the next turn goes on"
                 )
 
+    def _not_confirmed(
+        self, client: Client, shards: Sequence[ShardRef], left: Sequence[ShardRef], away: Away
+    ) -> Steps[str]:
+        reasons = []
+        if left:
+            reasons.append((yield from self._reason(client, left)))
+        if away:
+            reasons.append(f"{_names(client, away)} did not confirm: {next(iter(away.values()))}")
+        within = f" within {CONFIRM_SECONDS:.0f} s" if left else ""
+        masters = {client.master_of(shard) for shard in (*left, *away)}
+        part = part_of([shard for shard in shards if client.master_of(shard) in masters], len(shards))
+        return (
+            f"it was stored, but not confirmed as {self.level.value}{within}{part}: {'; '.join(reasons)}; "
+            "to call again may run it twice"
+        )
+
     def _reason(self, client: Client, shards: Sequence[ShardRef]) -> Steps[str]:
         """Say which masters did not confirm, and what to do."""
         if self.level is Level.FSYNCED:
@@ -117,24 +137,51 @@ class Durability:
             servers = {}
         known = [one for one in shards if client.master_of(one) in servers]
         alone = [one for one in known if not _at(servers, client, one).has_replica]
+        reasons = []
         if alone:
-            return f"{_names(client, alone)} has no replica, start one or connect it again"
-        return f"fewer than {self.replicas} replicas of {_names(client, shards)} have it, look at their lag"
+            reasons.append(f"{_names(client, alone)} has no replica, start one or connect it again")
+        if late := [one for one in shards if one not in alone]:
+            few = f"fewer than {self.replicas} replicas of {_names(client, late)} have it"
+            reasons.append(f"{few}, look at their lag")
+        return "; ".join(reasons)
 
     def _unconfirmed(
-        self, client: Client, shards: Sequence[ShardRef], push: Pushed | None
+        self, client: Client, shards: Sequence[ShardRef], push: Pushed | None, away: Away
     ) -> Steps[list[ShardRef]]:
+        """Return the shards whose server has answered and not confirmed; add those without an answer to
+        ``away``.
+        """
         wait = ("WAIT", self.replicas, WAIT_MS) if self.level is Level.REPLICATED else WAIT_FSYNC
         # Both count writes of their own connection: this one changes nothing, and comes after the push.
         writes = [("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0) for shard in shards]
         commands = [each for write in writes for each in (write, wait)]
         # A server that has taken the place of the one with the push counts its own replicas, which may have
         # all that it has itself. Read after the wait: its place may be taken meanwhile.
-        reads = [("HGET", shard_keys(one)["senders"], push.sender) for one in push.shards] if push else []
+        gone = {client.master_of(shard) for shard in away}
+        pushed = [shard for shard in push.shards if client.master_of(shard) not in gone] if push else []
+        reads = [("HGET", shard_keys(shard)["senders"], push.sender) for shard in pushed] if push else []
+        replies = yield from self._replies(client, [*commands, *reads])
+        sent = dict(zip(pushed, replies[len(commands) :], strict=True))
+        if push:
+            _check_sent(sent, push, self.level)
+        asked = {client.master_of(shard) for shard in shards}
+        for shard, reply in sent.items():
+            # One of a server that has confirmed before may be away by now.
+            if isinstance(reply, StoreUnavailable) and client.master_of(shard) in asked:
+                away[shard] = reply
+        written, waited = replies[: len(commands) : 2], replies[1 : len(commands) : 2]
+        for shard, reply in (*zip(shards, waited, strict=True), *zip(shards, written, strict=True)):
+            if isinstance(reply, StoreUnavailable):
+                away[shard] = reply
+        answers = zip(shards, waited, strict=True)
+        return [shard for shard, reply in answers if shard not in away and not self._is_enough(reply)]
+
+    def _replies(self, client: Client, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
+        """Send commands; the reply of a server that is away is its StoreUnavailable."""
         try:
-            replies = yield from client.command_steps([*commands, *reads])
-        except StoreUnavailable:
-            raise
+            return (yield from client.answer_steps(commands))
+        except StoreUnavailable as error:
+            return [error] * len(commands)
         except StoreError as error:
             if self.level is Level.REPLICATED:
                 raise
@@ -142,14 +189,30 @@ class Durability:
                 "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes: "
                 f"{error}"
             ) from error
-        if push and not all(_number(sent) > push.after for sent in replies[len(commands) :]):
-            raise StoreUnavailable(
-                f"it was lost in a failover or restart before it was {self.level.value}; call again"
-            )
-        answers = zip(shards, replies[1 : len(commands) : 2], strict=True)
+
+    def _is_enough(self, reply: Any) -> bool:
         if self.level is Level.REPLICATED:
-            return [shard for shard, replicas in answers if replicas < self.replicas]
-        return [shard for shard, (on_disk, _) in answers if on_disk < 1]
+            return bool(reply >= self.replicas)
+        on_disk, _ = reply
+        return bool(on_disk >= 1)
+
+
+def part_of(shards: Sequence[ShardRef], count: int) -> str:
+    """Return words for some of a call's shards, to go on with in a sentence; none for its only one."""
+    if count == 1:
+        return ""
+    return f" in shards {shortened(shard_names(shards), QUOTED)} ({len(shards)} of {count})"
+
+
+def _check_sent(sent: Mapping[ShardRef, Any], push: Pushed, level: Level) -> None:
+    """Raise StoreUnavailable when shards do not have the push."""
+    answered = {shard: reply for shard, reply in sent.items() if not isinstance(reply, StoreUnavailable)}
+    lost = [shard for shard, reply in answered.items() if _number(reply) <= push.after]
+    if lost:
+        raise StoreUnavailable(
+            f"it was lost in a failover or restart before it was {level.value}"
+            f"{part_of(lost, len(push.shards))}; call again"
+        )
 
 
 def _number(stored: bytes | None) -> int:

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from celery_lowkiq.rules.errors import QueueResharded
+from celery_lowkiq.rules.errors import LowkiqError, QueueResharded, StoreUnavailable
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.scripts.client import Client, raise_refused
+from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
-from .durability import Durability, Level, Pushed
+from .durability import Durability, Level, Pushed, part_of
 from .push import Sender, Signer, Stored, push_call, refused, retried, taken, turns
 from .push_drops import Dropped, DroppedCallReporter
 
@@ -100,5 +100,19 @@ class PushSteps:
             stored(taken(turn, replies))
         if reporter is not None and reporter.finds_drops(replies):
             yield Block(partial(reporter.read, replies))
-        raise_refused([reply for reply in replies if not isinstance(reply, QueueResharded)])
+        _raise_refused(dict(zip(turn, replies, strict=True)))
         return replies
+
+
+def _raise_refused(replies: Mapping[ShardRef, Any]) -> None:
+    """Raise the first error, but QueueResharded. StoreUnavailable names the shards that lack their part, if
+    others have stored theirs.
+    """
+    refused = {shard: reply for shard, reply in replies.items() if isinstance(reply, LowkiqError)}
+    for error in refused.values():
+        if isinstance(error, QueueResharded):
+            continue
+        if isinstance(error, StoreUnavailable) and len(refused) < len(replies):
+            part = part_of(list(refused), len(replies))
+            raise type(error)(f"calls may not be stored{part}, the others are: {error}") from error
+        raise error

@@ -113,9 +113,11 @@ class Client:
         """Return one shard of each replication stream, whose last write confirms those of the others."""
         return list(shards)[-1:]
 
-    def calls_in_turn(self, first: Sequence[ScriptCall], then: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts as :meth:`calls` does, those of ``first`` before the others."""
-        return self.calls([*first, *then])
+    def calls_in_turn(
+        self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
+    ) -> list[Any]:
+        """Run scripts as :meth:`calls` does, those of ``first`` before those of ``then``."""
+        return self.calls([*first, *then, *others])
 
     def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip. Raises the first StoreError among the replies.

@@ -159,16 +159,22 @@ class ClusterClient(Client):
     def check_away(self, replies: Iterable[Any]) -> None:
         """Raise nothing: the other masters are not away."""
 
-    def calls_in_turn(self, first: Sequence[ScriptCall], then: Sequence[ScriptCall]) -> list[Any]:
+    def calls_in_turn(
+        self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
+    ) -> list[Any]:
         """Run scripts in two round trips, since masters execute what is sent together in any order.
 
-        When one of ``first`` may not have been executed, its StoreUnavailable answers the others, too.
+        When one of ``first`` may not have been executed, its StoreUnavailable answers those of ``then``.
+        ``others`` are sent with the first round trip; none has the slot of one of ``then``.
         """
-        replies = self.calls(first) if first else []
-        for reply in replies:
+        if not first:
+            return self.calls([*then, *others])
+        replies = self.calls([*first, *others])
+        told, answers = replies[: len(first)], replies[len(first) :]
+        for reply in told:
             if isinstance(reply, StoreUnavailable):
-                return [*replies, *(reply for _ in then)]
-        return [*replies, *self.calls(then)]
+                return [*told, *(reply for _ in then), *answers]
+        return [*told, *self.calls(then), *answers]
 
     def _server_of(self, reply: Any) -> tuple[Any, ...]:
         return (reply.node,)

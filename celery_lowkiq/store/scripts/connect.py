@@ -38,6 +38,8 @@ class _Master(NamedTuple):
     name: str
     #: Arguments of the connections to the sentinels.
     options: dict[str, Any]
+    #: Number of other sentinels that one must know, or it is passed over.
+    least_others: int
 
 
 class _BlockingSentinelPool(SentinelConnectionPool, KeepingPool):
@@ -59,9 +61,9 @@ def connect_cluster(parameters: Mapping[str, Any], *, pool_size: int, pool_timeo
 def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: float) -> redis.Redis:
     """Return a client for the keyword arguments of a redis-py connection; it connects at first use.
 
-    ``sentinels`` (host, port pairs), ``master_name`` and ``sentinel_kwargs`` select a master behind
-    sentinels. The pool has at most ``pool_size`` connections; a caller waits up to ``pool_timeout`` s for a
-    free one.
+    ``sentinels`` (host, port pairs), ``master_name``, ``sentinel_kwargs`` and ``min_other_sentinels`` select
+    a master behind sentinels. The pool has at most ``pool_size`` connections; a caller waits up to
+    ``pool_timeout`` s for a free one.
     """
     options, master = _split(parameters)
     options["retry"] = Retry(_backoff(), RETRIES)
@@ -69,7 +71,9 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
         pool: redis.ConnectionPool = KeepingPool(max_connections=pool_size, timeout=pool_timeout, **options)
     else:
         asking = {"retry": Retry(NoBackoff(), 0), **master.options}
-        manager = Sentinel(master.sentinels, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        manager = Sentinel(  # type: ignore[no-untyped-call]
+            master.sentinels, master.least_others, sentinel_kwargs=asking
+        )
         pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
@@ -99,7 +103,9 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
         )
     else:
         asking = {"retry": asyncio.retry.Retry(NoBackoff(), 0), **master.options}
-        manager = asyncio.Sentinel(master.sentinels, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+        manager = asyncio.Sentinel(  # type: ignore[no-untyped-call]
+            master.sentinels, master.least_others, sentinel_kwargs=asking
+        )
         pool = asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, **options
         )
@@ -113,6 +119,7 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
     sentinels = options.pop("sentinels", None)
     master_name = options.pop("master_name", None)
     of_sentinels = options.pop("sentinel_kwargs", None) or {}
+    least_others = options.pop("min_other_sentinels", None) or 0
     options.pop("decode_responses", None)
     if sentinels is not None:
         # The pool has classes of its own for connections to a master.
@@ -120,7 +127,7 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
         options["ssl"] = options.get("ssl") or issubclass(given, redis.SSLConnection)
         # As for a master; and when a sentinel does not answer, the next one is asked.
         timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
-        return options, _Master(list(sentinels), str(master_name), timeouts | of_sentinels)
+        return options, _Master(list(sentinels), str(master_name), timeouts | of_sentinels, least_others)
     if "path" in options:
         options.setdefault("connection_class", redis.UnixDomainSocketConnection)
     elif options.pop("ssl", False):

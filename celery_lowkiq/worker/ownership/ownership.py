@@ -169,7 +169,9 @@ class Ownership:
         nodes = max((len(self._membership.lanes_by_node(queue)) for queue in queues), default=1)
         self._migrations.move([self._queues[queue] for queue in queues], nodes)
 
-    def _renew(self, stopping: bool) -> None:
+    def _renew(self, stopping: bool) -> set[ShardRef]:
+        """Renew the leases; return the shards whose master is away."""
+        away = set()
         for gone in self._ctx.mailbox.take_gone():
             self._forget(gone)
         renewing = [one for one in self._table.owned() if not self._ends_by_lease(one)]
@@ -181,6 +183,7 @@ class Ownership:
         for owned, lease in zip(renewing, renewed, strict=True):
             if lease is None:
                 # Only its own master is away: its lease runs out unless that is back in time.
+                away.add(owned.shard)
                 if sent_at >= owned.deadline:
                     owned.lost.set()
                 continue
@@ -191,6 +194,7 @@ class Ownership:
                 self._table.lane_of(owned.shard).refresh()
         self._ctx.meter.renewed(sum(map(bool, renewed)))
         self._ctx.exclusion.renewed()
+        return away
 
     def _forget(self, owned: OwnedShard) -> None:
         if self._table.forget(owned) and not owned.release_sent:
@@ -248,12 +252,14 @@ class Ownership:
         """Release the shards that no lane works, each as soon as its batch has settled; renew the others."""
         silent_since: float | None = None
         while True:
+            seconds_to_turn = self._ctx.lease_seconds / RENEWALS_PER_LEASE
             self._ctx.mailbox.begin_turn()
             lanes_ended = all(lane.ended for lane in self._lanes)
             self._ctx.outage.request_started()
             try:
                 self._release_turn()
                 silent_since = None
+                self._backoff = backoff(longest=MAX_RENEWAL_BACKOFF)
                 if not self._table.owned():
                     self._heartbeat.remove_report()
                     return
@@ -264,7 +270,8 @@ class Ownership:
                 if self._abandoned or (lanes_ended and now - silent_since > self._ctx.lease_seconds):
                     logger.error("shards could not be released: their next owner waits for the lease")
                     return
-            self._ctx.mailbox.wait(self._ctx.lease_seconds / RENEWALS_PER_LEASE)
+                seconds_to_turn = min(seconds_to_turn, next(self._backoff))
+            self._ctx.mailbox.wait(seconds_to_turn)
 
     def _release_turn(self) -> None:
         """Do one turn; after a StoreError the next one repeats what is left."""
@@ -279,17 +286,29 @@ class Ownership:
                 # Not marked as stopping: the batch that ran counts as crashed.
                 self._table.remove(owned)
         self._overdue.check()
-        self._renew(stopping=True)
+        silent = self._renew(stopping=True)
         self._losses.check(())
-        for owned in self._table.owned():
-            # No batch of it starts any more, also when a lane that stops is about to pick it.
-            self._table.leave(owned.shard)
-            if (self._at_once or not self._table.in_use(owned.shard)) and not self._release(owned):
-                away = StoreUnavailable("Redis is not available: masters of shards to release are away")
+        if not self._release_unused(silent):
+            away = StoreUnavailable("Redis is not available: masters of shards to release are away")
         if away is not None:
             raise away
         if self._table.owned():
             self._membership.update()
+
+    def _release_unused(self, silent: Collection[ShardRef]) -> bool:
+        """Release the shards that no lane works; False when masters are away. ``silent``: shards whose leases
+        were not renewed, since their master is away.
+        """
+        done = True
+        for owned in self._table.owned():
+            # No batch of it starts any more, also when a lane that stops is about to pick it.
+            self._table.leave(owned.shard)
+            if self._at_once:
+                done = self._release(owned) and done
+            elif not self._table.in_use(owned.shard):
+                # A replica that has become the master since then refuses a release before the next renewal.
+                done = owned.shard not in silent and self._release(owned) and done
+        return done
 
     def _release(self, owned: OwnedShard) -> bool:
         """Release a shard for good. Return False when its master is away."""
