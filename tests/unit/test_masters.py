@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, LeaseState, QueueSpec
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.worker.lane import claim_cycle, lane
+from celery_lowkiq.worker.ownership import acquisition
 from tests.waiting import eventually
 
 from .fakes import FakeStore
@@ -297,6 +300,30 @@ def test_what_was_seen_of_other_masters_is_not_doubted(node):
     eventually(lambda: one.runtime._ownership._table.watch(THERE).since is None or watch.since is None)
     store.away = set()
     eventually(lambda: THERE in one.owns(), 5)
+
+
+@pytest.mark.parametrize("asked", ["observe", "acquire_all"])
+def test_a_shard_that_was_released_while_its_master_was_away_is_acquired_soon(node, asked, monkeypatch):
+    """Its announcement was lost; the next turn of these nodes would come after 20 s."""
+    store = Masters()
+    if asked == "acquire_all":
+        monkeypatch.setattr(store, "observe", partial(FakeStore.observe, store))
+    store.away = {THERE}
+    one = node(store=store, lease_seconds=100.0, poll_interval=0.05).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS} - {THERE})
+    store.away = set()
+    eventually(lambda: THERE in one.owns(), 10)
+
+
+def test_a_master_that_stays_away_costs_no_more_turns_after_a_lease_time(node, monkeypatch):
+    monkeypatch.setattr(acquisition, "AWAY_RETRY", 0.0)
+    store = Masters()
+    store.away = {THERE}
+    one = node(store=store, lease_seconds=1.0, poll_interval=0.05).start()
+    looks = one.runtime._ownership._acquisition
+    eventually(lambda: looks.seconds_to_observation(SHARDS) == 0.0)
+    eventually(lambda: looks.seconds_to_observation(SHARDS) > 0.0)
+    assert THERE not in one.owns()
 
 
 def test_the_errors_of_others_are_no_outage_of_a_master(one):

@@ -34,6 +34,9 @@ DAMAGED_RETRY = 10.0
 REPAIRING_RETRY = RESHARDED_RETRY = 1.0
 #: Shards acquired in one round trip: about 20 ms of work for Redis.
 SLICE = 500
+#: Seconds between two looks at shards whose master is away, for a lease time: a replica takes its place, and the
+#: announcements of shards that are released meanwhile may be lost.
+AWAY_RETRY = 0.25
 #: Seconds between two lines of progress; what takes less is not logged.
 PROGRESS_INTERVAL = 5.0
 
@@ -55,9 +58,12 @@ class Acquisition:
         self.free_at: dict[ShardRef, float] = {}
         #: The shards whose leases were last read, in a turn that read what it had to.
         self._read: frozenset[ShardRef] = frozenset()
+        #: Since when (monotonic) the master of a shard has not answered.
+        self._away: dict[ShardRef, float] = {}
 
     def observe(self, shards: Sequence[ShardRef], everything: bool = False) -> None:
         """Read the leases of these shards that may be free, or ``everything``. Raises StoreError."""
+        self._away = {shard: self._away[shard] for shard in shards if shard in self._away}
         read = shards if everything else self._unproven(shards)
         watches = self._observe(read)
         watches += self._observe(self._of_ahead(watches, set(shards).difference(read)))
@@ -82,7 +88,8 @@ class Acquisition:
         for shard in shards:
             watch = self._table.watch(shard)
             heartbeat = self._heartbeat(watch)
-            if room is None or room.left(shard.queue) or not watch.renewed_by(heartbeat, now, lease_seconds):
+            proven = watch.renewed_by(heartbeat, now, lease_seconds) and shard not in self._away
+            if room is None or room.left(shard.queue) or not proven:
                 found.append(shard)
             elif heartbeat is not None and heartbeat.late(now, lease_seconds):
                 late.setdefault(heartbeat.name, shard)
@@ -109,12 +116,19 @@ class Acquisition:
     def _observe(self, shards: Sequence[ShardRef]) -> list[LeaseWatch]:
         states = self._ctx.store.observe(shards) if shards else []
         now = self._ctx.clock.monotonic()
-        return [
-            self._table.doubt(shard)
-            if state is None
-            else self._table.observe(shard, state, now, self._membership.heartbeat(shard.queue, state.owner))
-            for shard, state in zip(shards, states, strict=True)
-        ]
+        watches = []
+        for shard, state in zip(shards, states, strict=True):
+            if state is None:
+                watches.append(self._doubt(shard, now))
+            else:
+                self._away.pop(shard, None)
+                heartbeat = self._membership.heartbeat(shard.queue, state.owner)
+                watches.append(self._table.observe(shard, state, now, heartbeat))
+        return watches
+
+    def _doubt(self, shard: ShardRef, now: float) -> LeaseWatch:
+        self._away.setdefault(shard, now)
+        return self._table.doubt(shard)
 
     def _log_waits(self, shards: Collection[ShardRef], now: float) -> None:
         if shards:
@@ -128,6 +142,8 @@ class Acquisition:
     def seconds_to_observation(self, shards: Sequence[ShardRef]) -> float:
         """Return seconds until one of these shards may be free; infinite for no shards."""
         now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
+        if any(now - since < lease_seconds for since in self._away.values()):
+            return AWAY_RETRY
         watches = (self._table.watch(shard) for shard in shards if shard in self._read)
         return min((one.seconds_to_observation(now, lease_seconds) for one in watches), default=math.inf)
 
@@ -191,7 +207,7 @@ class Acquisition:
         refused: dict[str, LowkiqError] = {}
         for watch, answer in zip(watches, answers, strict=True):
             if isinstance(answer, StoreUnavailable):
-                self._table.doubt(watch.shard)
+                self._doubt(watch.shard, sent_at)
             elif isinstance(answer, Lease):
                 owned = OwnedShard(watch.queue, answer, self._ctx.lease_seconds, sent_at)
                 self._table.add(owned, self._emptiest_lane())
