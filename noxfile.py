@@ -20,13 +20,14 @@ nox.options.reuse_venv = "yes"
 OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker", "tests/flower")
 #: Tests of workers with users of their own in Redis.
 OF_WORKERS = ("tests/worker/test_running.py", "tests/worker/test_by_name.py", "tests/worker/test_commands.py")
-#: Those that run on a cluster, too.
+#: Tests of workers that run on a cluster, too.
 ON_A_CLUSTER = (
     *OF_WORKERS,
-    *(
-        f"tests/worker/test_{name}.py"
-        for name in ("tracking", "rate_limit", "pausing", "stopping", "prefork")
-    ),
+    *("tests/worker/test_tracking.py", "tests/worker/test_rate_limit.py", "tests/worker/test_pausing.py"),
+    *("tests/worker/test_stopping.py", "tests/worker/test_prefork.py", "tests/worker/test_async_tasks.py"),
+    *("tests/worker/test_resharding.py", "tests/worker/test_resizing.py", "tests/worker/test_dealing.py"),
+    *("tests/worker/test_serving.py", "tests/worker/test_late_tasks.py", "tests/worker/test_isolation.py"),
+    *("tests/worker/test_failures.py", "tests/worker/test_queue.py", "tests/worker/test_inspector.py"),
 )
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 #: What the test command leaves out; each has a session of its own.
