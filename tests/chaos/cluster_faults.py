@@ -15,6 +15,7 @@ from .journal import Journal
 from .masters import Masters, slot_of_shard
 from .nodes import Cluster
 from .plan import AddMaster, Cut, Down, Fault, FreezeMaster, HoldSlot, Hole, KillMaster, MoveSlots
+from .proof import kind_of
 from .proxy import Proxy
 from .queue import Queue
 
@@ -24,6 +25,8 @@ ALLOWED = (
     "a settle or a claim that a failover lost, in the shards of that master: its jobs run again",
     "a grant of a lease that a failover lost, in the shards of that master: its epoch may come again",
     "what a master that was frozen accepts, until it hears that it was replaced, is lost as above",
+    "in cooperative mode, the run of a worker that is frozen or cut off beyond its lease goes on beside that "
+    "of the next owner, and its settle is refused (figure: frozen overlaps)",
     "a shard is silent while its master is away or its slot moves, and then until its lease is free",
 )
 #: Seconds between two looks at what a fault waits for, and how long it may take.
@@ -34,7 +37,9 @@ HALF = 3
 
 
 class ClusterFaults(Faults):
-    """A fault that comes while another one of the cluster is not mended is left out."""
+    """A fault that comes while another one of the cluster is not mended is left out; the first of its kind
+    waits for that.
+    """
 
     def __init__(
         self, cluster: Cluster, queue: Queue, masters: Masters, journal: Journal, name: str, shards: int
@@ -46,6 +51,13 @@ class ClusterFaults(Faults):
         #: The most shards that the queue has in a run.
         self._most = 2 * shards
         self._busy = False
+        self._made: set[str] = set()
+        #: The first ones of their kinds that came while another one was not mended.
+        self._waiting: dict[str, Fault] = {}
+
+    def _mend_all(self) -> None:
+        self._waiting.clear()
+        super()._mend_all()
 
     @singledispatchmethod
     def _make(self, fault: Fault) -> None:
@@ -57,7 +69,7 @@ class ClusterFaults(Faults):
     @_make.register(Hole)
     @_make.register(Down)
     def _(self, fault: Cut | Hole | Down) -> None:
-        if self._begin():
+        if self._begin(fault):
             super()._make(fault)
             self._mend_in(getattr(fault, "seconds", 0.0), self._end)
 
@@ -87,12 +99,12 @@ class ClusterFaults(Faults):
 
     @_make.register
     def _(self, fault: KillMaster) -> None:
-        if not self._begin():
+        if not self._begin(fault):
             return
         masters, number = self._masters, self._number(fault.master)
         replica = masters.replica_of(number)
         assert replica is not None
-        kind = "failover of one behind" if fault.lag else "failover"
+        kind = "failover of one behind" if fault.lag else "failover of a killed one"
         about, began_at = self._behind(fault.master), time.monotonic() - UNREAD
         if fault.lag:
             masters.cut_off(number)
@@ -113,7 +125,7 @@ class ClusterFaults(Faults):
 
     @_make.register
     def _(self, fault: FreezeMaster) -> None:
-        if not self._begin():
+        if not self._begin(fault):
             return
         masters, number = self._masters, self._number(fault.master)
         replica = masters.replica_of(number)
@@ -135,7 +147,7 @@ class ClusterFaults(Faults):
 
     @_make.register
     def _(self, fault: HoldSlot) -> None:
-        if not self._begin():
+        if not self._begin(fault):
             return
         masters, slot = self._masters, self._slot(fault.shard)
         shards = [n for n in range(self._most) if slot_of_shard(self._name, n) == slot]
@@ -158,7 +170,7 @@ class ClusterFaults(Faults):
 
     @_make.register
     def _(self, fault: MoveSlots) -> None:
-        if not self._begin():
+        if not self._begin(fault):
             return
         slot = self._slot(fault.shard)
         source, target = self._way(slot, fault.master)
@@ -172,7 +184,7 @@ class ClusterFaults(Faults):
 
     @_make.register
     def _(self, fault: AddMaster) -> None:
-        if not self._begin():
+        if not self._begin(fault):
             return
         masters = self._masters
         master, replica = masters.add_master()
@@ -206,11 +218,15 @@ class ClusterFaults(Faults):
 
     # -- one at a time
 
-    def _begin(self) -> bool:
+    def _begin(self, fault: Fault) -> bool:
         """Whether nothing is wrong with the cluster, so that a fault may begin."""
+        kind = kind_of(fault)
         if self._busy or not self._masters.is_whole():
+            if kind not in self._made:
+                self._waiting.setdefault(kind, fault)
             return False
         self._busy = True
+        self._made.add(kind)
         return True
 
     def _end(self) -> None:
@@ -218,6 +234,8 @@ class ClusterFaults(Faults):
 
     def _free(self) -> None:
         self._busy = False
+        if self._waiting:
+            self._make(self._waiting.pop(next(iter(self._waiting))))
 
     def _until(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
         """Wait for something of the cluster, and go on."""

@@ -101,14 +101,14 @@ class Faults:
         """What a trouble says about the shards of that master: nothing, when it has all."""
         return {}
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int, kind: str = "kill") -> None:
         """SIGKILL to a node, and another in its place."""
         node = self._cluster.get(number)
         if node is not None and not node.ended.is_set():
             began_at = time.monotonic()
             self._cluster.kill(number)
             node.ended.wait()
-            self._note("kill", began_at, victim=node.pid)
+            self._note(kind, began_at, victim=node.pid)
 
     def _wait_until(self, at: float) -> None:
         while (now := time.monotonic()) < at:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -137,6 +137,15 @@ class Drain:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """How long a run makes faults, how many of each kind, and the kinds that must have happened."""
+
+    seconds: float = 0.0
+    faults: Mapping[str, int] = field(default_factory=dict)
+    expected: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class History:
     """A whole run."""
 
@@ -157,6 +166,7 @@ class History:
     cluster: bool = False
     #: Calls that ended with an error: Redis may have stored them.
     unconfirmed: tuple[Push, ...] = ()
+    planned: Planned = Planned()
 
     @property
     def rollbacks(self) -> tuple[Trouble, ...]:
@@ -173,7 +183,13 @@ Line = Mapping[str, Any]
 
 
 def history_of(
-    lines: Iterable[Line], *, lease: float, strict: bool, drain: Drain, cluster: bool = False
+    lines: Iterable[Line],
+    *,
+    lease: float,
+    strict: bool,
+    drain: Drain,
+    cluster: bool = False,
+    planned: Planned = Planned(),
 ) -> History:
     """The run that a ledger tells of."""
     found: dict[str, list[Line]] = {}
@@ -185,6 +201,7 @@ def history_of(
         strict=strict,
         drain=drain,
         cluster=cluster,
+        planned=planned,
         pushes=tuple(push for line in found.get("push", ()) for push in _pushes(line)),
         unconfirmed=tuple(push for line in found.get("unconfirmed", ()) for push in _pushes(line)),
         executions=_executions(found.get("start", ()), found.get("end", ()), deaths),

@@ -16,7 +16,7 @@ OF_A_CLUSTER = frozenset({"master", "stale", "behind", "slot", "abort", "slots",
 #: Faults that need a Redis of our own.
 OWN_REDIS = frozenset({"redis", "rollback", "clock", "failover"})
 #: What is on by default on a cluster.
-ON_A_CLUSTER = OF_A_CLUSTER | {"kill", "freeze", "cut", "reshard"}
+ON_A_CLUSTER = OF_A_CLUSTER | {"kill", "freeze", "cut", "rebalance", "reshard"}
 #: A migration doubles them.
 MAX_CHAOS_SHARDS = 500
 EXCLUSIONS = ("cooperative", "strict")

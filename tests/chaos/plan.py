@@ -12,7 +12,7 @@ from .options import Options
 #: How often a kind comes, beside 1 of others: a Redis that is always away lets nothing happen.
 WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2, "reshard": 4, "failover": 3}
 #: Beside the faults of a cluster, of which there are many kinds.
-WEIGHTS_ON_CLUSTER = {"reshard": 1}
+WEIGHTS_ON_CLUSTER = {"reshard": 1, "rebalance": 0.5}
 #: Sizes that a cluster is brought to, one after the other.
 SIZES = (1, 4, 2, 8)
 #: Seconds that a cluster gets to settle at each of its sizes.
@@ -258,7 +258,7 @@ def _jump(chance: random.Random, at: float, _: Options) -> Fault:
 
 
 def _resize_or_roll(chance: random.Random, at: float, options: Options) -> Fault:
-    if chance.random() < 0.3:
+    if chance.random() < 0.3 and not options.cluster:
         return Resize(at, chance.choice(SIZES))
     return Roll(at, chance.randrange(options.nodes))
 

@@ -27,6 +27,7 @@ from .options import OWN_REDIS, Options
 from .pair import Pair
 from .plan import plan
 from .producer import Producer
+from .proof import planned
 from .proxy import Proxy
 from .queue import Queue, wait_for
 from .report import Report
@@ -115,6 +116,7 @@ def _history(options: Options, directory: Path, say: Say) -> History:
         strict=options.exclusion == "strict",
         drain=drain,
         cluster=options.cluster,
+        planned=planned(options),
     )
 
 
@@ -244,7 +246,7 @@ def _drain(options: Options, cluster: Cluster, queue: Queue, faults: Faults, say
         share = SHARE + 3 * options.lease
         for number in range(min(CALM_KILLS, options.nodes)):
             wait_for(queue.shared_by(options.nodes, 2 * options.lease), share)
-            faults.kill(number)
+            faults.kill(number, "kill at rest")
         wait_for(queue.shared_by(options.nodes, options.lease), share)
     wait_for(queue.empty, NEVER)
     return Drain(seconds, queue.leftover())

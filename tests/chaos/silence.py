@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .history import Execution, History, Service
@@ -31,9 +31,9 @@ class Silence(NamedTuple):
         return self.execution.began_at - self.since
 
 
-def silence_gate(history: History, leases: Leases) -> Gate:
-    """The longest silence of a healthy shard, with the longest ones as examples."""
-    found = sorted(healthy_silences(history, leases), key=lambda one: -one.seconds)
+def silence_gate(silences: Iterable[Silence]) -> Gate:
+    """The longest of the silences of healthy shards, with the longest ones as examples."""
+    found = sorted(silences, key=lambda one: -one.seconds)
     examples = [
         f"shard {one.execution.shard}, pid {one.execution.pid}: {one.seconds:.2f} s from {one.since:.3f}"
         for one in found[:EXAMPLES]

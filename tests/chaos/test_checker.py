@@ -198,6 +198,10 @@ SEEDED = {
     ),
     "a shard that waits for its next owner": ("hand-over s", calm(releases=(Release(0, 10, 5.1),))),
     "a shard that waits for its next owner after a failover": ("hand-over s", failed_over()),
+    "a shard that waits for its next owner while another master is away": (
+        "hand-over s",
+        replace(failed_over(), troubles=(Trouble("failover", 4.5, 5.5, shards=(1, 2)),)),
+    ),
 }
 
 
@@ -228,8 +232,10 @@ def test_a_clean_run_passes_every_gate(history):
     assert all(gate.figure is not None for gate in report.gates if gate.name != "takeover s")
 
 
-def test_the_takeover_is_measured_from_the_death_to_the_answer():
-    (gate,) = [gate for gate in check(CLEAN).gates if gate.name == "takeover s"]
+@pytest.mark.parametrize("kind", ["kill", "kill at rest"])
+def test_the_takeover_is_measured_from_the_death_to_the_answer(kind):
+    killed = replace(CLEAN, troubles=(Trouble(kind, 4.99, 5.01),))
+    (gate,) = [gate for gate in check(killed).gates if gate.name == "takeover s"]
     assert gate.figure == pytest.approx(1.2)
     assert gate.limit == pytest.approx(2.25)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from celery_lowkiq.rules.errors import ConfigurationError
-from tests.chaos.options import DEFAULT_FAULTS, FAULTS, Options
+from tests.chaos.options import DEFAULT_FAULTS, FAULTS, ON_A_CLUSTER, Options
 from tests.chaos.plan import (
     YEAR,
     AddMaster,
@@ -80,6 +80,14 @@ def test_every_kind_that_is_asked_for_comes_and_no_other():
 def test_the_faults_of_a_cluster_come_beside_those_of_workers(name, kind):
     options = Options(7, seconds=600, faults=frozenset({name, "kill"}), cluster=True)
     assert {type(fault) for fault in plan(7, options)} == {kind, Kill}
+
+
+def test_on_a_cluster_nodes_are_replaced_beside_other_faults():
+    """Their number stays: eight workers beside six servers are too many for a small machine."""
+    options = Options(7, seconds=6000, pause=2.0, faults=ON_A_CLUSTER, cluster=True)
+    of_nodes = [type(fault) for fault in plan(7, options) if isinstance(fault, (Resize, Roll, Kill))]
+    assert set(of_nodes) == {Roll, Kill}
+    assert of_nodes.count(Roll) < 0.7 * of_nodes.count(Kill)
 
 
 def test_lines_are_cut_to_any_master():

@@ -13,7 +13,8 @@ from tests.chaos.options import ON_A_CLUSTER, Options
 from tests.chaos.run import run
 
 #: Gates about time say as much about a busy machine as about us.
-OF_TIME = {"drain s", "takeover s", "hand-over s", "silence of a healthy shard s"}
+OF_HEALTHY = {"hand-over s", "silence of a healthy shard s"}
+OF_TIME = {"drain s", "takeover s"} | OF_HEALTHY
 
 
 @pytest.mark.full
@@ -38,12 +39,20 @@ def test_what_a_replica_has_confirmed_survives_failovers_while_jobs_move():
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_on_a_cluster_whose_masters_die_and_move():
-    """Three minutes of ``nox -s cluster``."""
+    """Three minutes of ``nox -s cluster``, beside other tests: its gates of a second say too much there.
+
+    A healthy shard that really stalls waits for a lease, which takes 1.05 lease times at least.
+    """
     options = Options(seed=1, nodes=2, seconds=180.0, lease=5.0, pause=2.0, faults=ON_A_CLUSTER, cluster=True)
     report = run(options, print)
     failed = report.failed() - OF_TIME
     assert failed == set(), [gate for gate in report.gates if not gate.passed]
-    assert report.figures["faults"] > 10
+    assert sum(report.figures["faults that happened"].values()) > 10
+    assert report.figures["healthy silences measured"] > 100
+    stalled = [
+        gate for gate in report.gates if gate.name in OF_HEALTHY and (gate.figure or 0) >= options.lease
+    ]
+    assert stalled == []
 
 
 @pytest.mark.full

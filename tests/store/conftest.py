@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -12,32 +13,19 @@ from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.connect import connect
-from tests.clusters import Cluster, running_cluster
-from tests.marks import ON_CLUSTER, SERVERS, first_often
+from tests.clusters import Cluster
+from tests.marks import SERVERS, first_often, keep_those_of_a_cluster
 from tests.roles import OF_TESTS, WITH_ROLES, client_of
 
 from .on_cluster import ClusterAsServer
+
+HERE = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On a cluster, only what is of use there runs."""
-    if not ON_CLUSTER:
-        return
-    others = [
-        item
-        for item in items
-        if "/store/" in str(item.path)
-        and ("client" not in getattr(item, "fixturenames", ()) or item.get_closest_marker("one_server"))
-    ]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if item not in others]
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    with running_cluster() as cluster:
-        yield cluster
+    keep_those_of_a_cluster(config, items, HERE, "client")
 
 
 @pytest.fixture(params=first_often(SERVERS))

@@ -14,6 +14,7 @@ from celery_lowkiq.store.jobs.durability import Durability, Level, read_servers_
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.marks import REPLICAS
 from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, waiting
@@ -50,6 +51,7 @@ def test_replicated_waits_for_a_replica():
             assert behind.hexists(shard_keys(SHARD)["jobs"], f"{number}")
 
 
+@pytest.mark.skipif(REPLICAS > 0, reason="each master has a replica")
 def test_without_a_replica_the_caller_hears_that_it_is_not_confirmed(store, client, short):
     careful = RedisStore(client, Durability(Level.REPLICATED, 1))
     with pytest.raises(StoreUnavailable, match="it was stored, but not confirmed as replicated") as raised:

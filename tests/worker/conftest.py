@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.store.scripts.acl import RoleName
+from tests.clusters import Cluster
+from tests.marks import ON_CLUSTER, keep_those_of_a_cluster
 from tests.roles import operated_by, users
 from tests.waiting import eventually
 from tests.worker import proj
 from tests.worker.nodes import Worker, worker
+
+HERE = Path(__file__).parent
 
 
 class Ledger:
@@ -33,6 +38,36 @@ class Ledger:
 
     def wait_for(self, event: str, count: int = 1, seconds: float = 90.0) -> list[dict[str, Any]]:
         return eventually(lambda: found if len(found := self.lines(event)) >= count else [], seconds)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a cluster, only what is of use there runs."""
+    keep_those_of_a_cluster(config, items, HERE, "settings")
+
+
+@pytest.fixture
+def settings(settings: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    """With LOWKIQ_TEST_CLUSTER=1, the store is a cluster; the broker stays on one server."""
+    if not ON_CLUSTER:
+        return settings
+    cluster: Cluster = request.getfixturevalue("cluster")
+    cluster.flush()
+    return {**settings, "lowkiq_url": cluster.url}
+
+
+@pytest.fixture
+def store_nodes(
+    settings: dict[str, Any], empty_redis: EmbeddedServer, request: pytest.FixtureRequest
+) -> Iterator[list[redis.Redis]]:
+    """A client of each server of the store."""
+    if ON_CLUSTER:
+        clients = request.getfixturevalue("cluster").clients()
+    else:
+        clients = [redis.Redis(unix_socket_path=empty_redis.socket_path)]
+    yield clients
+    for client in clients:
+        client.close()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import pytest
@@ -78,7 +79,8 @@ def test_shards_of_living_masters_go_on_while_one_is_dead(
         for words in ("Its shards wait, the others go on", "is back after"):
             assert worker.logs().count(words) == 1
         assert "Ordered queues wait" not in worker.logs()
-        print(f"longest wait on a living master: {max(waits):.2f} s")
+        # A busy machine holds up some of them; a lane that waits for the dead master would hold up most.
+        assert statistics.median(waits) < 0.5, waits
         assert max(waits) < 3.0
 
 

@@ -76,7 +76,7 @@ def test_inspect_shows_other_queues_beside_a_damaged_one(app, start_worker, cele
     """O6: a key of another type in one shard made an error of the counts of all queues."""
     app.tasks["record"].apply_async(("1", "x"), countdown=3600)
     (shard, *_) = app.tasks["outcome"].queue_spec.shard_refs()
-    context_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
+    context_of(app).store.client.commands([("SET", shard_keys(shard)["due"], "planted")])
     start_worker("-Q", "record,outcome")
 
     def replies():

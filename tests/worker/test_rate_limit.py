@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-import redis
 
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.store.scripts.keys import tokens_key
 from tests.marks import first_often
 from tests.waiting import eventually
@@ -19,6 +19,11 @@ RATE, JOBS = 10, 25
 def limited(settings):
     """Before the app is made."""
     settings["task_annotations"] = {"record": {"rate_limit": f"{RATE}/s"}}
+
+
+def has_tokens(app):
+    (found,) = context_of(app).store.client.commands([("EXISTS", tokens_key("record"))])
+    return bool(found)
 
 
 def test_the_limit_holds_over_two_nodes_and_other_queues_go_on(limited, app, start_worker, ledger):
@@ -39,7 +44,7 @@ def test_the_limit_holds_over_two_nodes_and_other_queues_go_on(limited, app, sta
 
 
 @pytest.mark.full
-def test_limits_are_disabled(limited, app, settings, start_worker, ledger, redis_server):
+def test_limits_are_disabled(limited, app, settings, start_worker, ledger):
     """The tenth run would not begin within the hour."""
     settings["task_annotations"]["record"]["rate_limit"] = "1/h"
     settings["worker_disable_rate_limits"] = True
@@ -49,22 +54,20 @@ def test_limits_are_disabled(limited, app, settings, start_worker, ledger, redis
     command(app, "rate_limit", "w0@test", task_name="record", rate_limit="2/h")
     app.tasks["record"].perform_async([{"id": n} for n in range(10)])
     ledger.wait_for("end", 20)
-    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
-        assert not client.exists(tokens_key("record"))
+    assert not has_tokens(app)
 
 
-def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger, redis_server):
+def test_a_limit_is_set_and_taken_away_at_run_time(app, start_worker, ledger):
     record = app.tasks["record"]
     start_worker()
     record.delay("before")
     ledger.wait_for("end")
-    with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
-        assert not client.exists(tokens_key("record"))
-        set_ = command(app, "rate_limit", "w0@test", task_name="record", rate_limit="1/h")
-        assert set_ == [{"ok": "new rate limit set successfully"}]
-        record.perform_async([{"id": n} for n in range(3)])
-        ledger.wait_for("end", 2)
-        eventually(lambda: client.exists(tokens_key("record")))
+    assert not has_tokens(app)
+    set_ = command(app, "rate_limit", "w0@test", task_name="record", rate_limit="1/h")
+    assert set_ == [{"ok": "new rate limit set successfully"}]
+    record.perform_async([{"id": n} for n in range(3)])
+    ledger.wait_for("end", 2)
+    eventually(lambda: has_tokens(app))
     eventually(lambda: {record.ordered_queue.why(n).kind for n in range(3)} == {"nowhere", "limited"})
     app.tasks["outcome"].delay("1", "ok")
     ledger.wait_for("run")

@@ -175,9 +175,12 @@ def test_l6_an_undecodable_payload_goes_to_the_morgue_and_the_lane_goes_on(app, 
     keys = shard_keys(outcome.queue_spec.shard_refs()[0])
     store = outcome.ordered_queue._context.store
     bad = b"\xff\xfe\0"
-    store.client.redis.hset(keys["jobs"], "1", b'2 6 "good"' + b"1 %d %s" % (len(bad), bad))
-    store.client.redis.hset(keys["jobs"], "2", b"garbage")
-    store.client.redis.zadd(keys["due"], {"2": 1.0})
+    store.client.commands(
+        [
+            ("HSET", keys["jobs"], "1", b'2 6 "good"' + b"1 %d %s" % (len(bad), bad), "2", b"garbage"),
+            ("ZADD", keys["due"], 1, "2"),
+        ]
+    )
     start_worker()
     (run,) = ledger.wait_for("run")
     assert run["payloads"] == ["good"]

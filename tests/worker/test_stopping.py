@@ -244,6 +244,7 @@ def elsewhere(settings, tmp_path):
     settings.update(broker_url="filesystem://", broker_transport_options=options)
 
 
+@pytest.mark.one_server
 class TestNoRedis:
     """F7: a worker with a thread pool died at its start, and its plain tasks with it."""
 
