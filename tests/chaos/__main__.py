@@ -15,7 +15,7 @@ from celery_lowkiq.rules.errors import LowkiqError
 
 from .compare import Side, compare
 from .options import DEFAULT_FAULTS, EXCLUSIONS, FAULTS, OF_A_CLUSTER, ON_A_CLUSTER, Options
-from .report import Report
+from .report import EXAMPLES, Report
 from .run import run
 
 #: Lease time, and average time between two faults: in s, on one Redis and on a cluster.
@@ -73,8 +73,11 @@ def as_text(report: Report, sides: Sequence[Side] = ()) -> str:
 
 
 def _text(figure: Any) -> str:
-    """A figure; of a list, also what is in it."""
-    return f"{len(figure)} {'; '.join(figure)}".strip() if isinstance(figure, list) else str(figure)
+    """A figure; of a list, also what is in it, as far as it is short."""
+    if not isinstance(figure, list):
+        return str(figure)
+    more = ["..."] if len(figure) > EXAMPLES else []
+    return f"{len(figure)} {'; '.join([*figure[:EXAMPLES], *more])}".strip()
 
 
 def as_json(report: Report, seed: int, sides: Sequence[Side] = ()) -> str:
