@@ -70,6 +70,9 @@ class Server:
         self.master_of = {shard: shard.index % MASTERS for shard in shards}
         #: How often a shard's master came back with older data.
         self.losses: dict[ShardRef, int] = defaultdict(int)
+        #: Since when (the world's time) its process has had a shard, and since when any master answers.
+        self.here_since: dict[ShardRef, float] = dict.fromkeys(shards, -math.inf)
+        self.up_since = -math.inf
         #: How often that was when a shard left a process.
         self._left: dict[tuple[ShardRef, str], int] = {}
         #: What replicas have that lag. They have what their master began with, also when a shard is moved.
@@ -80,6 +83,10 @@ class Server:
         self.silent_start = 0
         #: Told of each shard given here that a node takes from another one: shard, former, new owner.
         self.taken: Callable[[ShardRef, str, str], None] = lambda shard, former, owner: None
+        #: Told of each lease whose owner releases it, and of each that it may not release: it names another
+        #: process.
+        self.released: Callable[[Lease], None] = lambda lease: None
+        self.not_known: Callable[[Lease], None] = lambda lease: None
         self.clock = 1.7e9
         self.listeners: list = []
         #: By shard: epochs as they were given, for the check that they only grow.
@@ -103,6 +110,14 @@ class Server:
     def copy(self):
         return copy.deepcopy((self.shards, self.members, self.count))
 
+    def copy_without_leases(self):
+        """As if no shard had ever had an owner."""
+        older = self.copy()
+        for shard, s in older[0].items():
+            s.model.recover(False, self.now)
+            older[0][shard] = Shard(s.model, senders=s.senders)
+        return older
+
     def stop(self) -> None:
         self.down = True
         self.cut_listeners()
@@ -111,8 +126,10 @@ class Server:
         """As other processes of these masters, which have ``older`` data."""
         self.down = False
         self.starts += 1
+        self.up_since = self.world.now
         for master in masters:
             self.processes[master] += 1
+        self.here_since.update((s, self.world.now) for s, m in self.master_of.items() if m in masters)
         if older is None:
             return
         shards, members, self.count = older
@@ -132,6 +149,7 @@ class Server:
         if self._left.get((shard, self._process(master)), self.losses[shard]) == self.losses[shard]:
             self._left[shard, self.name_of(shard)] = self.losses[shard]
             self.master_of[shard] = master
+            self.here_since[shard] = self.world.now
             self._replicate(shard)
 
     def _replicate(self, shard: ShardRef) -> None:
@@ -160,6 +178,7 @@ class Server:
         for index in range(count):
             self.shards.setdefault(ShardRef(queue, index), Shard())
             self.master_of.setdefault(ShardRef(queue, index), index % MASTERS)
+            self.here_since.setdefault(ShardRef(queue, index), -math.inf)
 
     def current(self) -> list[ShardRef]:
         """The shards that the queue has now."""
@@ -236,13 +255,18 @@ class Server:
         if (s.owner, s.epoch) == ("", lease.epoch):
             return True
         self._owned(lease)
-        if not unsettled and (s.model.processing or not self._knows(lease)):
+        if not unsettled and s.model.processing:
+            return False
+        if not unsettled and not self._knows(lease):
+            self.not_known(lease)
             return False
         s.owner = ""
         s.given_on = lease.server
         s.leaving = unsettled
         s.counter += 1
         self.announce(lease.shard, None)
+        if not unsettled:
+            self.released(lease)
         return True
 
     def _knows(self, lease: Lease) -> bool:
