@@ -153,10 +153,17 @@ class Checks:
     # -- leases
 
     def taken(self, shard: ShardRef, former: str, owner: str) -> None:
-        """I6: a silence of the server costs no living owner a shard: no node could look, nor renew."""
+        """I6: a silence of all masters or of its own costs no living owner a shard: no node could look, nor
+        renew.
+        """
         server, now = self.server, self._world.now
-        began, ended = server.silent_from, server.silent_until
-        noticed = ended - began > NOTICED * self._lease and server.starts == server.silent_start
+        master = server.master_of[shard]
+        began, ended = server.away_from[master], server.away_until[master]
+        same = server.here_since[shard] < began
+        if server.silent_from > began:
+            began, ended = server.silent_from, server.silent_until
+            same = server.starts == server.silent_start
+        noticed = same and ended - began > NOTICED * self._lease
         if self.lossy or not noticed or now > ended + RETURN * self._lease:
             return
         if all(self.nodes[name].undisturbed_since(began - self._lease) for name in (former, owner)):
@@ -205,7 +212,8 @@ class Checks:
         return there and not server.shards[shard].owner and shard not in server.damaged
 
     def _wants(self, node: Node, shard: ShardRef) -> bool:
-        calm_since = max(self.server.up_since, self.server.silent_until, node.disturbed_until)
+        server = self.server
+        calm_since = max(server.up_since, server.silent_until, *server.away_until, node.disturbed_until)
         if node.dead or node.ending or self._world.now < calm_since + CALM * self._lease:
             return False
         return node.wants(shard)

@@ -168,11 +168,12 @@ class SimStore:
         self._network = network
         self._server = network.server
 
-    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
         return self._call(lambda: self._server.observe(shards))
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         def acquire(one: LeaseWatch) -> Lease:
+            self._server.check_answers(one.shard)
             self._server.check_count(one.queue)
             return self._server.acquire(one.shard, owner, one.seen, one.known_epoch)
 
@@ -186,8 +187,11 @@ class SimStore:
         self._network.hold_renewals()
         return self._call(lambda: self._server.renew(leases, stopping, turn))
 
-    def release(self, lease: Lease, unsettled: bool = False) -> bool:
-        return self._call(lambda: self._server.release(lease, unsettled))
+    def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
+        def effect() -> bool | None:
+            return None if self._server.is_away(lease.shard) else self._server.release(lease, unsettled)
+
+        return self._call(effect)
 
     def exchange(self, settle: SettleRequest | None, claim: ClaimRequest | None) -> tuple[Any, Any]:
         def effect() -> tuple[Any, Any]:
@@ -199,7 +203,7 @@ class SimStore:
         return self._call(effect)
 
     def retract_crashes(self, lease: Lease) -> None:
-        self._call(lambda: None)
+        self._call(lambda: self._server.check_answers(lease.shard))
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate) -> BeatResult:
         """What nodes say of themselves is for people: there are none here."""
@@ -208,7 +212,7 @@ class SimStore:
         return self._call(
             lambda: BeatResult(
                 [self._server.beat(queue, owner, lanes, turn) for queue in queues],
-                [str(self._server.count)] * len(queues),
+                [None if self._server.queue_is_away else str(self._server.count)] * len(queues),
             )
         )
 
@@ -220,7 +224,7 @@ class SimStore:
 
     def next_due(
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
-    ) -> list[Due]:
+    ) -> list[Due | None]:
         asked = list(zip(shards, in_hand, were_empty, strict=True))
         return self._call(lambda: [self._server.next_due(*one) for one in asked])
 

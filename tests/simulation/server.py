@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError
+from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.layout import Layout, shard_of
 from celery_lowkiq.rules.models import (
     Job,
@@ -29,7 +29,7 @@ from .world import World
 
 #: Jobs that are never taken for poison: nodes die of other things here.
 MANY = 10_000
-#: Among which the shards are divided. All of them answer, or none. The first one has the queue's own keys.
+#: Among which the shards are divided. The first one has the queue's own keys.
 MASTERS = 3
 #: Claim numbers that differ in the time only.
 NUMBERS = 1000
@@ -81,6 +81,9 @@ class Server:
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
         self.silent_start = 0
+        #: Of each master, when (the world's time) it was away last, while others answered.
+        self.away_from = [-math.inf] * MASTERS
+        self.away_until = [-math.inf] * MASTERS
         #: Told of each shard given here that a node takes from another one: shard, former, new owner.
         self.taken: Callable[[ShardRef, str, str], None] = lambda shard, former, owner: None
         #: Told of each lease whose owner releases it, and of each that it may not release: it names another
@@ -164,6 +167,27 @@ class Server:
         self.silent_from, self.silent_until = self.world.now, self.world.now + seconds
         self.silent_start = self.starts
 
+    def be_away(self, master: int, seconds: float) -> None:
+        """Do not answer about what a master has."""
+        if not self._is_away(master):
+            self.away_from[master] = self.world.now
+        self.away_until[master] = max(self.away_until[master], self.world.now + seconds)
+
+    def _is_away(self, master: int) -> bool:
+        return self.world.now < self.away_until[master]
+
+    def is_away(self, shard: ShardRef) -> bool:
+        return self._is_away(self.master_of[shard])
+
+    @property
+    def queue_is_away(self) -> bool:
+        """Whether that is so for the queue's own keys."""
+        return self._is_away(0)
+
+    def check_answers(self, shard: ShardRef) -> None:
+        if self.is_away(shard):
+            raise StoreUnavailable("its master is away")
+
     def cut_listeners(self) -> None:
         for listener in list(self.listeners):
             listener.cut()
@@ -204,8 +228,8 @@ class Server:
             raise NotOwner(str(lease.shard))
         return s
 
-    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
-        return [self._state(shard) for shard in shards]
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
+        return [None if self.is_away(shard) else self._state(shard) for shard in shards]
 
     def acquire(self, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int) -> Lease:
         s, state = self.shards[shard], self._state(shard)
@@ -238,7 +262,7 @@ class Server:
         return Lease(shard, owner, s.epoch, name)
 
     def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
-        return [self._renew(lease, stopping, turn) for lease in leases]
+        return [None if self.is_away(lease.shard) else self._renew(lease, stopping, turn) for lease in leases]
 
     def _renew(self, lease: Lease, stopping: bool, turn: int) -> Renewed:
         try:
@@ -276,6 +300,7 @@ class Server:
     # -- jobs
 
     def push(self, shard: ShardRef, sender: str, n: int, entries: Sequence[tuple[str, bytes, float]]) -> None:
+        self.check_answers(shard)
         if shard.index != shard_of(entries[0][0], self.count):
             raise StoreError("it was sent before the queue had another number of shards")
         s = self.shards[shard]
@@ -289,6 +314,7 @@ class Server:
     def claim(self, wish: ClaimRequest) -> Claim:
         lease, request, in_hand = wish.lease, wish.request, wish.in_hand
         assert in_hand is not None
+        self.check_answers(lease.shard)
         s = self._owned(lease)
         model = s.model
         epoch, last = s.request
@@ -327,6 +353,7 @@ class Server:
         return 2 if not ids and any(job.perform_in <= self.now for job in passed) else 0
 
     def settle(self, asked: SettleRequest) -> SettleReply:
+        self.check_answers(asked.lease.shard)
         s = self._owned(asked.lease)
         accepted = {
             v.id
@@ -339,7 +366,9 @@ class Server:
         released = asked.release and self.release(asked.lease)
         return SettleReply(frozenset(accepted), self.now, next_due, released)
 
-    def next_due(self, shard: ShardRef, in_hand: OpenClaims, was_empty: bool) -> Due:
+    def next_due(self, shard: ShardRef, in_hand: OpenClaims, was_empty: bool) -> Due | None:
+        if self.is_away(shard):
+            return None
         s = self.shards[shard]
         if was_empty and not s.model.waiting:
             return Due(None, self.now)
@@ -364,12 +393,16 @@ class Server:
 
     # -- members and announcements
 
-    def beat(self, queue: str, owner: str, lanes: int, turn: int) -> dict[str, tuple[int, int]]:
+    def beat(self, queue: str, owner: str, lanes: int, turn: int) -> dict[str, tuple[int, int]] | None:
+        if self.queue_is_away:
+            return None
         members = self.members.setdefault(queue, {})
         members[owner] = (lanes, max(members.get(owner, (0, 0))[1], turn))
         return dict(members)
 
     def forget_members(self, queue: str, owners: Sequence[str]) -> None:
+        if self.queue_is_away:
+            raise StoreUnavailable("the queue's master is away")
         for owner in owners:
             self.members.get(queue, {}).pop(owner, None)
 

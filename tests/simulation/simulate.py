@@ -37,6 +37,7 @@ FAULTS = (
     "damage",
     "restart_redis",
     "silence",
+    "master_away",
     "leave",
     "abandon",
     "join",
@@ -257,6 +258,15 @@ class Simulation:
             self.world.note(f"Redis is silent for {seconds:.3f}")
             self.server.be_silent(seconds)
 
+    def _master_away(self) -> None:
+        """One master or two of a cluster do not answer; they are the same processes afterwards."""
+        chance = self.world.random
+        masters = chance.sample(range(MASTERS), chance.choice([1, 1, 2]))
+        seconds = chance.uniform(0.1, 3.5) * LEASE
+        self.world.note(f"masters {masters} are away for {seconds:.3f}")
+        for master in masters:
+            self.server.be_away(master, seconds)
+
     def _roll_back(self) -> None:
         """A failover of one master or of all: replicas have not seen the last writes, and are there at once
         or soon. Whatever cut them off may have cut off a node as well.
@@ -444,6 +454,7 @@ class Simulation:
         self.network.mute.clear()
         self.server.damaged.clear()
         self.server.silent_until = min(self.server.silent_until, self.world.now)
+        self.server.away_until = [min(until, self.world.now) for until in self.server.away_until]
         if not self._alive():
             self.start_node()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import subprocess
@@ -118,8 +119,30 @@ def test_a_wait_that_begins_when_leases_are_read_is_found():
         assert max(taken_after(seed) for seed in range(20)) > AT_MOST
 
 
-def taken_after(seed, begins=None, lease_seconds=1.0):
-    """Lease times until all shards of a node that dies have another owner; one ``begins`` in its place."""
+def test_shards_of_other_masters_are_taken_as_soon_while_one_is_away():
+    assert max(taken_after(seed, away=1) for seed in range(6)) < AT_MOST
+
+
+def test_an_outage_of_one_master_that_resets_what_was_seen_of_all_is_found():
+    with patched(LeaseTable, "doubt", value=_doubts_all):
+        assert max(taken_after(seed, away=1) for seed in range(2)) > AT_MOST
+
+
+def test_an_outage_of_one_master_that_resets_nothing_is_found():
+    with patched(LeaseTable, "doubt", value=lambda self, shard: self.watch(shard)):
+        assert any(simulate(seed, ("master_away",)).violations for seed in range(40))
+
+
+def _doubts_all(self, shard):
+    self.mark_doubtful(0.0)
+    return self.watch(shard)
+
+
+def taken_after(seed, begins=None, lease_seconds=1.0, away=None):
+    """Lease times until all shards of a node that dies have another owner; one ``begins`` in its place.
+
+    Without those of the master that is ``away`` from then on.
+    """
     with simulated() as threading:
         world, queue = World(seed), QueueSpec("q", shards=24)
         server = Server(world, queue.shard_refs())
@@ -135,12 +158,15 @@ def taken_after(seed, begins=None, lease_seconds=1.0):
         node = [start(number) for number in range(3)][-1]
         died_at = world.random.uniform(8, 10)
         world.at(died_at, node.die)
+        if away is not None:
+            world.at(died_at, partial(server.be_away, away, 60.0))
         if begins is not None:
             world.at(died_at + begins * lease_seconds, partial(start, 3))
         world.run(died_at)
         assert sum(shard.owner == node.name for shard in server.shards.values()) == 8
-        assert world.run(20, lambda: all(shard.owner != node.name for shard in server.shards.values()))
-        taken_at = world.now
+        left = [state for shard, state in server.shards.items() if server.master_of[shard] != away]
+        done = world.run(20, lambda: all(state.owner != node.name for state in left))
+        taken_at = world.now if done else math.inf
         if begins is not None:
             shared = {"n0": 8, "n1": 8, "n3": 8}
             assert world.run(20, lambda: Counter(one.owner for one in server.shards.values()) == shared)
