@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.test_simulation import OFTEN, PLAIN, RARE
+from tests.simulation.test_simulation import AFTER_FAILOVERS, OFTEN, PLAIN, RARE
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "invariants.md").read_text()
@@ -24,4 +24,4 @@ def test_the_tests_exist(name):
 
 def test_the_planted_faults_exist():
     assert len(FAULTS) > 5
-    assert set(FAULTS) <= PLAIN.keys() | OFTEN.keys() | RARE.keys()
+    assert set(FAULTS) <= {*PLAIN, *OFTEN, *AFTER_FAILOVERS, *RARE}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import Batch, Job, ShardRef
+from celery_lowkiq.rules.models import Batch, Job, Lease, ShardRef
 
 from .server import Server
 from .world import World
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 RETURN = 0.9
 #: A silence that all nodes notice, in lease times.
 NOTICED = 0.5
+#: Lease times after which a released shard has a new owner, where a node wants it: a turn, and the round
+#: trips of another one.
+HAND_OVER = 0.6
+#: Lease times after the end of an outage, or of what kept a node from its work, when that works as before.
+CALM = 1.0
+#: Lease times between two looks at shards that were released.
+LOOK = 0.05
 
 
 @dataclass
@@ -28,6 +35,14 @@ class Run:
     node: Node
     batch: Batch
     deadline: float
+
+
+@dataclass
+class HandOver:
+    """A shard that its owner has released: the process where, and since when which nodes want it."""
+
+    process: str
+    wanted_since: dict[str, float]
 
 
 class Checks:
@@ -42,7 +57,8 @@ class Checks:
         self._queue = queue
         self._strict = strict
         self._running: dict[ShardRef, list[Run]] = defaultdict(list)
-        server.taken = self.taken
+        self._released: dict[ShardRef, HandOver] = {}
+        server.taken, server.released, server.not_known = self.taken, self.released, self.not_known
         #: All that were ever started, by name.
         self.nodes: dict[str, Node] = {}
         #: Whether calls get lost at random.
@@ -137,16 +153,70 @@ class Checks:
     # -- leases
 
     def taken(self, shard: ShardRef, former: str, owner: str) -> None:
-        """I6: a silence of the server costs no living owner a shard: no node could look, nor renew."""
+        """I6: a silence of all masters or of its own costs no living owner a shard: no node could look, nor
+        renew.
+        """
         server, now = self.server, self._world.now
-        began, ended = server.silent_from, server.silent_until
-        noticed = ended - began > NOTICED * self._lease and server.starts == server.silent_start
+        master = server.master_of[shard]
+        began, ended = server.away_from[master], server.away_until[master]
+        same = server.here_since[shard] < began
+        if server.silent_from > began:
+            began, ended = server.silent_from, server.silent_until
+            same = server.starts == server.silent_start
+        noticed = same and ended - began > NOTICED * self._lease
         if self.lossy or not noticed or now > ended + RETURN * self._lease:
             return
         if all(self.nodes[name].undisturbed_since(began - self._lease) for name in (former, owner)):
             self._world.violated(
                 f"{owner} takes {shard} from {former}, which lives, {now - ended:.3f} after Redis was silent"
             )
+
+    def not_known(self, lease: Lease) -> None:
+        """I7: an owner that has renewed in time on the process that has its shard can release it there."""
+        node = self.nodes[lease.owner]
+        owned = node.runtime._ownership._table.get(lease.shard)
+        # The release may have been sent before the last renewal was answered.
+        if owned is None or (owned.lease, owned.lease.server) != (lease, lease.server):
+            return
+        renewed_at = node.when(owned.renewed_at)
+        if self.server.here_since[lease.shard] <= renewed_at and self._world.now < node.when(owned.deadline):
+            self._world.violated(
+                f"{node.name} may not release {lease.shard} on {self.server.name_of(lease.shard)}, where it "
+                f"renewed at {renewed_at:.3f}: it names {lease.server}"
+            )
+
+    def released(self, lease: Lease) -> None:
+        self._released[lease.shard] = HandOver(self.server.name_of(lease.shard), {})
+
+    def look_at_released(self) -> None:
+        """I7: a shard that was released waits for no lease time while a node with room for it lives."""
+        now = self._world.now
+        calm = not self.lossy and not self.server.down and not self.server.silent
+        for shard, hand_over in list(self._released.items()):
+            if not self._is_free(shard, hand_over):
+                del self._released[shard]
+                continue
+            want = [node.name for node in self.nodes.values() if calm and self._wants(node, shard)]
+            before = hand_over.wanted_since
+            hand_over.wanted_since = {name: before.get(name, now) for name in want}
+            for name, since in hand_over.wanted_since.items():
+                if now - since > HAND_OVER * self._lease:
+                    self._world.violated(
+                        f"{name} does not take {shard}, which is free, and which it wants since {since:.3f}"
+                    )
+        self._world.later(LOOK * self._lease, self.look_at_released)
+
+    def _is_free(self, shard: ShardRef, hand_over: HandOver) -> bool:
+        server = self.server
+        there = server.name_of(shard) == hand_over.process and shard.index < server.count
+        return there and not server.shards[shard].owner and shard not in server.damaged
+
+    def _wants(self, node: Node, shard: ShardRef) -> bool:
+        server = self.server
+        calm_since = max(server.up_since, server.silent_until, *server.away_until, node.disturbed_until)
+        if node.dead or node.ending or self._world.now < calm_since + CALM * self._lease:
+            return False
+        return node.wants(shard)
 
     def all_is_released(self, node: Node) -> None:
         """A node that was stopped has no shard of the queue. Of what a former server gave it knows nothing.

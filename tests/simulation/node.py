@@ -47,8 +47,11 @@ class Network:
         #: How long a call is on its way at most, in s.
         self.delay = 0.01 * lease_seconds
         self.cut: set[Machine] = set()
-        #: Until when renewals of a machine are on their way.
+        #: Until when renewals of a machine are on their way, and until when its acquisitions.
         self.held: dict[Machine, float] = {}
+        self.held_acquires: dict[Machine, float] = {}
+        #: Those whose acquisitions arrive before that, too: redis-py repeats what was not answered.
+        self.repeating: set[Machine] = set()
         #: Those whose heartbeats alone are refused.
         self.mute: set[Machine] = set()
 
@@ -81,9 +84,16 @@ class Network:
         return answer
 
     def hold_renewals(self) -> None:
+        self._hold(self.held)
+
+    def hold_acquires(self, effect: Callable[[], Any]) -> None:
+        if self.held_acquires.get(me().machine, 0.0) > self.world.now and me().machine in self.repeating:
+            self._arrive_late(effect)
+        self._hold(self.held_acquires)
+
+    def _hold(self, until: dict[Machine, float]) -> None:
         machine = me().machine
-        seconds = self.held.get(machine, 0.0) - self.world.now
-        if seconds > 0:
+        while (seconds := until.get(machine, 0.0) - self.world.now) > 0:
             me().park(seconds * machine.rate)
 
     def _repeats(self, luck: float) -> bool:
@@ -158,22 +168,30 @@ class SimStore:
         self._network = network
         self._server = network.server
 
-    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
         return self._call(lambda: self._server.observe(shards))
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         def acquire(one: LeaseWatch) -> Lease:
+            self._server.check_answers(one.shard)
             self._server.check_count(one.queue)
             return self._server.acquire(one.shard, owner, one.seen, one.known_epoch)
 
-        return self._call(lambda: [_answer(partial(acquire, one)) for one in wanted])
+        def effect() -> list[Lease | LowkiqError]:
+            return [_answer(partial(acquire, one)) for one in wanted]
+
+        self._network.hold_acquires(effect)
+        return self._call(effect)
 
     def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
         self._network.hold_renewals()
         return self._call(lambda: self._server.renew(leases, stopping, turn))
 
-    def release(self, lease: Lease, unsettled: bool = False) -> bool:
-        return self._call(lambda: self._server.release(lease, unsettled))
+    def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
+        def effect() -> bool | None:
+            return None if self._server.is_away(lease.shard) else self._server.release(lease, unsettled)
+
+        return self._call(effect)
 
     def exchange(self, settle: SettleRequest | None, claim: ClaimRequest | None) -> tuple[Any, Any]:
         def effect() -> tuple[Any, Any]:
@@ -185,7 +203,7 @@ class SimStore:
         return self._call(effect)
 
     def retract_crashes(self, lease: Lease) -> None:
-        self._call(lambda: None)
+        self._call(lambda: self._server.check_answers(lease.shard))
 
     def beat(self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate) -> BeatResult:
         """What nodes say of themselves is for people: there are none here."""
@@ -194,7 +212,7 @@ class SimStore:
         return self._call(
             lambda: BeatResult(
                 [self._server.beat(queue, owner, lanes, turn) for queue in queues],
-                [str(self._server.count)] * len(queues),
+                [None if self._server.queue_is_away else str(self._server.count)] * len(queues),
             )
         )
 
@@ -206,7 +224,7 @@ class SimStore:
 
     def next_due(
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
-    ) -> list[Due]:
+    ) -> list[Due | None]:
         asked = list(zip(shards, in_hand, were_empty, strict=True))
         return self._call(lambda: [self._server.next_due(*one) for one in asked])
 
@@ -327,8 +345,9 @@ class Node(Machine):
         self.drained = False
         #: It was told to end.
         self.ending = False
-        #: Until when (the world's time) it was cut off.
-        self.cut_until = 0.0
+        #: Until when (the world's time) it was cut off, and has no heartbeat.
+        self.cut_until = self.mute_until = 0.0
+        self._network = network
         #: It ends by a deadline.
         self.leaving = False
         #: Until when (the world's time) its leases would last that it gives up in its last moment.
@@ -375,6 +394,28 @@ class Node(Machine):
     def undisturbed_since(self, when: float) -> bool:
         """Whether only the server can have kept it from renewing since then."""
         return not (self.dead or self.ending) and max(self.frozen_until, self.cut_until) < when
+
+    @property
+    def disturbed_until(self) -> float:
+        """When (the world's time) the last fault of this node ends."""
+        network = self._network
+        held = max(network.held.get(self, 0.0), network.held_acquires.get(self, 0.0))
+        return max(self.frozen_until, self.cut_until, self.mute_until, held)
+
+    def wants(self, shard: ShardRef) -> bool:
+        """Whether it would take the shard if that was free."""
+        ownership = self.runtime._ownership
+        table = ownership._table
+        if shard not in table.wanted({shard.queue}) or table.in_use(shard):
+            return False
+        room = ownership._acquisition._room()
+        assert room is not None
+        return table.watch(shard).not_before <= self.monotonic() and room.left(shard.queue)
+
+    def unowned(self) -> list[ShardRef]:
+        """The shards that it has seen without a lease."""
+        watches = self.runtime._ownership._table._watches
+        return [shard for shard, watch in watches.items() if watch.since is not None and not watch.seen.epoch]
 
     def owned(self) -> list[ShardRef]:
         """The shards that it takes for its own."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError
+from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.layout import Layout, shard_of
 from celery_lowkiq.rules.models import (
     Job,
@@ -29,7 +29,7 @@ from .world import World
 
 #: Jobs that are never taken for poison: nodes die of other things here.
 MANY = 10_000
-#: Among which the shards are divided. All of them answer, or none. The first one has the queue's own keys.
+#: Among which the shards are divided. The first one has the queue's own keys.
 MASTERS = 3
 #: Claim numbers that differ in the time only.
 NUMBERS = 1000
@@ -70,6 +70,9 @@ class Server:
         self.master_of = {shard: shard.index % MASTERS for shard in shards}
         #: How often a shard's master came back with older data.
         self.losses: dict[ShardRef, int] = defaultdict(int)
+        #: Since when (the world's time) its process has had a shard, and since when any master answers.
+        self.here_since: dict[ShardRef, float] = dict.fromkeys(shards, -math.inf)
+        self.up_since = -math.inf
         #: How often that was when a shard left a process.
         self._left: dict[tuple[ShardRef, str], int] = {}
         #: What replicas have that lag. They have what their master began with, also when a shard is moved.
@@ -78,8 +81,15 @@ class Server:
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
         self.silent_start = 0
+        #: Of each master, when (the world's time) it was away last, while others answered.
+        self.away_from = [-math.inf] * MASTERS
+        self.away_until = [-math.inf] * MASTERS
         #: Told of each shard given here that a node takes from another one: shard, former, new owner.
         self.taken: Callable[[ShardRef, str, str], None] = lambda shard, former, owner: None
+        #: Told of each lease whose owner releases it, and of each that it may not release: it names another
+        #: process.
+        self.released: Callable[[Lease], None] = lambda lease: None
+        self.not_known: Callable[[Lease], None] = lambda lease: None
         self.clock = 1.7e9
         self.listeners: list = []
         #: By shard: epochs as they were given, for the check that they only grow.
@@ -103,6 +113,14 @@ class Server:
     def copy(self):
         return copy.deepcopy((self.shards, self.members, self.count))
 
+    def copy_without_leases(self):
+        """As if no shard had ever had an owner."""
+        older = self.copy()
+        for shard, s in older[0].items():
+            s.model.recover(False, self.now)
+            older[0][shard] = Shard(s.model, senders=s.senders)
+        return older
+
     def stop(self) -> None:
         self.down = True
         self.cut_listeners()
@@ -111,8 +129,10 @@ class Server:
         """As other processes of these masters, which have ``older`` data."""
         self.down = False
         self.starts += 1
+        self.up_since = self.world.now
         for master in masters:
             self.processes[master] += 1
+        self.here_since.update((s, self.world.now) for s, m in self.master_of.items() if m in masters)
         if older is None:
             return
         shards, members, self.count = older
@@ -132,6 +152,7 @@ class Server:
         if self._left.get((shard, self._process(master)), self.losses[shard]) == self.losses[shard]:
             self._left[shard, self.name_of(shard)] = self.losses[shard]
             self.master_of[shard] = master
+            self.here_since[shard] = self.world.now
             self._replicate(shard)
 
     def _replicate(self, shard: ShardRef) -> None:
@@ -145,6 +166,27 @@ class Server:
     def be_silent(self, seconds: float) -> None:
         self.silent_from, self.silent_until = self.world.now, self.world.now + seconds
         self.silent_start = self.starts
+
+    def be_away(self, master: int, seconds: float) -> None:
+        """Do not answer about what a master has."""
+        if not self._is_away(master):
+            self.away_from[master] = self.world.now
+        self.away_until[master] = max(self.away_until[master], self.world.now + seconds)
+
+    def _is_away(self, master: int) -> bool:
+        return self.world.now < self.away_until[master]
+
+    def is_away(self, shard: ShardRef) -> bool:
+        return self._is_away(self.master_of[shard])
+
+    @property
+    def queue_is_away(self) -> bool:
+        """Whether that is so for the queue's own keys."""
+        return self._is_away(0)
+
+    def check_answers(self, shard: ShardRef) -> None:
+        if self.is_away(shard):
+            raise StoreUnavailable("its master is away")
 
     def cut_listeners(self) -> None:
         for listener in list(self.listeners):
@@ -160,6 +202,7 @@ class Server:
         for index in range(count):
             self.shards.setdefault(ShardRef(queue, index), Shard())
             self.master_of.setdefault(ShardRef(queue, index), index % MASTERS)
+            self.here_since.setdefault(ShardRef(queue, index), -math.inf)
 
     def current(self) -> list[ShardRef]:
         """The shards that the queue has now."""
@@ -185,8 +228,8 @@ class Server:
             raise NotOwner(str(lease.shard))
         return s
 
-    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState]:
-        return [self._state(shard) for shard in shards]
+    def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
+        return [None if self.is_away(shard) else self._state(shard) for shard in shards]
 
     def acquire(self, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int) -> Lease:
         s, state = self.shards[shard], self._state(shard)
@@ -219,7 +262,7 @@ class Server:
         return Lease(shard, owner, s.epoch, name)
 
     def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
-        return [self._renew(lease, stopping, turn) for lease in leases]
+        return [None if self.is_away(lease.shard) else self._renew(lease, stopping, turn) for lease in leases]
 
     def _renew(self, lease: Lease, stopping: bool, turn: int) -> Renewed:
         try:
@@ -236,13 +279,18 @@ class Server:
         if (s.owner, s.epoch) == ("", lease.epoch):
             return True
         self._owned(lease)
-        if not unsettled and (s.model.processing or not self._knows(lease)):
+        if not unsettled and s.model.processing:
+            return False
+        if not unsettled and not self._knows(lease):
+            self.not_known(lease)
             return False
         s.owner = ""
         s.given_on = lease.server
         s.leaving = unsettled
         s.counter += 1
         self.announce(lease.shard, None)
+        if not unsettled:
+            self.released(lease)
         return True
 
     def _knows(self, lease: Lease) -> bool:
@@ -252,6 +300,7 @@ class Server:
     # -- jobs
 
     def push(self, shard: ShardRef, sender: str, n: int, entries: Sequence[tuple[str, bytes, float]]) -> None:
+        self.check_answers(shard)
         if shard.index != shard_of(entries[0][0], self.count):
             raise StoreError("it was sent before the queue had another number of shards")
         s = self.shards[shard]
@@ -265,6 +314,7 @@ class Server:
     def claim(self, wish: ClaimRequest) -> Claim:
         lease, request, in_hand = wish.lease, wish.request, wish.in_hand
         assert in_hand is not None
+        self.check_answers(lease.shard)
         s = self._owned(lease)
         model = s.model
         epoch, last = s.request
@@ -303,6 +353,7 @@ class Server:
         return 2 if not ids and any(job.perform_in <= self.now for job in passed) else 0
 
     def settle(self, asked: SettleRequest) -> SettleReply:
+        self.check_answers(asked.lease.shard)
         s = self._owned(asked.lease)
         accepted = {
             v.id
@@ -315,7 +366,9 @@ class Server:
         released = asked.release and self.release(asked.lease)
         return SettleReply(frozenset(accepted), self.now, next_due, released)
 
-    def next_due(self, shard: ShardRef, in_hand: OpenClaims, was_empty: bool) -> Due:
+    def next_due(self, shard: ShardRef, in_hand: OpenClaims, was_empty: bool) -> Due | None:
+        if self.is_away(shard):
+            return None
         s = self.shards[shard]
         if was_empty and not s.model.waiting:
             return Due(None, self.now)
@@ -340,12 +393,16 @@ class Server:
 
     # -- members and announcements
 
-    def beat(self, queue: str, owner: str, lanes: int, turn: int) -> dict[str, tuple[int, int]]:
+    def beat(self, queue: str, owner: str, lanes: int, turn: int) -> dict[str, tuple[int, int]] | None:
+        if self.queue_is_away:
+            return None
         members = self.members.setdefault(queue, {})
         members[owner] = (lanes, max(members.get(owner, (0, 0))[1], turn))
         return dict(members)
 
     def forget_members(self, queue: str, owners: Sequence[str]) -> None:
+        if self.queue_is_away:
+            raise StoreUnavailable("the queue's master is away")
         for owner in owners:
             self.members.get(queue, {}).pop(owner, None)
 

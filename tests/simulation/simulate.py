@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from unittest import mock
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.worker import context, exclusion, outage, runtime, waker
 from celery_lowkiq.worker.lane import lane, lane_state
 from celery_lowkiq.worker.ownership import ownership
@@ -36,6 +37,7 @@ FAULTS = (
     "damage",
     "restart_redis",
     "silence",
+    "master_away",
     "leave",
     "abandon",
     "join",
@@ -44,7 +46,10 @@ FAULTS = (
     "move_slot",
 )
 #: Those that need data to be lost.
-LOSSES = ("roll_back", "lose_takeover")
+LOSSES = ("roll_back", "lose_takeover", "lose_race")
+#: Not with faults that start nodes: one that starts then cannot know of a lease that was the shard's first
+#: (docs/invariants.md).
+LOSS_OF_FIRST = "lose_first"
 #: Most shards of a queue whose number changes.
 MOST_SHARDS = 8
 MODULES = (lane, lane_state, ownership, context, outage, runtime, waker, exclusion)
@@ -101,6 +106,9 @@ class Simulation:
             self.callers.append(caller)
         for _ in range(self.world.random.choice([1, 1, 2])):
             Task(Machine(self.world, "trouble"), self._make_trouble).start()
+        if LOSS_OF_FIRST in self.possible:
+            Task(Machine(self.world, "first leases"), self._lose_first).start()
+        self.checks.look_at_released()
         self.world.run(TROUBLE * LEASE)
         self._heal()
         self.world.run(self.world.now + PEACE * LEASE, self._finished)
@@ -222,6 +230,7 @@ class Simulation:
             )
             self.world.note(f"{node.name} has no heartbeat for {seconds:.3f}")
             self.network.mute.add(node)
+            node.mute_until = max(node.mute_until, self.world.now + seconds)
             self.world.later(seconds, partial(self.network.mute.discard, node))
 
     def _damage(self) -> None:
@@ -249,12 +258,18 @@ class Simulation:
             self.world.note(f"Redis is silent for {seconds:.3f}")
             self.server.be_silent(seconds)
 
+    def _master_away(self) -> None:
+        """One master or two of a cluster do not answer; they are the same processes afterwards."""
+        chance = self.world.random
+        masters = chance.sample(range(MASTERS), chance.choice([1, 1, 2]))
+        seconds = chance.uniform(0.1, 3.5) * LEASE
+        self.world.note(f"masters {masters} are away for {seconds:.3f}")
+        for master in masters:
+            self.server.be_away(master, seconds)
+
     def _roll_back(self) -> None:
         """A failover of one master or of all: replicas have not seen the last writes, and are there at once
         or soon. Whatever cut them off may have cut off a node as well.
-
-        A loss of even the first lease of a shard is not simulated: a node that starts then cannot know of it
-        (docs/invariants.md).
         """
         chance = self.world.random
         lost = chance.uniform(0.1, 3) * LEASE
@@ -297,11 +312,64 @@ class Simulation:
 
         self._lose(wait)
 
-    def _lose(self, wait: Callable[[], Sequence[int]]) -> None:
-        """Lose what is written during ``wait()``, which returns the masters that replicas replace."""
-        if not all(self.server.shards[shard].epoch for shard in self.server.current()):
+    def _lose_race(self) -> None:
+        """A failover loses what one node takes of a dead one's. Then another one's request to take the same
+        arrives there, maybe for the second time: nothing of it was lost before.
+        """
+        chance, busy = self.world.random, [node for node in self._alive() if node.owned()]
+        if len(busy) < 2:
             return
-        older, since, resizes = self.server.copy(), self.world.now, self.resizes
+        dead, late = chance.sample(busy, 2)
+        shards, repeats = dead.owned(), chance.random() < 0.5
+        self.world.note(f"{dead.name} is killed, and {late.name} is late to take what it had")
+        dead.die()
+        self._start_again()
+
+        def hold(until: Callable[[], Sequence[ShardRef]]) -> Sequence[int]:
+            for _ in range(300):
+                self.network.held_acquires[late] = self.world.now + 0.02 * LEASE
+                me().park(0.01 * LEASE)
+                if found := until():
+                    return [self.server.master_of[shard] for shard in found]
+            return range(MASTERS)
+
+        if repeats:
+            self.network.repeating.add(late)
+            hold(lambda: [shard for shard in shards if self.server.shards[shard].owner == late.name])
+            self.network.repeating.discard(late)
+        self._lose(lambda: hold(lambda: self.checks.run_by_others(late, shards)))
+
+    def _lose_first(self) -> None:
+        """A failover loses all leases that there ever were, while a node is frozen: at the beginning, one
+        that has seen a shard without a lease; later, one whose shards others take.
+        """
+        nodes = self._alive()
+        # The strict mode ends what is frozen, and starts a node.
+        if self.strict or len(nodes) < 2:
+            return
+        node = self.world.random.choice(nodes)
+        while not (node.owned() or node.unowned()):
+            me().park(0.001 * LEASE)
+        shards = node.unowned() or node.owned()
+
+        def wait() -> Sequence[int]:
+            for _ in range(200):
+                node.freeze(0.02 * LEASE)
+                me().park(0.01 * LEASE)
+                if taken := self.checks.run_by_others(node, shards):
+                    return [self.server.master_of[shard] for shard in taken]
+            return range(MASTERS)
+
+        self._lose(wait, self.server.copy_without_leases())
+
+    def _lose(self, wait: Callable[[], Sequence[int]], older: Any = None) -> None:
+        """Lose what is written during ``wait()``, which returns the masters that replicas replace.
+
+        These have ``older`` data; without it those of now, unless a shard has had no lease.
+        """
+        if not (older or all(self.server.shards[shard].epoch for shard in self.server.current())):
+            return
+        older, since, resizes = older or self.server.copy(), self.world.now, self.resizes
         self.server.replicas.append(older)
         masters = wait()
         self.server.replicas = [one for one in self.server.replicas if one is not older]
@@ -382,9 +450,11 @@ class Simulation:
         self.network.loss = 0.0
         self.network.cut.clear()
         self.network.held.clear()
+        self.network.held_acquires.clear()
         self.network.mute.clear()
         self.server.damaged.clear()
         self.server.silent_until = min(self.server.silent_until, self.world.now)
+        self.server.away_until = [min(until, self.world.now) for until in self.server.away_until]
         if not self._alive():
             self.start_node()
 
