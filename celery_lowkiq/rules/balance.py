@@ -46,9 +46,9 @@ class Member:
         """Whether the heartbeat of this turn is missing: it may just come a little later than ours."""
         return now >= self.since + LATE_LEASES * lease_seconds
 
-    def silent(self, now: float, lease_seconds: float) -> bool:
-        """Whether heartbeats are missing."""
-        return now >= self.since + SILENT_LEASES * lease_seconds
+    def silent(self, now: float, lease_seconds: float, read_since: float = -math.inf) -> bool:
+        """Whether heartbeats are missing, although they could be read from ``read_since`` (monotonic) on."""
+        return now >= max(self.since, read_since) + SILENT_LEASES * lease_seconds
 
     def alive(self, now: float, lease_seconds: float) -> bool:
         """Whether the node counts for quotas."""

@@ -325,6 +325,25 @@ class StoreMachine(PeopleRules):
         self.old_claims = self.old_claims[-3:]
         self.model.recover(crashed=not stopping, now=self._recovered_at())
 
+    @rule(limit=st.integers(1, 4), scores=st.permutations([1.0, 2.0, 3.0]), crashes=st.integers(1, 3))
+    def crash_while_it_is_called_again(self, limit: int, scores: list[float], crashes: int) -> None:
+        """Payloads that are in processing at a crash come again, before and after new ones."""
+        for _ in range(crashes):
+            self.claim(limit, 1)
+            before, again, after = (self.owners * 10 + score for score in scores)
+            calls = [
+                NewJob(job_id, payload, score, 1.0)
+                for job_id, job in self.model.processing.items()
+                for payload, score in [
+                    (b"%d before" % self.owners, before),
+                    *((payload, again) for payload in job.items),
+                    (b"%d after" % self.owners, after),
+                ]
+            ]
+            if calls:
+                self.push(calls, 1)
+            self.another_owner_takes_over(stopping=False)
+
     def _recovered_at(self) -> float:
         """Redis's clock at the takeover; jobs after the first got a bit more."""
         return float(self.client.hget(shard_keys(self.shard)["lease"], "since"))

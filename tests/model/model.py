@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ class Suspect:
     #: 1: it runs alone; 2: payload by payload; 3: its payload is to be buried.
     level: int
     #: Payloads of that run that have not left the queue since.
-    left: int
+    left: frozenset[bytes]
     #: The largest score of that run.
     last: float
     #: The payload that deaths are of, and how many.
@@ -221,6 +222,8 @@ class Model:
     def claim(self, limit: int, now: float) -> list[str]:
         ids: list[str] = []
         for job_id in self._looked_at(limit, now):
+            if not ids:
+                self._end_suspicion(job_id)
             if len(ids) == limit or (ids and ids[0] in self.suspects):
                 break
             if job_id not in self.suspects and self.waiting[job_id].is_apart([self.waiting[i] for i in ids]):
@@ -258,11 +261,17 @@ class Model:
         job = self.waiting.pop(job_id)
         self.buckets.take(job_id, now)
         own = self.early.get(job_id, 0.0)
-        suspect = self.suspects.get(job_id, Suspect(0, 0, 0.0))
+        suspect = self.suspects.get(job_id, Suspect(0, frozenset(), 0.0))
         most = 1 if suspect.level > 1 else self.policies.per_run
         taken = {item.payload: item for item in job.in_order()[:most]}
-        if len(taken) < len(job.items):
+        copied = self._moved(suspect, job)
+        if copied is not None:
+            taken = {copied.payload: replace(copied, flag="")}
+            suspect = replace(suspect, level=2)
+            self.suspects[job_id] = suspect
+        if copied is not None or len(taken) < len(job.items):
             rest = {payload: item for payload, item in job.items.items() if payload not in taken}
+            rest = dict(job.items) if copied is not None else rest
             at = job.perform_in if suspect.level > 1 else now
             self.waiting[job_id] = replace(job, items=rest, perform_in=at)
             self.firsts.pop(job_id, None)
@@ -283,6 +292,24 @@ class Model:
         job.unwanted = max(beyond, stale(scores, self.peaks.get(job_id)))
         job.claim = self.claims
         self.processing[job_id] = job
+
+    def _end_suspicion(self, job_id: str) -> None:
+        """Of an id of which no payload waits that ran at the crash."""
+        suspect = self.suspects.get(job_id)
+        if suspect is not None and not suspect.left & self.waiting[job_id].items.keys():
+            del self.suspects[job_id]
+
+    def _moved(self, suspect: Suspect, job: ModelJob) -> Item | None:
+        """The payload that runs in its old place, since a later call has moved it behind others."""
+        first, *others = job.in_order()
+        if (
+            suspect.level < 2
+            or self.policies.keep
+            or first.payload in suspect.left
+            or first.score <= suspect.last
+        ):
+            return None
+        return next(item for item in others if item.payload in suspect.left)
 
     def put_back(
         self,
@@ -387,6 +414,8 @@ class Model:
         if disposition in back:
             leaving = claimed[: len(claimed) - back[disposition]]
             self._clear_suspect(job_id, leaving, disposition is Disposition.DONE)
+        elif disposition is Disposition.RETRY and len(claimed) == 1:
+            self._pass(job_id, claimed[0])
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)
         return True
@@ -396,11 +425,19 @@ class Model:
         suspect = self.suspects.get(job_id)
         if suspect is None or suspect.level == 3 or not leaving:
             return
-        suspect = replace(suspect, left=max(0, suspect.left - len(leaving)))
-        if suspect.left == 0 and leaving[-1].score >= suspect.last:
+        payloads = frozenset(item.payload for item in leaving)
+        if success and suspect.crashing in payloads:
+            suspect = replace(suspect, crashing=b"", deaths=0)
+        if suspect.left <= payloads:
             del self.suspects[job_id]
         else:
-            self.suspects[job_id] = replace(suspect, crashing=b"", deaths=0) if success else suspect
+            self.suspects[job_id] = replace(suspect, left=suspect.left - payloads)
+
+    def _pass(self, job_id: str, item: Item) -> None:
+        """It has run in its old place."""
+        suspect = self.suspects.get(job_id)
+        if suspect is not None and suspect.level < 3:
+            self.suspects[job_id] = replace(suspect, last=max(suspect.last, item.score))
 
     def _start_anew(self, job_id: str, now: float, priority: int) -> None:
         """Rule 5 for what a claim left of a job that failed: what came during its run has not."""
@@ -426,26 +463,25 @@ class Model:
 
     def _suspect(self, job_id: str, items: list[Item]) -> list[Item]:
         """Suspects run alone, then payload by payload; only deaths of a single payload count."""
-        suspect, last = self.suspects.get(job_id), items[-1].score
-        left = max(suspect.left if suspect else 0, len(items))
-        last = max(suspect.last if suspect else last, last)
+        suspect = self.suspects.get(job_id)
+        known = suspect or Suspect(0, frozenset(), -math.inf)
+        left = known.left | {item.payload for item in items}
+        last = max([known.last, *(item.score for item in items if item.payload not in known.left)])
         if suspect is None or len(items) > 1:
             self.suspects[job_id] = Suspect(2 if suspect else 1, left, last)
-        else:
-            (item,) = items
-            deaths = suspect.deaths + 1 if suspect.crashing == item.payload else 1
-            condemned = deaths >= self.max_crashes
-            level = 3 if condemned and item.flag else 2
+            return items
+        (item,) = items
+        deaths = suspect.deaths + 1 if suspect.crashing == item.payload else 1
+        condemned = deaths >= self.max_crashes
+        if not condemned or item.flag:
+            level = 3 if condemned else 2
             self.suspects[job_id] = Suspect(level, left, last, item.payload, deaths)
-            if condemned and not item.flag:
-                self.die(job_id, items, b"poison pill")
-                items = []
-                none_left = left == 1 and item.score >= last
-                if job_id in self.waiting and not none_left:
-                    self.suspects[job_id] = Suspect(2, left - 1, last)
-                else:
-                    del self.suspects[job_id]
-        return items
+            return items
+        self.die(job_id, items, b"poison pill")
+        self.suspects[job_id] = Suspect(2, left, max(last, item.score))
+        if job_id not in self.waiting:
+            del self.suspects[job_id]
+        return []
 
     def _reach(self, job_id: str, done: Sequence[float], left: Sequence[float]) -> None:
         peak = reached(done, left, self.peaks.get(job_id))

@@ -130,8 +130,16 @@ def test_everything_of_an_id_moves(store, client):
 @pytest.mark.parametrize(
     "left_mark, own_mark, expected",
     [
-        (b"1x2@20 1790000001:6\ny", b"1x5@9 1790000000:5\nx", b"1x5@20 1790000001:6\ny"),
-        (b"1x5@9 1790000000:5\nx", b"1x2@20 1790000001:6\ny", b"1x5@20 1790000000:5\nx"),
+        (
+            b"1x1@20 1790000001:6 =aaaaaaaaaa\ny",
+            b"1x2@9 1790000000:5 =aaaaaaaaaabbbbbbbbbb\nx",
+            b"1x2@20 1790000001:6 =aaaaaaaaaabbbbbbbbbb\ny",
+        ),
+        (
+            b"1x1@9 1790000000:5 =bbbbbbbbbb\nx",
+            b"1x1@20 1790000001:6 =aaaaaaaaaa\ny",
+            b"1x2@20 1790000000:5 =aaaaaaaaaabbbbbbbbbb\nx",
+        ),
         (b"1x5@20 1790000000:5\nx", b"2x1@9 1790000001:6\ny", b"2x1@9 1790000001:6\ny"),
         (b"2x1@9 1790000001:6\ny", b"1x5@20 1790000000:5\nx", b"2x1@9 1790000001:6\ny"),
     ],

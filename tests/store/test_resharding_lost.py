@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq.rules.errors import NotAbortable, StoreUnavailable
-from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.layout import Layout, shard_of
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -426,3 +426,33 @@ def test_a_migration_that_may_take_another_one_back_is_not_taken_back(store, cli
     until(client, mover, "idle")
     assert migrations.begin(2)
     assert migrations.abort() == 1
+
+
+def test_a_queue_is_registered_as_its_retired_shards_say(store, client):
+    """A failover took its own key back to before its migration, and the master of the other shard is away."""
+    store.push(replace(ONE, shards=4), [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    before = client.dump(queue_key(NAME))
+    resharded(store, replace(ONE, shards=4), 1)
+    client.restore(queue_key(NAME), 0, before, replace=True)
+    registry = Registry(WithoutFirst(store.client))
+    assert registry.registered(replace(ONE, shards=4)).layout == Layout(1)
+    assert client.hmget(queue_key(NAME), "shards", "gen", "migration") == [b"1", b"1", b"4>1"]
+    assert len(runs_of(store, ONE)) == 20
+
+
+class WithoutFirst:
+    """A client for which the master of the first shard is away."""
+
+    def __init__(self, client):
+        self._client = client
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def readable_here(self, commands):
+        away = StoreUnavailable("its master is away")
+        found = self._client.readable_here(commands)
+        return [
+            away if command[1] == key("meta") else reply
+            for command, reply in zip(commands, found, strict=True)
+        ]

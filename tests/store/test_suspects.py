@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import random
+import re
+from dataclasses import replace
 
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, NewJob
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Merge, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -15,6 +18,7 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from .helpers import ONE, SHARD, claim, contents, dead, end, ids_of, push, take
 
 OWNERS = (f"owner-{number}" for number in itertools.count())
+MAX = replace(ONE, merge=Merge.MAX)
 
 
 def die_with(store, count=1, limit=10):
@@ -252,6 +256,100 @@ def test_calls_before_a_killer_do_not_end_its_suspicion(store):
     assert [run_behind(store, lease, n) for n in range(9)] == [(1, True)] * 9
 
 
+class Workers:
+    """Run id 1 of a queue with merge="max"; a run of payload "killer" crashes."""
+
+    def __init__(self, store):
+        self._store, self._scores = store, itertools.count()
+        self._lease = take(store, MAX, owner=next(OWNERS))
+        self.runs, self.crashed = [], []
+
+    def call(self, *payloads):
+        for data in payloads:
+            push(self._store, "1", (data, next(self._scores)), queue=MAX, perform_in=1.0)
+
+    def run(self, *meanwhile):
+        """Run what is due; these payloads are called between its claim and its end."""
+        claimed = claim(self._store, self._lease)
+        payloads = [p.data.decode() for job in claimed.jobs for p in job.payloads]
+        self.call(*meanwhile)
+        if "killer" in payloads:
+            self.crashed.append(payloads)
+            self._lease = take(self._store, MAX, owner=next(OWNERS))
+        else:
+            self.runs.append(payloads)
+            end(self._store, self._lease, claimed, queue=MAX)
+
+    @property
+    def buried(self):
+        return [data for data, _ in dead(self._store, "1") or []]
+
+
+@pytest.mark.parametrize("calls", [("other-{}", "killer"), ("killer", "other-{}"), ("killer",)])
+def test_a_killer_is_found_that_is_called_again_and_again(store, calls):
+    """With merge="max", calls move it behind others, with which it ran again when its suspicion ended."""
+    workers = Workers(store)
+    workers.call("first", "killer")
+    for number in range(30):
+        workers.run(*(data.format(number) for data in calls) if not workers.buried else ())
+    assert workers.buried == ["killer"]
+    assert workers.crashed[2:] == [["killer"]] * (len(workers.crashed) - 2)
+    # Once more for each time that it was called before the burial: in its old place, and in the last one.
+    assert len(workers.crashed) <= 2 + 3 * MAX.max_crashes
+    runs = [data for run in workers.runs for data in run]
+    assert sorted(set(runs)) == sorted(runs)
+    assert not store.client.redis.exists(shard_keys(SHARD)["crash_marks"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_killers_among_random_calls_are_found(store, seed):
+    """Callers repeat payloads, before and after others."""
+    chance, workers = random.Random(seed), Workers(store)
+    workers.call("a", "killer")
+    for _ in range(60):
+        some = chance.choices(["a", "b", "c", "d", "killer"], k=chance.randrange(3))
+        workers.run(*some if not workers.buried else ())
+    assert workers.buried == ["killer"]
+    together = [run for run in workers.crashed if run != ["killer"]]
+    assert len(together) <= 2
+    assert not store.client.redis.exists(shard_keys(SHARD)["crash_marks"])
+
+
+def test_a_payload_of_a_crash_that_is_called_again_and_again_ends_its_suspicion(store, client):
+    """It ran alone in its old place; with its later call, it runs among others."""
+    push(store, "1", ("a", -2), ("b", -1), queue=MAX, perform_in=1.0)
+    die_with(store, 2)
+    workers = Workers(store)
+    for number in range(6):
+        workers.run(f"x-{number}", f"y-{number}", "b")
+    assert workers.runs[:3] == [["a"], ["b"], ["x-0", "y-0", "x-1", "y-1", "b"]]
+    assert workers.runs[3:] == [[f"x-{n}", f"y-{n}", "b"] for n in (2, 3, 4)]
+    assert not client.exists(shard_keys(SHARD)["crash_marks"])
+
+
+def test_a_success_of_another_payload_clears_no_crash_count(store):
+    workers = Workers(store)
+    workers.call("killer")
+    for number in range(1 + MAX.max_crashes):
+        workers.run("killer", f"other-{number}")
+        workers.run()
+        push(store, "1", (f"earlier-{number}", -1 - number), queue=MAX, perform_in=1.0)
+        workers.run()
+    assert workers.buried == ["killer"]
+
+
+def test_a_suspicion_ends_when_none_of_its_payloads_is_left(store, client):
+    """The one with the largest score was deleted by hand; later calls have smaller ones."""
+    push(store, "1", ("a", 1), ("killer", 999), perform_in=1.0)
+    die_with(store, 2)
+    lease = take(store, owner=next(OWNERS))
+    assert run_behind(store, lease, 0) == (1, True)
+    assert Actions(store).edit(ONE, "1", b"killer", None)
+    push(store, "1", ("more", 5))
+    assert run_behind(store, lease, 1) == (2, False)
+    assert not client.exists(shard_keys(SHARD)["crash_marks"])
+
+
 def test_retries_do_not_end_a_suspicion(store):
     push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
     die_with(store, 2)
@@ -275,6 +373,15 @@ def test_a_mark_of_an_older_version_ends_with_a_success(store, client):
     lease = take(store)
     assert run_behind(store, lease, 0) == (1, True)
     assert run_behind(store, lease, 1) == (1, False)
+
+
+def test_earlier_versions_read_a_mark(store, client):
+    """They ignore words without a colon among the crashes."""
+    push(store, "1", ("a", 1), perform_in=1.0)
+    die_with(store, 2)
+    take(store, owner=next(OWNERS))
+    mark = client.hget(shard_keys(SHARD)["crash_marks"], "1")
+    assert re.fullmatch(rb"2x1@1 \d+:\d+ =[0-9a-f]{10}\na", mark)
 
 
 def test_planted_marks_do_not_break_a_claim(store, client):

@@ -20,7 +20,7 @@ from celery_lowkiq.rules.balance import (
     quotas,
     surplus_shards,
 )
-from celery_lowkiq.rules.errors import ConfigurationError, NotOwner
+from celery_lowkiq.rules.errors import ConfigurationError, NotOwner, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
 from celery_lowkiq.worker.owned_shard import OwnedShard
@@ -89,24 +89,76 @@ def test_there_is_more_room_for_what_has_expired_while_other_nodes_are_new():
     assert not room.left("a", expired=True)
 
 
+class Watcher:
+    """Node "me" with 2 lanes and a lease of 10 s, which watches node "other" in its queues of 4 shards."""
+
+    def __init__(self, *queues):
+        self.now, self._beats = 0.0, {}
+        ctx = SimpleNamespace(
+            clock=SimpleNamespace(monotonic=lambda: self.now), lease_seconds=10.0, owner="me", store=None
+        )
+        specs = {name: QueueSpec(name, shards=4) for name in queues}
+        self.shards = [shard for spec in specs.values() for shard in spec.shard_refs()]
+        self.membership = Membership(
+            ctx, SimpleNamespace(beat=self._beat), specs, lanes=2, served=queues, shared=True
+        )
+
+    def _beat(self, queues, lanes):
+        if self._beats is None:
+            raise StoreUnavailable("all masters are away")
+        found = [self._beats.get(queue) for queue in queues]
+        return SimpleNamespace(
+            members=[None if turn is None else {"me": (2, 1), "other": (2, turn)} for turn in found],
+            routes=[None if turn is None else "4" for turn in found],
+        )
+
+    def quota(self, seconds, **turns):
+        """Return the quota at this time, when the heartbeats of the other node show these turns, by queue."""
+        self.now, self._beats = seconds, turns
+        self.membership.update()
+        return len(self.shards) - len(self.membership.surplus(self.shards, frozenset()))
+
+    def fail(self, seconds):
+        """Read no heartbeats at this time."""
+        self.now, self._beats = seconds, None
+        with pytest.raises(StoreUnavailable):
+            self.membership.update()
+
+
 def test_no_shard_is_left_to_a_node_that_is_silent():
     """It may be frozen, and its last heartbeat counts for a lease time: nobody served the shard meanwhile."""
-    now, beats = [0.0], {"me": (2, 1), "other": (2, 1)}
-    ctx = SimpleNamespace(
-        clock=SimpleNamespace(monotonic=lambda: now[0]), lease_seconds=10.0, owner="me", store=None
-    )
-    heartbeat = SimpleNamespace(beat=lambda *_: SimpleNamespace(members=[beats], routes=[b"4"]))
-    membership = Membership(ctx, heartbeat, {"q": Q}, lanes=2, served=["q"], shared=True)
+    watcher = Watcher("q")
+    turns = {0.0: 1, 2.0: 2, 4.9: 2, 5.0: 2}
+    assert [watcher.quota(seconds, q=turn) for seconds, turn in turns.items()] == [4, 2, 2, 4]
+    assert watcher.membership.room(watcher.shards[:2]).left("q")
+    assert watcher.quota(6.0, q=3) == 2
+    assert not watcher.membership.room(watcher.shards[:2]).left("q")
 
-    def surplus_after(turn, seconds):
-        now[0], beats["other"] = seconds, (2, turn)
-        membership.update()
-        return len(membership.surplus(SHARDS, frozenset()))
 
-    assert [surplus_after(*each) for each in [(1, 0.0), (2, 2.0), (2, 4.9), (2, 5.0)]] == [0, 2, 2, 0]
-    assert membership.room(SHARDS[:2]).left("q")
-    assert surplus_after(3, 6.0) == 2
-    assert not membership.room(SHARDS[:2]).left("q")
+def test_a_node_is_not_silent_where_its_heartbeats_are_not_read():
+    """The master with those of queue b is away. Each node would take the shares of all others."""
+    watcher = Watcher("a", "b")
+    assert [watcher.quota(0.0, a=1, b=1), watcher.quota(2.0, a=2, b=2)] == [8, 4]
+    assert [watcher.quota(float(turn), a=turn) for turn in (4, 6, 8)] == [4, 4, 4]
+    assert watcher.quota(9.0, a=9, b=2) == 4
+
+
+def test_a_node_is_silent_that_is_so_in_all_queues_that_are_read():
+    watcher = Watcher("a", "b")
+    assert [watcher.quota(0.0, a=1, b=1), watcher.quota(2.0, a=2, b=2)] == [8, 4]
+    assert [watcher.quota(4.0, a=2), watcher.quota(6.0, a=2)] == [4, 8]
+
+
+@pytest.mark.parametrize("away", [{}, None], ids=["its master", "all"])
+def test_a_node_is_not_silent_as_long_as_it_may_have_had_no_place_for_heartbeats(away):
+    """All nodes send theirs again when the master is back."""
+    watcher = Watcher("q")
+    assert [watcher.quota(0.0, q=1), watcher.quota(2.0, q=2)] == [4, 2]
+    if away is None:
+        watcher.fail(6.0)
+    else:
+        assert watcher.quota(6.0, **away) == 2
+    assert [watcher.quota(8.0, q=2), watcher.quota(10.9, q=2), watcher.quota(11.0, q=2)] == [2, 2, 4]
 
 
 class TestMember:

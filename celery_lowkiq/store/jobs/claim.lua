@@ -140,13 +140,59 @@ local payloads_lost = false
 local DEFERRED = 100
 
 -- Returns CONDEMNED when a mark condemns the payload, and sets its level back to 2, for the next payload of the id.
-local function condemned(id, text, payload)
-  local mark = read_mark(text)
+local function condemned(id, mark, payload)
   if mark.level == 3 and mark.payload == payload then
     mark.level = 2
     write_mark(id, mark)
     return CONDEMNED
   end
+end
+
+-- Returns the first payload of a suspect that waits, the first one that its mark names, and whether it looked at all. Looks at
+-- as many as a claim may take.
+local function first_named(id, mark)
+  local record, first, count, size = redis.call('HGET', jobs, id), nil, 0, 0
+  local from = lex_min(id)
+  repeat
+    local items, members
+    if record == SPILLED then
+      items, members = spilled_step(waiting, id, from)
+      from = members[1] and '(' .. members[#members]
+    else
+      items = unpack_items(record or '')
+    end
+    for _, item in ipairs(items) do
+      first, count, size = first or item, count + 1, size + #item[2]
+      if mark.names[name_of(item[2])] then
+        return first, item, false
+      end
+    end
+  until record ~= SPILLED or not from or count >= payload_limit or size >= byte_limit
+  return first, nil, record ~= SPILLED or not from
+end
+
+-- Reads a mark. Ends it, and returns nil, when none of the payloads that it names waits. `copy` is one that later calls have
+-- moved behind all payloads that were there at the crash: its run makes up for that in its old place. Not where only the last
+-- payloads are kept, since it is none of them there.
+local function standing_mark(id, text)
+  local mark = read_mark(text)
+  local first, named, all = first_named(id, mark)
+  if not next(mark.names) or not first or named == first then
+    return mark
+  end
+  local passed = first[3] > tonumber(mark.last)
+  if not named and (all or passed) then
+    redis.call('HDEL', crash_marks, id)
+    return nil
+  end
+  if named and passed and mark.level > 1 and not options.keep then
+    mark.copy = {named[1], named[2], named[3], '', named[5]}
+    if mark.level == 3 then
+      mark.level = 2
+      write_mark(id, mark)
+    end
+  end
+  return mark
 end
 
 -- Returns the number of payloads and bytes that were moved.
@@ -157,7 +203,12 @@ local function claim_job(id, perform_in, most, stored_retry_count, mark)
   end
   local priority = priority_of(id)
   local portion = math.min(most, options.per_run or most)
-  local items, more = set_take(waiting, id, portion, byte_limit)
+  local items, more
+  if mark and mark.copy then
+    items, more = {mark.copy}, true
+  else
+    items, more = set_take(waiting, id, portion, byte_limit)
+  end
   if more and portion < most then
     -- With its own perform_in, the rest would precede all other jobs of the shard.
     index_put(id, seconds(now), priority)
@@ -238,6 +289,9 @@ local function claim_due()
     local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
     local stored_retry_count = not record and any_failed and redis.call('ZSCORE', failed, ids[i])
     local largest = stored_retry_count and largest_batch(stored_retry_count) or nil
+    if mark and not running and moved == 0 and suspects ~= '0' then
+      mark = standing_mark(ids[i], mark)
+    end
     local stays = running or not mark and is_apart(largest) or hooks.defer and hooks.defer(ids[i], now)
     if stays then
       -- A later claim takes it.
@@ -249,8 +303,8 @@ local function claim_due()
     elseif mark and moved > 0 then
       break
     else
-      local level = mark and read_mark(mark).level or 0
-      local some, weight = claim_job(ids[i], ids[i + 1], level > 1 and 1 or payload_limit, stored_retry_count, mark)
+      local most = mark and mark.level > 1 and 1 or payload_limit
+      local some, weight = claim_job(ids[i], ids[i + 1], most, stored_retry_count, mark)
       payloads, size = payloads + some, size + weight
       if some > 0 then
         moved, isolating = moved + 1, largest ~= nil

@@ -245,11 +245,19 @@ def _last_migration(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) 
     """Return the last migration of a queue, by the copies of its shards."""
     gen = max((int(gen or 0) for _, gen, _ in copies), default=0)
     last = [(route, migration) for route, number, migration in copies if int(number or 0) == gen]
-    found = {parse_layout(migration if route == b"closed" else route) for route, migration in last} - {None}
+    found = {_layout_of(route, migration) for route, migration in last} - {None}
     found = {layout for layout in found if layout and layout.former} or found
     # A caller may remember a migration of which a Redis without data knows nothing.
     now = (found.pop() if len(found) == 1 else None) or Layout(queue.shards)
     return LastMigration(now, gen, next((route for _, route in last if route), b""))
+
+
+def _layout_of(route: bytes | None, migration: bytes | None) -> Layout | None:
+    """Return the layout that a shard tells of: a removed one knows the number that its queue has since."""
+    if route == b"retired":
+        ended = parse_layout(migration)
+        return ended and Layout(ended.shards)
+    return parse_layout(migration if route == b"closed" else route)
 
 
 def is_left_behind(last: Layout, gen: int, index: int, route: bytes | None, joined: bytes | None) -> bool:

@@ -102,17 +102,24 @@ end
 local processed = 0
 local dispositions = {}
 
--- Counts the payloads of a suspect that leave the queue. It stays suspect while some are left, or the condemned one. A
--- success resets the crash count.
-local function clear_suspect(id, text, leaving, score, success)
+-- Takes the first payloads of a suspect, which leave the queue, off its mark. It stays suspect while named ones are left, or
+-- the condemned one. A success of a payload resets its crash count.
+local function clear_suspect(id, text, items, leaving, disposition)
   local mark = read_mark(text)
-  local none_left = leaving > 0 and mark.level < 3 and count_off(mark, leaving, score)
-  if none_left or redis.call('HEXISTS', jobs, id) == 0 then
-    redis.call('HDEL', crash_marks, id)
-  elseif leaving > 0 and mark.level < 3 then
-    if success then
+  for i = 1, leaving do
+    mark.names[name_of(items[i][2])] = nil
+    if disposition == 'done' and items[i][2] == mark.payload then
       mark.entries, mark.payload = '', ''
     end
+  end
+  local failed_alone = disposition == 'retry' and #items == 1
+  if failed_alone then
+    passes(mark, items[1])
+  end
+  local none_left = leaving > 0 and mark.level < 3 and not next(mark.names)
+  if none_left or redis.call('HEXISTS', jobs, id) == 0 then
+    redis.call('HDEL', crash_marks, id)
+  elseif (leaving > 0 or failed_alone) and mark.level < 3 then
     write_mark(id, mark)
   end
 end
@@ -183,7 +190,7 @@ for _, id in ipairs(any_suspect and ended or {}) do
   local record = mark and redis.call('HGET', processing, id)
   local items = record and read_processing(record).items or {}
   if mark then
-    clear_suspect(id, mark, #items, #items > 0 and items[#items][1], true)
+    clear_suspect(id, mark, items, #items, 'done')
   end
 end
 remove_ended()
@@ -211,7 +218,7 @@ while at <= #ARGV do
     log_try(id, now_s, string.match(retry_count, '^%-?%d+'), try)
     local mark = any_suspect and redis.call('HGET', crash_marks, id)
     if mark then
-      clear_suspect(id, mark, leaving or 0, leaving and leaving > 0 and job.items[leaving][1], disposition == 'done')
+      clear_suspect(id, mark, job.items, leaving or 0, disposition)
     end
     settled[#settled + 1] = id
   end

@@ -52,7 +52,9 @@ local function add_crash_mark(id, text)
   if not known or own.level < mark.level then
     redis.call('HSET', crash_marks, id, text)
   elseif own.level == mark.level then
-    mark.left = math.max(own.left, mark.left)
+    for name in pairs(own.names) do
+      mark.names[name] = true
+    end
     mark.last = tonumber(own.last) > tonumber(mark.last) and own.last or mark.last
     write_mark(id, mark)
   end

@@ -36,6 +36,8 @@ class Membership:
         self._lanes = lanes
         self.shared = shared
         self._others: dict[str, dict[str, Member]] = {}
+        #: Of each queue whose heartbeats the last update read: the monotonic time since which all have.
+        self._read_since: dict[str, float] = {}
         self.serve(served)
 
     def serve(self, queues: Collection[str]) -> None:
@@ -51,12 +53,15 @@ class Membership:
         Returns the stored number of shards of each queue in which the node takes part; of all, unless shared.
         """
         queues = list(self._others if self.shared else self._queues)
+        # While this node can read no heartbeat, others may have no place for theirs.
+        read_since, self._read_since = self._read_since, {}
         beats = self._heartbeat.beat(queues, self._lanes if self.shared else 0)
         now = self._ctx.clock.monotonic()
         members = beats.members if self.shared else []
         for queue, found in zip(list(self._others), members, strict=True):
             if found is None:
                 continue
+            self._read_since[queue] = read_since.get(queue, now)
             seen = self._others[queue]
             self._others[queue] = {
                 name: seen[name].observed(turn, now)
@@ -115,7 +120,7 @@ class Membership:
         shards = sum(self._queues[queue].layout.count for queue in queues)
         others = [one for queue in queues for one in self._others[queue].values()]
         new = {one.name for one in others if one.is_new(now, lease_seconds)}
-        silent = {one.name for one in others if one.silent(now, lease_seconds)}
+        silent = self._silent(queues)
 
         def quota_without(names: Collection[str]) -> int:
             return quotas(shards, {name: count for name, count in lanes.items() if name not in names})[owner]
@@ -123,3 +128,18 @@ class Membership:
         # Silent ones keep what they have, but take nothing: nobody would serve a shard that was left to them.
         quota = quota_without(silent)
         return Pool(frozenset(queues), quota, max(quota, quota_without(new | silent)))
+
+    def _silent(self, queues: Sequence[str]) -> set[str]:
+        """Return the nodes whose heartbeats are missing in each of these queues that can be read.
+
+        On a cluster, the heartbeats of two queues may lie on two masters, and one of these may be away.
+        """
+        now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
+        members = [
+            (one, self._read_since[queue])
+            for queue in queues
+            if queue in self._read_since
+            for one in self._others[queue].values()
+        ]
+        heard = {one.name for one, read_since in members if not one.silent(now, lease_seconds, read_since)}
+        return {one.name for one, _ in members} - heard

@@ -6,11 +6,15 @@
 -- Counts a crash at `now` (us) of the owner with this epoch ('0': of a process of a living owner) against a job; after
 -- max_crashes, its payload goes to the morgue.
 local function suspect(id, items, now, epoch, max_crashes, poison_error)
-  local text, score = redis.call('HGET', crash_marks, id), items[#items][1]
-  local mark = text and read_mark(text) or {level = 1, left = 0, last = score, entries = '', payload = ''}
-  mark.left = math.max(mark.left, #items)
-  if tonumber(score) > tonumber(mark.last) then
-    mark.last = score
+  local text = redis.call('HGET', crash_marks, id)
+  local mark = text and read_mark(text) or {level = 1, last = '-inf', entries = '', names = {}, payload = ''}
+  for _, item in ipairs(items) do
+    local name = name_of(item[2])
+    -- A payload that is named keeps its old place.
+    if not mark.names[name] then
+      passes(mark, item)
+    end
+    mark.names[name] = true
   end
   if not text or #items > 1 then
     mark.level, mark.entries, mark.payload = text and 2 or 1, '', ''
@@ -25,9 +29,11 @@ local function suspect(id, items, now, epoch, max_crashes, poison_error)
     write_mark(id, mark)
     return
   end
+  passes(mark, items[1])
   bury(id, {table.remove(items, 1), header = items.header}, poison_error, seconds(now))
   mark.level, mark.entries, mark.payload = 2, '', ''
-  if count_off(mark, 1, score) or redis.call('HEXISTS', jobs, id) == 0 then
+  -- It stays named: it may wait again, by later calls.
+  if redis.call('HEXISTS', jobs, id) == 0 then
     redis.call('HDEL', crash_marks, id)
   else
     write_mark(id, mark)

@@ -4,32 +4,51 @@
 -- A suspect runs alone (level 1), and after another crash payload by payload (level 2). Only crashes of a single payload
 -- count, for 72 hours. A payload with too many crashes is condemned: it is buried at once, or, when its calls have records,
 -- claimed once more (level 3) with retry_count CONDEMNED, so that the worker stores their results.
--- The mark ends when as many payloads have left the queue as ran at the crash, and one with the largest score of these or a
--- larger one: later calls are no suspects, and earlier ones do not end it for a payload behind them.
--- A mark is '<level>x<left>@<last score> <time>:<epoch> ...\n<crashing payload>'; earlier versions write neither left nor score.
+-- A mark names the payloads that ran at a crash. It ends when all of them have left the queue: other calls are no suspects.
+-- With merge=max, a later call of a named payload moves it behind others, again and again: so it also runs alone, as a copy, in
+-- its old place, which is not behind the largest score of the crash (claim.lua).
+-- A mark is '<level>x<names>@<largest score> <time>:<epoch> ... =<names>\n<crashing payload>'. Earlier versions read the number
+-- of the names only, and may drop these: such a mark ends when a payload leaves the queue.
 local CONDEMNED = '-2'
 local MEMORY = 72 * 3600
+-- Hex digits of the name of a payload.
+local DIGITS = 10
+
+local function name_of(payload)
+  return string.sub(redis.sha1hex(payload), 1, DIGITS)
+end
 
 local function read_mark(text)
-  local level, left, last, entries, payload = string.match(text, '^(%d)x?(%d*)%f[%D]@?([^ \n]*)%f[ \n%z]([^\n]*)\n(.*)$')
+  local level, last, entries, payload = string.match(text, '^(%d)x?%d*%f[%D]@?([^ \n]*)%f[ \n%z]([^\n]*)\n(.*)$')
+  local names = {}
+  for name in string.gmatch(string.match(entries or '', ' =(%x+)') or '', string.rep('%x', DIGITS)) do
+    names[name] = true
+  end
   return {
     level = tonumber(level or 1),
-    left = tonumber(left or '') or 1,
     last = tonumber(last or '') and last or '-inf',
-    entries = entries or '',
+    entries = (string.gsub(entries or '', ' =%x+', '')),
+    names = names,
     payload = payload or '',
   }
 end
 
 local function write_mark(id, mark)
-  local head = mark.level .. 'x' .. mark.left .. '@' .. mark.last
-  redis.call('HSET', crash_marks, id, head .. mark.entries .. '\n' .. mark.payload)
+  local names = {}
+  for name in pairs(mark.names) do
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  local head = mark.level .. 'x' .. math.max(#names, 1) .. '@' .. mark.last
+  local list = #names > 0 and ' =' .. table.concat(names) or ''
+  redis.call('HSET', crash_marks, id, head .. mark.entries .. list .. '\n' .. mark.payload)
 end
 
--- Takes payloads that left the queue, up to this score, off a mark. Returns true when none is left.
-local function count_off(mark, leaving, score)
-  mark.left = math.max(0, mark.left - leaving)
-  return mark.left == 0 and tonumber(score) >= tonumber(mark.last)
+-- The old places of payloads are not behind this item any more: what precedes it runs before they run once more.
+local function passes(mark, item)
+  if item[3] > tonumber(mark.last) then
+    mark.last = item[1]
+  end
 end
 
 -- Returns the entries of the last MEMORY s, except those of epoch `without`, and their number.
