@@ -18,9 +18,10 @@ SHARDS_A_MASTER = 16
 FAILOVER_TIMEOUTS, ELECTION = 1.5, 1.0
 #: Shortest node timeout to advise, in s: with less, a slow network looks like a dead master.
 SHORTEST_TIMEOUT = 1.0
-#: The part of a lease time that is left to a failover so that no lease runs out: its last renewal may be a
-#: turn old when the master fails, and the next one comes a turn after the failover.
-LEASE_LEFT = DEADLINE - 2 / RENEWALS_PER_LEASE
+#: The part of a lease time that is left to a failover and to the renewals after it so that no lease runs out:
+#: its last renewal may be a turn old when the master fails. Nodes try again every quarter of a second.
+LEASE_LEFT = DEADLINE - 1 / RENEWALS_PER_LEASE
+RENEWALS = 0.5
 SLOTS = 16384
 #: Text about a setting.
 UNTOLD = "The masters do not tell it: CONFIG GET is forbidden."
@@ -234,7 +235,7 @@ def _node_timeout(topology: Topology) -> Iterator[Finding]:
         f"{duration(max(known))}, and a lease lasts {duration(lease)}: when a master fails, its shards wait"
     )
     text = f"{text} about {duration(failover)} for its replica"
-    if failover <= LEASE_LEFT * lease:
+    if failover + RENEWALS <= LEASE_LEFT * lease:
         yield Finding(OK, subject, f"{text}.")
         return
     more = (2 / RENEWALS_PER_LEASE + TAKEOVER_LEASES) * lease
@@ -244,7 +245,7 @@ def _node_timeout(topology: Topology) -> Iterator[Finding]:
 
 def _shorter_wait(lease: float, failover: float) -> str:
     """Settings with which no lease runs out in a failover."""
-    advice = f"lowkiq_lease_seconds to {math.ceil(failover / LEASE_LEFT)} at least"
+    advice = f"lowkiq_lease_seconds to {math.ceil((failover + RENEWALS) / LEASE_LEFT)} at least"
     timeout = _longest_timeout(lease)
     if timeout >= SHORTEST_TIMEOUT:
         advice = f"cluster-node-timeout to {timeout * 1000:.0f} (ms) at most, or {advice}"
@@ -253,7 +254,7 @@ def _shorter_wait(lease: float, failover: float) -> str:
 
 def _longest_timeout(lease: float) -> float:
     """Return the longest node timeout (s) with which no lease runs out in a failover."""
-    return (LEASE_LEFT * lease - ELECTION) / FAILOVER_TIMEOUTS
+    return (LEASE_LEFT * lease - RENEWALS - ELECTION) / FAILOVER_TIMEOUTS
 
 
 def _settings_for(lease: float) -> str:

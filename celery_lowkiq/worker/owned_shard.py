@@ -30,6 +30,8 @@ class OwnedShard:
     leaving: bool = False
     #: Whether the lane has sent that settle: from then on, a lease that is gone is no loss.
     release_sent: bool = False
+    #: Whether a release was ever sent: another node may own the shard since, whatever the answer was.
+    may_be_released: bool = False
 
     @property
     def shard(self) -> ShardRef:
@@ -53,11 +55,11 @@ class OwnedShard:
         """Record a renewal that was sent and answered at these times (monotonic).
 
         False when it proves nothing: the answer came from another server than that of the lease, after the
-        lease had lapsed. That server may have lost what another node has written meanwhile. Before, there
-        was no other node: from then on, that server would show every other owner.
+        lease had lapsed, or after a release was sent. That server may have lost what another node has written
+        meanwhile. Before, there was no other node: from then on, that server would show every other owner.
         """
         if renewed.server != self.lease.server:
-            if self.lapsed(answered_at):
+            if self.lapsed(answered_at) or self.may_be_released:
                 return False
             self.lease = renewed
         self.renewed_at = sent_at

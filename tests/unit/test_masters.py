@@ -315,6 +315,18 @@ def test_a_shard_that_was_released_while_its_master_was_away_is_acquired_soon(no
     eventually(lambda: THERE in one.owns(), 10)
 
 
+def test_a_lease_whose_master_was_away_is_renewed_soon(node):
+    """The next turn of this node would come after 20 s: too late for a lease that is renewed each 20 s."""
+    one = node(store=Masters(), lease_seconds=100.0, poll_interval=0.05).start()
+    eventually(lambda: set(one.owns()) == {*SHARDS})
+    one.store.away = {THERE}
+    renewed = one.store.leases[HERE].counter, one.store.leases[THERE].counter
+    one.runtime._ctx.mailbox.wake()
+    eventually(lambda: one.store.leases[HERE].counter > renewed[0])
+    one.store.away = set()
+    eventually(lambda: one.store.leases[THERE].counter > renewed[1], 10)
+
+
 def test_a_master_that_stays_away_costs_no_more_turns_after_a_lease_time(node, monkeypatch):
     monkeypatch.setattr(acquisition, "AWAY_RETRY", 0.0)
     store = Masters()

@@ -28,6 +28,14 @@ def test_a_late_answer_from_another_server_proves_nothing(owned):
     assert (owned.lease.server, owned.renewed_at) == ("before", 100)
 
 
+def test_an_owner_that_has_sent_a_release_is_no_owner_on_another_server(owned):
+    """That server may have lost the release, of which no answer came, and the next owner with it."""
+    owned.may_be_released = True
+    assert not owned.renew(replace(owned.lease, server="after"), sent_at=106, answered_at=107)
+    assert (owned.lease.server, owned.renewed_at) == ("before", 100)
+    assert owned.renew(owned.lease, sent_at=106, answered_at=107)
+
+
 def test_a_late_answer_from_its_own_server_counts_from_its_sending(owned):
     owned.lost.set()
     assert owned.renew(owned.lease, sent_at=120, answered_at=130)

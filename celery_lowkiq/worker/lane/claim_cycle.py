@@ -241,6 +241,7 @@ class ClaimCycle:
         window.add_settlements(self._ctx.runner.flush())
         owned = window.owned
         owned.release_sent = owned.leaving
+        owned.may_be_released |= owned.leaving
         return window.to_settle(owned.release_sent)
 
     def _on_settled(self, window: ClaimWindow, settled: SettleReply | StoreError) -> None:

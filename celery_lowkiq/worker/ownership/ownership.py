@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -17,7 +18,7 @@ from ..lane.lane import Lane
 from ..migrations import Migrations
 from ..outage import backoff
 from ..owned_shard import OwnedShard
-from .acquisition import Acquisition
+from .acquisition import AWAY_RETRY, Acquisition
 from .auto_reshard import AutoReshard
 from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
@@ -137,7 +138,7 @@ class Ownership:
         self._ctx.outage.request_started()
         self._renew_at = self._ctx.clock.monotonic() + self._ctx.lease_seconds / RENEWALS_PER_LEASE
         try:
-            self._renew(stopping=False)
+            away = self._renew(stopping=False)
             self._masters.check()
             self._update_served()
             routes = self._membership.update()
@@ -146,7 +147,9 @@ class Ownership:
             if self._ctx.auto_reshard and self._membership.shared:
                 self._auto_reshard.check(routes)
             self._resizing.give_up()
-            done = self._rebalancing.share(self._served, lambda: self._ctx.clock.monotonic() < self._renew_at)
+            done = self._rebalancing.share(
+                self._served, away, lambda: self._ctx.clock.monotonic() < self._renew_at
+            )
             done = self._acquire() and done
             self._losses.check(self._wanted())
             self._rebalancing.level()
@@ -163,7 +166,13 @@ class Ownership:
         if not done:
             return 0.0
         seconds_to_observation = self._acquisition.seconds_to_observation(self._wanted())
-        return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, seconds_to_observation)
+        seconds_to_renewal = AWAY_RETRY if self._may_be_renewed(away) else math.inf
+        return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, seconds_to_observation, seconds_to_renewal)
+
+    def _may_be_renewed(self, away: Collection[ShardRef]) -> bool:
+        """Whether a lease of these shards lasts on: their master, or its replica, may be back before its end."""
+        now = self._ctx.clock.monotonic()
+        return any(owned.shard in away and now < owned.deadline for owned in self._table.owned())
 
     def _move(self, queues: Sequence[str]) -> None:
         nodes = max((len(self._membership.lanes_by_node(queue)) for queue in queues), default=1)
@@ -314,6 +323,7 @@ class Ownership:
         """Release a shard for good. Return False when its master is away."""
         if self._at_once:
             owned.lost.set()
+        owned.may_be_released = True
         try:
             released = self._ctx.store.release(owned.lease, unsettled=self._at_once)
         except NotOwner:

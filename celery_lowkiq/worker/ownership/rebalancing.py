@@ -27,10 +27,11 @@ class Rebalancing:
         self._lanes = lanes
         self._membership = membership
 
-    def share(self, served: Collection[str], go_on: Callable[[], bool]) -> bool:
+    def share(self, served: Collection[str], away: Collection[ShardRef], go_on: Callable[[], bool]) -> bool:
         """Release surplus shards, each when its batch has ended, while ``go_on()``.
 
         A surplus shard is served until its turn comes, since a release may wait for a master that is away.
+        ``away``: shards whose leases were not renewed, since their master is away; they are released later.
         Returns whether all were tried. Raises StoreError.
         """
         table = self._table
@@ -43,7 +44,7 @@ class Rebalancing:
             if not go_on():
                 return False
             owned = table.leave(shard)
-            if not table.in_use(shard):
+            if not table.in_use(shard) and shard not in away:
                 self._release(owned)
         return True
 
@@ -59,6 +60,7 @@ class Rebalancing:
         return frozenset[ShardRef]().union(*(lane.working for lane in self._lanes))
 
     def _release(self, owned: OwnedShard) -> None:
+        owned.may_be_released = True
         try:
             released: bool | None = self._store.release(owned.lease)
         except NotOwner:
