@@ -170,7 +170,7 @@ class Ownership:
         return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, seconds_to_observation, seconds_to_renewal)
 
     def _may_be_renewed(self, away: Collection[ShardRef]) -> bool:
-        """Whether a lease of these shards lasts on: their master, or its replica, may be back before its end."""
+        """Whether the lease of such a shard lasts: its master, or a replica, may be back before its end."""
         now = self._ctx.clock.monotonic()
         return any(owned.shard in away and now < owned.deadline for owned in self._table.owned())
 
