@@ -186,6 +186,10 @@ class AccessDenied(StoreError):
     until = "that is permitted"
 
 
+class MasterDenies(AccessDenied, StoreUnavailable):
+    """On a cluster, the user of a worker lacks a permission at one master: only the shards there wait."""
+
+
 class StoreFull(StoreUnavailable):
     """Redis has reached ``maxmemory`` and refuses writes; nothing was stored. Workers can still drain."""
 

@@ -313,8 +313,10 @@ class RedisStore:
         return Mover(self.client, queue, self._durability)
 
     def begin_migration(self, queue: str, shards: int) -> bool:
-        """Begin to move a queue to another number of shards; False when it is moving."""
-        return Migrations(self.client, queue).begin(shards)
+        """Begin to move a queue to another number of shards; False when it is moving, or, on a cluster, needs
+        a master that is away.
+        """
+        return bool(self.client.unless_away(lambda: Migrations(self.client, queue).begin(shards)))
 
     def _continue_migration(self, queue: QueueSpec) -> None:
         self.mover(queue).turn()

@@ -21,6 +21,7 @@ from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts import listener
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.connect import connect_cluster
@@ -347,4 +348,20 @@ def test_a_migration_goes_on_between_living_masters():
             return sum(store.client.commands(lengths)) == len(going)
 
         eventually(arrived)
+        store.close()
+
+
+@pytest.mark.full
+def test_no_migration_begins_while_a_master_is_away():
+    """It had begun, though the error said that the master is away, and nothing else."""
+    with running_cluster() as cluster:
+        store = opened(cluster)
+        store.push(QUEUE, jobs(10))
+        registry = cluster.owner(slot_of(queue_key(QUEUE.name)))
+        cluster.kill((registry + 1) % 3)
+        with pytest.raises(StoreUnavailable):
+            reshard(store.mover(QUEUE), QUEUE, 24)
+        # A worker looks again after a lease time.
+        assert not store.begin_migration(QUEUE.name, 24)
+        assert Migrations(store.client, QUEUE.name).read() is None
         store.close()

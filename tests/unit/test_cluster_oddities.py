@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 from . import test_cluster_client as others
 from .resp_nodes import number
-from .test_cluster_client import A, B, C, once, results
+from .test_cluster_client import A, B, C, call, once, results
 
 cluster, make_client, client = others.cluster, others.make_client, others.client
 
@@ -236,3 +236,38 @@ def test_a_user_without_the_right_to_asking_hears_it(cluster, client):
     (refused,) = results(client, A)
     assert isinstance(refused, AccessDenied)
     assert "--cluster" in str(refused)
+
+
+NOPERM = b"-NOPERM this user has no permissions to run the 'evalsha' command\r\n"
+
+
+def test_a_master_that_denies_its_workers_a_right_holds_up_only_its_own_shards(cluster, client, caplog):
+    """Its answer was raised in place of those of the others, so that no lease was renewed."""
+    client.wait_less()
+    cluster.nodes[0].answer = lambda words: NOPERM
+    for _ in range(2):
+        refused, reply = client.answers([call(A), call(B)])
+        assert isinstance(refused, StoreUnavailable)
+        assert isinstance(refused, AccessDenied)
+        assert reply == 1
+    (line,) = caplog.messages
+    assert line.startswith(f"Redis {cluster.nodes[0].place.decode()} does not permit this (NOPERM)")
+    assert line.endswith("Its shards wait, the others go on.")
+
+
+def test_a_master_that_refuses_the_password_of_its_workers_is_named_in_the_log(cluster, client, caplog):
+    """Its shards stood still, and no line said so."""
+    client.wait_less()
+    cluster.nodes[0].answer = lambda words: b"-NOAUTH Authentication required.\r\n"
+    for _ in range(2):
+        assert client.answers([call(A), call(B)])[1] == 1
+    (line,) = caplog.messages
+    assert line.startswith(f"Redis {cluster.nodes[0].place.decode()} asks for a password")
+
+
+def test_a_caller_is_told_at_once_that_it_lacks_a_right(cluster, client):
+    """It is no outage, which calls again."""
+    cluster.nodes[0].answer = lambda words: NOPERM
+    (refused,) = results(client, A)
+    assert isinstance(refused, AccessDenied)
+    assert not isinstance(refused, StoreUnavailable)

@@ -94,3 +94,30 @@ def _called(record, job_id):
     except CallUnavailable:
         return False
     return True
+
+
+@pytest.mark.full
+def test_shards_of_other_masters_go_on_while_one_denies_a_right(app, settings, start_worker, ledger):
+    """For longer than a lease: with one answer less, no lease was renewed."""
+    with running_cluster() as cluster:
+        settings |= {"lowkiq_url": cluster.url, "lowkiq_lease_seconds": 1.0}
+        app.conf.update(lowkiq_url=cluster.url, lowkiq_lease_seconds=1.0)
+        record = app.tasks["record"]
+        worker = start_worker("-c", "2")
+        denying = (cluster.owner(slot_of(queue_key(record.queue_spec.name))) + 1) % 3
+        ids = [n for n in map(str, range(1000)) if _master(record.queue_spec, n) != denying]
+        record.delay(ids[0], 0)
+        ledger.wait_for("end", 1)
+        cluster.ask(denying, "ACL", "SETUSER", "default", "-evalsha")
+        began = time.monotonic()
+        count = 1
+        while time.monotonic() - began < 3:
+            record.delay(ids[count % len(ids)], count)
+            count += 1
+            ledger.wait_for("end", count)
+        assert "does not permit this (NOPERM)" in worker.logs()
+        assert "tries its shards one by one" not in worker.logs()
+        cluster.ask(denying, "ACL", "SETUSER", "default", "+@all")
+        refused = next(n for n in map(str, range(1000)) if _master(record.queue_spec, n) == denying)
+        record.delay(refused, count)
+        ledger.wait_for("end", count + 1)

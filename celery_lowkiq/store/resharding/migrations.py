@@ -50,8 +50,12 @@ class Migrations:
         self._keys = {"queue": queue_key(queue)}
 
     def begin(self, shards: int) -> bool:
-        """Begin the migration to another number of shards. False when one is going on, or has just begun."""
+        """Begin the migration to another number of shards. False when one is going on, or has just begun.
+
+        Raises StoreUnavailable, and begins none, while a master of a former or a new shard is away.
+        """
         self.catch_up(shards)
+        self._check_masters(shards)
         return self._client.execute(self.begin_steps(shards))
 
     def catch_up(self, shards: int) -> None:
@@ -66,6 +70,12 @@ class Migrations:
             if shards > layout.count:
                 # Shards that the queue has forgotten may have been in it.
                 registry.registered(QueueSpec(self._queue, shards=shards))
+
+    def _check_masters(self, shards: int) -> None:
+        (stored,) = self._client.commands([("HGET", self._keys["queue"], "shards")])
+        if (layout := parse_layout(stored)) is not None:
+            refs = QueueSpec(self._queue, shards=max(shards, layout.count)).shard_refs()
+            self._client.commands([("HGET", shard_keys(shard)["meta"], "shards") for shard in refs])
 
     def begin_steps(self, shards: int) -> Steps[bool]:
         """Steps of :meth:`begin`."""

@@ -6,6 +6,7 @@ answered.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,15 @@ from typing import Any, TypeVar
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    AccessDenied,
+    LoginRefused,
+    MasterDenies,
+    NotClusterNode,
+    StoreError,
+    StoreUnavailable,
+)
+from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
@@ -52,6 +61,8 @@ PATIENCE = 1.0
 SHORT_PATIENCE = 0.1
 #: Between two attempts at a slot that moves, in s.
 PAUSE = 0.02
+#: How often the log of a worker names a master that refuses its user, in s.
+BETWEEN_REFUSALS = 60.0
 
 
 class ClusterClient(Client):
@@ -66,6 +77,8 @@ class ClusterClient(Client):
         self._flags = True
         self._keyless_slot = slot_of(reports_key())
         self._waits_less = False
+        #: Monotonic times at which refusals of the user were logged, by their texts.
+        self._refusals: dict[str, float] = {}
         #: The master of the last subscription that was lost.
         self._lost: Address | None = None
 
@@ -158,6 +171,29 @@ class ClusterClient(Client):
 
     def check_away(self, replies: Iterable[Any]) -> None:
         """Raise nothing: the other masters are not away."""
+
+    def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts in one round trip; the reply of a refused call is its StoreError.
+
+        A worker's shards at a master that refuses its user wait: it is answered with a StoreUnavailable.
+        """
+        return self._with_refusals(super().calls(calls))
+
+    def but_away(self, replies: list[Any]) -> list[Any]:
+        """Return the replies; raise the first LowkiqError among them that is no StoreUnavailable."""
+        return super().but_away(self._with_refusals(replies))
+
+    def _with_refusals(self, replies: list[Any]) -> list[Any]:
+        if not self._waits_less:
+            return replies
+        return [self._refusal(r) if isinstance(r, (AccessDenied, LoginRefused)) else r for r in replies]
+
+    def _refusal(self, error: AccessDenied | LoginRefused) -> StoreUnavailable:
+        text, now = str(error), time.monotonic()
+        if now - self._refusals.get(text, -math.inf) >= BETWEEN_REFUSALS:
+            self._refusals[text] = now
+            logger.error("%s. Its shards wait, the others go on.", text)
+        return error if isinstance(error, StoreUnavailable) else MasterDenies(text)
 
     def calls_in_turn(
         self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]

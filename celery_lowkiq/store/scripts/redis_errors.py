@@ -145,19 +145,22 @@ def _refused(code: str, rest: str) -> StoreError | None:
 
 
 def _access_error(error: BaseException, text: str) -> StoreError | None:
+    node = getattr(error, "node", None)
+    # Of a cluster's masters, one may have other users than the rest.
+    who = "Redis" if node is None else f"Redis {host_port(*node)}"
     # What a long command is answered with before a login.
     too_long = text.startswith("Protocol error: unauthenticated")
     if isinstance(error, exceptions.AuthenticationError) or too_long:
         if "Authentication required" in text or too_long:
-            return LoginRefused(f"Redis asks for a password (NOAUTH): add it to {URL}")
+            return LoginRefused(f"{who} asks for a password (NOAUTH): add it to {URL}")
         if "without any password" in text or "no password is set" in text:
             advice = f"set it in Redis, or remove it from {URL}"
-            return LoginRefused(f"Redis has no password, but received one (AUTH): {advice}")
-        return LoginRefused(f"Redis refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
+            return LoginRefused(f"{who} has no password, but received one (AUTH): {advice}")
+        return LoginRefused(f"{who} refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
     if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
         cluster = " --cluster" if OF_CLUSTER.search(text) else ""
         return AccessDenied(
-            f"Redis does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL} the rights of "
+            f"{who} does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL} the rights of "
             f"what this process does: `celery -A proj lowkiq acl --role ROLE{cluster}` writes those of a "
             f"caller, a worker, a reader or an operator{' of a cluster' if cluster else ''}"
         )
