@@ -14,8 +14,8 @@ from .text import duration, listed, sentence
 
 #: Minimum number of shards a master, with which the busiest one has little more than its share.
 SHARDS_A_MASTER = 16
-#: A failover takes about this many node timeouts, and a second for the election.
-FAILOVER_TIMEOUTS, ELECTION = 1.5, 1.0
+#: A failover takes up to about this many node timeouts, and as many seconds for the election.
+FAILOVER_TIMEOUTS, ELECTION = 1.5, 1.5
 #: Shortest node timeout to advise, in s: with less, a slow network looks like a dead master.
 SHORTEST_TIMEOUT = 1.0
 #: The part of a lease time that is left to a failover and to the renewals after it so that no lease runs out:

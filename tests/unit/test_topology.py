@@ -115,10 +115,10 @@ def test_a_node_timeout_that_is_not_told():
     assert (finding.level, finding.text, finding.advice) == (
         WARNING,
         "The masters do not tell it: CONFIG GET is forbidden.",
-        "Look there. With a lease of 10 s, it should be 3000 (ms) at most.",
+        "Look there. With a lease of 10 s, it should be 2667 (ms) at most.",
     )
     finding = found(cluster(replace(WELL, node_timeout=None), lease_seconds=3.0))["cluster-node-timeout"]
-    assert finding.advice == "Look there. Set lowkiq_lease_seconds to 5 at least."
+    assert finding.advice == "Look there. Set lowkiq_lease_seconds to 6 at least."
 
 
 def test_a_node_timeout_that_one_master_does_not_tell():
@@ -142,9 +142,9 @@ def test_one_master_of_a_cluster_needs_no_more_shards():
             "cluster-node-timeout",
             WARNING,
             "15 s, and a lease lasts 10 s",
-            "3000 (ms)",
+            "2667 (ms)",
         ),
-        ({"node_timeout": 15.0}, "cluster-node-timeout", WARNING, "run out", "lowkiq_lease_seconds to 40"),
+        ({"node_timeout": 15.0}, "cluster-node-timeout", WARNING, "run out", "lowkiq_lease_seconds to 41"),
         ({"replicas": 0}, "replicas", WARNING, "m1:1: no replica is connected", "Add one"),
         ({"min_replicas": False}, "min-replicas-to-write", WARNING, "m1:1: a master that is cut off", "Set"),
         ({"ahead": 1.5}, "clocks of masters", WARNING, "differ by 2 s", "NTP"),
@@ -163,18 +163,18 @@ def test_the_wait_for_a_failed_master_is_said_as_it_is():
     finding = found(cluster(replace(WELL, node_timeout=4.0)))["cluster-node-timeout"]
     assert (finding.level, finding.text) == (
         WARNING,
-        "4 s, and a lease lasts 10 s: when a master fails, its shards wait about 7 s for its replica, "
+        "4 s, and a lease lasts 10 s: when a master fails, its shards wait about 8 s for its replica, "
         "and up to 15 s more where leases run out meanwhile.",
     )
     assert finding.advice == (
-        "Set cluster-node-timeout to 3000 (ms) at most, or lowkiq_lease_seconds to 13 at least."
+        "Set cluster-node-timeout to 2667 (ms) at most, or lowkiq_lease_seconds to 14 at least."
     )
-    assert found(cluster(replace(WELL, node_timeout=4.0), lease_seconds=13.0)) == {}
+    assert found(cluster(replace(WELL, node_timeout=4.0), lease_seconds=14.0)) == {}
 
 
 def test_a_short_lease_needs_no_node_timeout_that_is_too_short_for_a_slow_network():
     finding = found(cluster(WELL, lease_seconds=3.0))["cluster-node-timeout"]
-    assert finding.advice == "Set lowkiq_lease_seconds to 8 at least."
+    assert finding.advice == "Set lowkiq_lease_seconds to 9 at least."
 
 
 @pytest.mark.parametrize("text", ["Redis is not available: refused", "Redis is not available: refused."])
