@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.test_simulation import AFTER_FAILOVERS, OFTEN, PLAIN, RARE
+from tests.simulation.planted_faults import AFTER_FAILOVERS, OFTEN, PLAIN, RARE
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "invariants.md").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull,
 from celery_lowkiq.rules.signatures import KeyRing
 from tests.model.jobs import Buckets, Item, ModelJob, score_of
 from tests.model.policies import after_failure, debounced, has_place, reached, stale
+from tests.model.suspects import NO_SUSPECT, Suspects
 
 #: Positions of payloads that are buried with an error, or go for another reason.
 Bad = Mapping[int, "bytes | RemovalReason"]
@@ -26,21 +26,6 @@ def joined_signature(kept: Item, other: Item, later: bool) -> bytes:
     return other.signature if later or not kept.signature else kept.signature
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """An id that ran when its owner died."""
-
-    #: 1: it runs alone; 2: payload by payload; 3: its payload is to be buried.
-    level: int
-    #: Payloads of that run that have not left the queue since.
-    left: frozenset[bytes]
-    #: The largest score of that run.
-    last: float
-    #: The payload that deaths are of, and how many.
-    crashing: bytes = b""
-    deaths: int = 0
-
-
 @dataclass
 class Model:
     """One shard: waiting, processing, morgue, and who died with what."""
@@ -51,7 +36,7 @@ class Model:
     waiting: dict[str, ModelJob] = field(default_factory=dict)
     processing: dict[str, ModelJob] = field(default_factory=dict)
     morgue: dict[str, ModelJob] = field(default_factory=dict)
-    suspects: dict[str, Suspect] = field(default_factory=dict)
+    suspects: Suspects = field(default_factory=Suspects)
     #: Ids that are paused, and whether the shard is: by itself ("shard"), with its queue ("queue").
     paused: set[str] = field(default_factory=set)
     pauses: set[str] = field(default_factory=set)
@@ -223,7 +208,7 @@ class Model:
         ids: list[str] = []
         for job_id in self._looked_at(limit, now):
             if not ids:
-                self._end_suspicion(job_id)
+                self.suspects.end_if_gone(job_id, self.waiting[job_id])
             if len(ids) == limit or (ids and ids[0] in self.suspects):
                 break
             if job_id not in self.suspects and self.waiting[job_id].is_apart([self.waiting[i] for i in ids]):
@@ -261,10 +246,10 @@ class Model:
         job = self.waiting.pop(job_id)
         self.buckets.take(job_id, now)
         own = self.early.get(job_id, 0.0)
-        suspect = self.suspects.get(job_id, Suspect(0, frozenset(), 0.0))
+        suspect = self.suspects.get(job_id, NO_SUSPECT)
         most = 1 if suspect.level > 1 else self.policies.per_run
         taken = {item.payload: item for item in job.in_order()[:most]}
-        copied = self._moved(suspect, job)
+        copied = None if self.policies.keep else suspect.moved(job)
         if copied is not None:
             taken = {copied.payload: replace(copied, flag="")}
             suspect = replace(suspect, level=2)
@@ -292,24 +277,6 @@ class Model:
         job.unwanted = max(beyond, stale(scores, self.peaks.get(job_id)))
         job.claim = self.claims
         self.processing[job_id] = job
-
-    def _end_suspicion(self, job_id: str) -> None:
-        """Of an id of which no payload waits that ran at the crash."""
-        suspect = self.suspects.get(job_id)
-        if suspect is not None and not suspect.left & self.waiting[job_id].items.keys():
-            del self.suspects[job_id]
-
-    def _moved(self, suspect: Suspect, job: ModelJob) -> Item | None:
-        """The payload that runs in its old place, since a later call has moved it behind others."""
-        first, *others = job.in_order()
-        if (
-            suspect.level < 2
-            or self.policies.keep
-            or first.payload in suspect.left
-            or first.score <= suspect.last
-        ):
-            return None
-        return next(item for item in others if item.payload in suspect.left)
 
     def put_back(
         self,
@@ -413,31 +380,12 @@ class Model:
         back = {Disposition.DONE: 0, Disposition.BURY: 0, Disposition.DIE: max(len(items) - 1, 0)}
         if disposition in back:
             leaving = claimed[: len(claimed) - back[disposition]]
-            self._clear_suspect(job_id, leaving, disposition is Disposition.DONE)
+            self.suspects.leave(job_id, leaving, disposition is Disposition.DONE)
         elif disposition is Disposition.RETRY and len(claimed) == 1:
-            self._pass(job_id, claimed[0])
+            self.suspects.ran(job_id, claimed[0])
         if job_id not in self.waiting:
             self.suspects.pop(job_id, None)
         return True
-
-    def _clear_suspect(self, job_id: str, leaving: list[Item], success: bool) -> None:
-        """Payloads that came after the crash are no suspects."""
-        suspect = self.suspects.get(job_id)
-        if suspect is None or suspect.level == 3 or not leaving:
-            return
-        payloads = frozenset(item.payload for item in leaving)
-        if success and suspect.crashing in payloads:
-            suspect = replace(suspect, crashing=b"", deaths=0)
-        if suspect.left <= payloads:
-            del self.suspects[job_id]
-        else:
-            self.suspects[job_id] = replace(suspect, left=suspect.left - payloads)
-
-    def _pass(self, job_id: str, item: Item) -> None:
-        """It has run in its old place."""
-        suspect = self.suspects.get(job_id)
-        if suspect is not None and suspect.level < 3:
-            self.suspects[job_id] = replace(suspect, last=max(suspect.last, item.score))
 
     def _start_anew(self, job_id: str, now: float, priority: int) -> None:
         """Rule 5 for what a claim left of a job that failed: what came during its run has not."""
@@ -463,22 +411,9 @@ class Model:
 
     def _suspect(self, job_id: str, items: list[Item]) -> list[Item]:
         """Suspects run alone, then payload by payload; only deaths of a single payload count."""
-        suspect = self.suspects.get(job_id)
-        known = suspect or Suspect(0, frozenset(), -math.inf)
-        left = known.left | {item.payload for item in items}
-        last = max([known.last, *(item.score for item in items if item.payload not in known.left)])
-        if suspect is None or len(items) > 1:
-            self.suspects[job_id] = Suspect(2 if suspect else 1, left, last)
-            return items
-        (item,) = items
-        deaths = suspect.deaths + 1 if suspect.crashing == item.payload else 1
-        condemned = deaths >= self.max_crashes
-        if not condemned or item.flag:
-            level = 3 if condemned else 2
-            self.suspects[job_id] = Suspect(level, left, last, item.payload, deaths)
+        if not self.suspects.add(job_id, items, self.max_crashes):
             return items
         self.die(job_id, items, b"poison pill")
-        self.suspects[job_id] = Suspect(2, left, max(last, item.score))
         if job_id not in self.waiting:
             del self.suspects[job_id]
         return []

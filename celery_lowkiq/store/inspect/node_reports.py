@@ -133,13 +133,7 @@ class NodeReports:
         those of the shard where the id has most to do. On a cluster, what another master would tell that is
         away is ``missing``.
         """
-        shards = queue.shards_of(job_id)
-        name = id_bytes(job_id)
-        whys = [load("why").call(shard_keys(one), id=name) for one in shards]
-        counts = [_count_of_payloads(one, name) for one in shards]
-        replies = self._client.all([*whys, *counts])
-        looks = zip(shards, replies[: len(shards)], replies[len(shards) :], strict=True)
-        shard, reply, (counted,) = max(looks, key=lambda found: _urgency(found[1]))
+        shard, reply, counted = self._read_id(queue, job_id)
         now, owner, since, shard_paused, queue_paused, pause, claimed, suspect, *rest = reply
         *waiting, died_at, last_error, full_at, moving = rest
         id_rate = queue.policies.rate_per_id
@@ -174,6 +168,17 @@ class NodeReports:
             id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
             missing=tuple(what for what, reply in zip(OTHERS, told, strict=True) if reply is None),
         )
+
+    def _read_id(self, queue: QueueSpec, job_id: str) -> tuple[ShardRef, Sequence[Any], Sequence[Any]]:
+        """Return the shard where an id has most to do, and its replies of ``why.lua`` and ``peek.lua``."""
+        shards = queue.shards_of(job_id)
+        name = id_bytes(job_id)
+        whys = [load("why").call(shard_keys(one), id=name) for one in shards]
+        counts = [_count_of_payloads(one, name) for one in shards]
+        replies = self._client.all([*whys, *counts])
+        found = zip(shards, replies[: len(shards)], replies[len(shards) :], strict=True)
+        shard, reply, (counted,) = max(found, key=lambda each: _urgency(each[1]))
+        return shard, reply, counted
 
 
 def _shard_report(
