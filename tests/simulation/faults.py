@@ -34,7 +34,7 @@ FAULTS = (
     "move_slot",
 )
 #: Those that need data to be lost.
-LOSSES = ("roll_back", "lose_takeover", "lose_race")
+LOSSES = ("roll_back", "lose_takeover", "lose_race", "lose_release")
 #: Not with faults that start nodes: one that starts then cannot know of a lease that was the shard's first
 #: (docs/invariants.md).
 LOSS_OF_FIRST = "lose_first"
@@ -230,6 +230,26 @@ class Faults:
             return range(MASTERS)
 
         self._lose(wait, self.server.copy_without_leases())
+
+    def lose_release(self) -> None:
+        """A failover loses a release of which no answer came, and what the next owner has taken since."""
+        releasing = [node for node in self.alive() if node.owned()]
+        if len(self.alive()) < 2 or not releasing:
+            return
+        node = self.world.random.choice(releasing)
+        shards = node.owned()
+
+        def wait() -> Sequence[int]:
+            self.network.unanswered.add(node)
+            self._shut_down_node(node)
+            for _ in range(100):
+                me().park(0.005 * LEASE)
+                if taken := self.checks.run_by_others(node, shards):
+                    return [self.server.master_of[shard] for shard in taken]
+            return range(MASTERS)
+
+        self._lose(wait)
+        self.network.unanswered.discard(node)
 
     def _lose(self, wait: Callable[[], Sequence[int]], older: Any = None) -> None:
         """Lose what is written during ``wait()``, which returns the masters that replicas replace.

@@ -52,6 +52,8 @@ class Network:
         self.held_acquires: dict[Machine, float] = {}
         #: Those whose acquisitions arrive before that, too: redis-py repeats what was not answered.
         self.repeating: set[Machine] = set()
+        #: Those whose releases get no answer.
+        self.unanswered: set[Machine] = set()
         #: Those whose heartbeats alone are refused.
         self.mute: set[Machine] = set()
 
@@ -90,6 +92,10 @@ class Network:
         if self.held_acquires.get(me().machine, 0.0) > self.world.now and me().machine in self.repeating:
             self._arrive_late(effect)
         self._hold(self.held_acquires)
+
+    def give_up_release(self) -> None:
+        if me().machine in self.unanswered:
+            self._give_up()
 
     def _hold(self, until: dict[Machine, float]) -> None:
         machine = me().machine
@@ -191,7 +197,9 @@ class SimStore:
         def effect() -> bool | None:
             return None if self._server.is_away(lease.shard) else self._server.release(lease, unsettled)
 
-        return self._call(effect)
+        released = self._call(effect)
+        self._network.give_up_release()
+        return released
 
     def exchange(self, settle: SettleRequest | None, claim: ClaimRequest | None) -> tuple[Any, Any]:
         def effect() -> tuple[Any, Any]:

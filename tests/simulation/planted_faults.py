@@ -100,6 +100,14 @@ def _as_of_its_sending(renew):
     return lambda self, renewed, sent_at, answered_at: renew(self, renewed, sent_at, sent_at)
 
 
+def _as_if_it_had_released_nothing(renew):
+    def mutant(self, *answer):
+        self.may_be_released = False
+        return renew(self, *answer)
+
+    return mutant
+
+
 def _wherever_it_arrives(release):
     def mutant(self, lease, unsettled=False):
         return release(self, replace(lease, server=self.name_of(lease.shard)), unsettled)
@@ -230,6 +238,11 @@ AFTER_FAILOVERS = {
         patched(OwnedShard, "renew", _without_its_server),
         ("move_slot", "join", "leave"),
         1,
+    ),
+    "an owner that may have released learns which server has its lease": (
+        patched(OwnedShard, "renew", _as_if_it_had_released_nothing),
+        ("lose_release", "join"),
+        23,
     ),
     "a release does not name the server": (
         patched(Server, "release", _without_naming_the_server),

@@ -161,6 +161,7 @@ class Simulation(Faults):
         self.network.cut.clear()
         self.network.held.clear()
         self.network.held_acquires.clear()
+        self.network.unanswered.clear()
         self.network.mute.clear()
         self.server.damaged.clear()
         self.server.silent_until = min(self.server.silent_until, self.world.now)
