@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -135,6 +135,19 @@ def check_topology(topology: Topology) -> Iterator[Finding]:
         yield from _coverage(known)
         yield from _node_timeout(known)
     yield from _replicas(known)
+
+
+def check_users(refusing: Sequence[str]) -> Iterator[Finding]:
+    """Yield a finding about the replicas with these addresses, which refuse user or password."""
+    if refusing:
+        text = (
+            f"{listed(refusing, LISTED)}: this replica refuses user or password. As a master, it would, too."
+        )
+        advice = (
+            "Create the user on each node: `celery -A proj lowkiq acl --cluster` writes its rights, and "
+            "Redis copies users neither to replicas nor to other masters."
+        )
+        yield Finding(WARNING, "users of replicas", text, advice)
 
 
 def refusals(refused: Mapping[str, str], name: str = "Redis") -> Iterator[Finding]:

@@ -7,7 +7,9 @@ import re
 import pytest
 
 from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.topology import check_users
 from celery_lowkiq.store.scripts import cluster_outages
+from celery_lowkiq.store.scripts.cluster_map import parse_replicas
 
 from . import test_cluster_client as others
 from .resp_nodes import number
@@ -183,3 +185,39 @@ def test_a_process_that_asks_all_the_time_knows_the_end(cluster, client, caplog)
     node.answer = lambda words: number(1)
     results(client, A)
     assert re.search(r"is back after 360\d\.\d s\.$", caplog.messages[1])
+
+
+def test_the_replicas_of_all_masters_are_read():
+    master = [b"a", 1, b"id", []]
+    reply = [
+        [0, 9, master, [b"b", 2, b"id", []], [b"", 3, b"id", []]],
+        [10, 19, master],
+        # Of Redis 6.2, and one whose place is forgotten.
+        [20, 29, master, [b"b", 2, b"id"], [b"c", 0, b"id"]],
+    ]
+    assert parse_replicas(reply, ("asked", 1)) == {("b", 2), ("asked", 3)}
+
+
+def test_only_replicas_that_refuse_the_login_are_named(cluster, make_client):
+    client = make_client(username="app", password="secret")
+    node = cluster.nodes[1]
+    for each in cluster.nodes:
+        each._reply = lambda words, of=each._reply: b"+OK\r\n" if words[0] == b"AUTH" else of(words)
+    host, port = (text.encode() for text in map(str, node.address))
+    replica = b"*2\r\n$%d\r\n%s\r\n:%s\r\n" % (len(host), host, port)
+    slots = b"*1\r\n*4\r\n:0\r\n:16383\r\n%s%s" % (
+        replica.replace(port, b"%d" % cluster.nodes[0].address[1]),
+        replica,
+    )
+    cluster.nodes[0]._slots = lambda: slots
+    assert client.refusing_replicas() == []
+    node._reply = lambda words: b"-WRONGPASS invalid username-password pair.\r\n"
+    assert client.refusing_replicas() == [node.place.decode()]
+    node.stop()
+    assert client.refusing_replicas() == []
+
+
+def test_replicas_that_refuse_the_login_are_a_warning():
+    assert list(check_users([])) == []
+    (found,) = check_users(["a:1", "b:2"])
+    assert (found.level, found.text[:8]) == ("warning", "a:1, b:2")

@@ -113,3 +113,19 @@ def test_masters_that_refuse_all_since_a_slot_is_lost_are_not_up(settings, visit
         shown = CliRunner().invoke(masters, [], obj=Context(app))
         assert shown.output.count("refuses: ") == 2
         assert shown.exit_code == 1
+
+
+@pytest.mark.full
+def test_a_replica_without_the_user_is_named_before_it_is_promoted(settings, visit, app):
+    """Nothing was said of it, and a third of the shards stood still after the failover."""
+    with running_cluster(replicas=3) as cluster:
+        for number in range(5):
+            permit(cluster, number)
+        app.conf.lowkiq_url = cluster.url
+        browser = visit()
+        eventually(lambda: cluster.ask(0, "INFO", "replication")["connected_slaves"] == 1)
+        found = eventually(lambda: findings(browser).get("users of replicas"))
+        assert found["level"] == "warning"
+        assert found["text"].startswith(f"{address(cluster, 5)}: this replica refuses user or password.")
+        permit(cluster, 5)
+        assert "users of replicas" not in findings(browser)

@@ -104,6 +104,11 @@ class ClusterClient(Client):
         """Return that there are no sentinels."""
         return None
 
+    def refusing_replicas(self) -> list[str]:
+        """Return the addresses of the replicas that refuse user or password. Raises StoreError."""
+        self._map()
+        return [text_of(address) for address in self.cluster.refusing_replicas()]
+
     def master_of(self, shard: ShardRef) -> str | None:
         """Return the address of a shard's master; None when its slot has none. Raises StoreError."""
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
