@@ -27,7 +27,11 @@ class Figure(NamedTuple):
 
 
 FIGURES = (
-    Figure("lowkiq_master_up", "Whether the master answered this scrape", lambda one: one.away is None),
+    Figure(
+        "lowkiq_master_up",
+        "Whether the master answered this scrape, and executes scripts",
+        lambda one: one.away is None and one.refuses is None,
+    ),
     Figure("lowkiq_master_shards", "Shards of all queues on the master", lambda one: one.shard_count),
     Figure(
         "lowkiq_master_used_memory_bytes",

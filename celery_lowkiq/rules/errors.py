@@ -158,6 +158,10 @@ class SubscriptionLost(StoreUnavailable):
     """On a cluster, the node of a subscription is away: other nodes carry the same messages."""
 
 
+class ClusterDown(StoreUnavailable):
+    """A master of a cluster refuses all scripts: slots have no master, or it cannot reach most masters."""
+
+
 class ShardsAway(StoreUnavailable):
     """On a cluster, an action is done but for shards whose masters are away; of these, parts may be done.
 

@@ -191,7 +191,11 @@ def _unserved(queue: QueueState, state: SystemState) -> Iterator[Finding]:
             "Start a worker with -P threads or prefork whose -Q and -X do not exclude this queue, or end the "
             "quiet of one: celery -A proj lowkiq unquiet NODE."
         )
-        yield queue.finding(level, f"No worker serves it; {_wait(queue)}.", advice)
+        text = "No worker serves it"
+        if state.topology.lacks_replicas:
+            text = f"{text}, or its report is not stored, since a master refuses writes"
+            advice = f"See the refused writes above. When no worker runs: {advice[0].lower()}{advice[1:]}"
+        yield queue.finding(level, f"{text}; {_wait(queue)}.", advice)
 
 
 def _unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:

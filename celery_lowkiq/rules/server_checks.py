@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from .findings import ERROR, OK, WARNING, Finding
-from .text import duration
+from .text import duration, size
 
 #: The oldest supported version of Redis.
 OLDEST = (6, 2)
@@ -38,6 +38,9 @@ class Server:
     #: (``min-replicas-to-write``).
     replicas: int | None = None
     min_replicas: bool | None = None
+    #: Setting ``min-replicas-to-write``, and the number of replicas that count for it.
+    min_replicas_to_write: int | None = None
+    good_replicas: int | None = None
     #: Settings ``cluster-require-full-coverage`` and ``cluster-node-timeout`` (s) of a node of a cluster.
     full_coverage: bool | None = None
     node_timeout: float | None = None
@@ -73,6 +76,27 @@ def eviction(server: Server) -> Finding:
             "after a newer one), trackers, and what counts for rate limits."
         )
     return Finding(ERROR, subject, f"{server.policy}: {text}", advice)
+
+
+def lacks_replicas(server: Server) -> bool:
+    """Whether a server refuses all writes, since too few replicas are up to date."""
+    least = server.min_replicas_to_write or 1
+    return bool(server.min_replicas) and server.good_replicas is not None and server.good_replicas < least
+
+
+def refused_writes(server: Server) -> tuple[str, str] | None:
+    """Return why a server refuses writes, with advice; None when nothing is known of that."""
+    if lacks_replicas(server):
+        set_to, good = server.min_replicas_to_write or "set", server.good_replicas
+        text = (
+            f"min-replicas-to-write is {set_to}, and {good} of its {server.replicas or 0} connected replicas "
+            "are up to date (NOREPLICAS). No call is stored there, and no job of its shards runs."
+        )
+        return text, "Start a replica of it, or connect it again; or lower min-replicas-to-write."
+    if server.policy == "noeviction" and 0 < server.maxmemory <= server.used_memory:
+        text = f"it uses {size(server.used_memory)}, and maxmemory is {size(server.maxmemory)} (OOM)."
+        return f"{text} No call is stored there.", "Raise maxmemory, or let workers drain."
+    return None
 
 
 def persistence(server: Server) -> Finding:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
 from .lease_watch import DEADLINE, RENEWALS_PER_LEASE, TAKEOVER_LEASES
-from .server_checks import CLOCKS, Server, clock, eviction, persistence, version
+from .server_checks import (
+    CLOCKS,
+    Server,
+    clock,
+    eviction,
+    lacks_replicas,
+    persistence,
+    refused_writes,
+    version,
+)
 from .text import duration, listed, sentence
 
 #: Minimum number of shards a master, with which the busiest one has little more than its share.
@@ -49,6 +58,10 @@ class Master:
     #: Number of shards of each queue.
     shards: Mapping[str, int] = field(default_factory=dict)
     away: str | None = None
+    #: Whether it is away since it refuses user or password.
+    login_refused: bool = False
+    #: Why it refuses all scripts, though it answers.
+    refuses: str | None = None
     #: Commands that scripts need and the server refused, with its error.
     refused: Mapping[str, str] = field(default_factory=dict)
     #: Host and port behind sentinels; None without these.
@@ -91,7 +104,12 @@ class Topology:
         """Whether each shard has a master that answers."""
         if self.unassigned:
             return False
-        return all(master.away is None for master in self.masters)
+        return all(master.away is None and master.refuses is None for master in self.masters)
+
+    @property
+    def lacks_replicas(self) -> bool:
+        """Whether a master refuses all writes, since too few replicas are up to date."""
+        return any(lacks_replicas(master.server) for master in self.masters)
 
     @property
     def clock_skew(self) -> float:
@@ -109,6 +127,7 @@ def check_topology(topology: Topology) -> Iterator[Finding]:
     for check in (version, eviction, persistence, clock):
         yield from _of_each(known, check)
     yield from _refused(known)
+    yield from _refused_writes(known)
     if topology.kind is Kind.CLUSTER:
         yield from _masters(topology)
         yield from _shards_a_master(topology)
@@ -116,6 +135,19 @@ def check_topology(topology: Topology) -> Iterator[Finding]:
         yield from _coverage(known)
         yield from _node_timeout(known)
     yield from _replicas(known)
+
+
+def check_users(refusing: Sequence[str]) -> Iterator[Finding]:
+    """Yield a finding about the replicas with these addresses, which refuse user or password."""
+    if refusing:
+        text = (
+            f"{listed(refusing, LISTED)}: this replica refuses user or password. As a master, it would, too."
+        )
+        advice = (
+            "Create the user on each node: `celery -A proj lowkiq acl --cluster` writes its rights, and "
+            "Redis copies users neither to replicas nor to other masters."
+        )
+        yield Finding(WARNING, "users of replicas", text, advice)
 
 
 def refusals(refused: Mapping[str, str], name: str = "Redis") -> Iterator[Finding]:
@@ -162,11 +194,10 @@ def _refused(topology: Topology) -> Iterator[Finding]:
 
 def _masters(topology: Topology) -> Iterator[Finding]:
     for master in topology.masters:
-        if master.away is not None:
+        if reason := master.away or master.refuses:
             waiting = counted(master.shard_count, "shard waits", "shards wait")
-            text = f"{sentence(master.away)} Its {waiting}."
-            advice = "Start it, or let the cluster promote a replica of it."
-            yield Finding(ERROR, f"master {master.address}", text, advice)
+            text = f"{sentence(reason)} Its {waiting}."
+            yield Finding(ERROR, f"master {master.address}", text, _advice(master))
     if without := topology.unassigned:
         lost = [f"{name} ({count})" for name, count in topology.homeless.items()]
         text = f"{without} slots have no master" + (
@@ -179,6 +210,24 @@ def _masters(topology: Topology) -> Iterator[Finding]:
     if total and len(shards) > 1:
         text = f"{text}, the busiest has {topology.skew:.2f} times its share"
     yield Finding(OK, "masters", f"{text}: {listed(shards, LISTED)}")
+
+
+def _advice(master: Master) -> str:
+    if master.login_refused:
+        return (
+            "The server is up: `celery -A proj lowkiq acl --cluster` writes the rights of the user, and ACL "
+            "SETUSER creates it there. Look at the other nodes, too: a replica that is promoted needs it."
+        )
+    if master.away is None:
+        return "It is up: bring the masters back that are away, or see its log."
+    return "Start it, or let the cluster promote a replica of it."
+
+
+def _refused_writes(topology: Topology) -> Iterator[Finding]:
+    for master in topology.masters:
+        if refused := refused_writes(master.server):
+            reason, advice = refused
+            yield Finding(ERROR, "writes", f"{master.name} refuses them: {reason}", advice)
 
 
 def _shards_a_master(topology: Topology) -> Iterator[Finding]:

@@ -252,7 +252,12 @@ def test_a_master_that_denies_its_workers_a_right_holds_up_only_its_own_shards(c
         assert reply == 1
     (line,) = caplog.messages
     assert line.startswith(f"Redis {cluster.nodes[0].place.decode()} does not permit this (NOPERM)")
-    assert line.endswith("Its shards wait, the others go on.")
+    assert line.endswith(" Its shards wait.")
+    cluster.nodes[0].answer = lambda words: number(1)
+    for _ in range(2):
+        client.answers([call(A)])
+    _, end = caplog.messages
+    assert "accepts the commands of this user again after" in end
 
 
 def test_a_master_that_refuses_the_password_of_its_workers_is_named_in_the_log(cluster, client, caplog):

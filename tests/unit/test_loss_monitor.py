@@ -52,3 +52,15 @@ def test_an_older_lease_is_no_other_owner(one, caplog):
     eventually(lambda: said(caplog, "Redis has lost data of 'q' (shards: 1)"))
     eventually(lambda: len(one.owns()) == 4)
     assert len(caplog.messages) == 1
+
+
+def test_leases_that_no_other_node_has_did_not_change_hands(one, caplog):
+    """It was said of a single worker, after its master was away for longer than a lease."""
+    with one.store.lock:
+        state = one.store.leases[SHARDS[1]]
+        one.store.leases[SHARDS[1]] = LeaseState("", state.epoch, state.counter + 1)
+    eventually(
+        lambda: said(caplog, "this node has lost leases, and no other node is known to have them: q/1")
+    )
+    eventually(lambda: len(one.owns()) == 4)
+    assert not said(caplog, "changed hands")

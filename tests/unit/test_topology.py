@@ -71,6 +71,53 @@ def test_a_master_that_is_away():
     assert set(found(topology)) == {"master m1:1"}
 
 
+def test_a_master_that_refuses_the_login_needs_the_user():
+    """The advice was to start it."""
+    topology = changed(cluster(WELL, WELL), 1, away="it refuses", login_refused=True)
+    finding = found(topology)["master m1:1"]
+    assert finding.advice.startswith("The server is up: `celery -A proj lowkiq acl --cluster` writes the ")
+
+
+def test_a_master_that_refuses_all_scripts_is_not_away():
+    topology = changed(cluster(WELL, replace(WELL, full_coverage=True)), 1, refuses="The cluster is down")
+    finding = found(topology)["master m1:1"]
+    assert (finding.level, finding.text) == (ERROR, "The cluster is down. Its 16 shards wait.")
+    assert "Start it" not in finding.advice
+    assert "cluster-require-full-coverage" in found(topology)
+    assert not topology.is_whole
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        (
+            {"min_replicas_to_write": 2, "good_replicas": 1, "replicas": 2},
+            "m1:1 refuses them: min-replicas-to-write is 2, and 1 of its 2 connected replicas are up to date "
+            "(NOREPLICAS). No call is stored there, and no job of its shards runs.",
+        ),
+        # CONFIG GET is forbidden.
+        (
+            {"min_replicas_to_write": None, "good_replicas": 0, "replicas": 0},
+            "m1:1 refuses them: min-replicas-to-write is set, and 0 of its 0 connected replicas are up to "
+            "date (NOREPLICAS). No call is stored there, and no job of its shards runs.",
+        ),
+        ({"min_replicas_to_write": 1, "good_replicas": 1}, None),
+        ({"min_replicas": False, "min_replicas_to_write": 1, "good_replicas": 0}, None),
+        (
+            {"maxmemory": 1024, "used_memory": 1024},
+            "m1:1 refuses them: it uses 1.0 KiB, and maxmemory is 1.0 KiB (OOM). No call is stored there.",
+        ),
+        ({"maxmemory": 1025, "used_memory": 1024}, None),
+        ({"maxmemory": 0, "used_memory": 1024}, None),
+    ],
+)
+def test_a_master_that_refuses_writes_is_named(options, text):
+    topology = changed(cluster(WELL, WELL), 1, server=replace(WELL, **options))
+    finding = found(topology).get("writes")
+    assert (finding and finding.text) == text
+    assert topology.lacks_replicas == ("NOREPLICAS" in str(text))
+
+
 def test_slots_without_a_master():
     topology = replace(changed(cluster(WELL, WELL), 1, slots=0, shards={}), homeless={"orders": 16})
     assert found(topology)["slots"].text == "8192 slots have no master, with shards of orders (16)."

@@ -25,7 +25,7 @@ def masters(inspector: Inspector, json_: bool) -> None:
     shards: of all queues. clock: ahead of this host's by so much. Behind sentinels, the address of the master
     stands beside its name.
 
-    Status 1 when a master is away, or slots of a cluster have none.
+    Status 1 when a master is away or refuses all scripts, or slots of a cluster have none.
     """
     topology = inspector.topology()
     if json_:
@@ -44,6 +44,8 @@ def _row(master: Master) -> list[str]:
     place = [master.name, slots, str(master.shard_count)]
     if master.away is not None:
         return [*place, "-", "-", "-", f"away: {master.away}"]
+    if master.refuses is not None:
+        return [*place, "-", "-", "-", f"refuses: {master.refuses}"]
     replicas = "-" if server.replicas is None else str(server.replicas)
     clock = f"{server.ahead:+.3f} s"
     return [*place, replicas, size(server.used_memory), clock, f"{server.name} {server.version}".rstrip()]

@@ -25,7 +25,7 @@ from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.server_info import ServerInfo
 from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.text import by_master
-from celery_lowkiq.rules.topology import Topology, check_topology
+from celery_lowkiq.rules.topology import Topology, check_topology, check_users
 from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardState, Stats
 from celery_lowkiq.rules.views import sum_of as sum_of_states
@@ -307,7 +307,8 @@ class Inspector:
         except StoreError as error:
             found = (*check_topology(topology), unreadable(str(error)))
         places = [f" {master.address} is {master.place}." for master in topology.masters if master.place]
-        return (Finding(OK, "connection", f"Redis answers.{''.join(places)}"), *found)
+        users = check_users(context_of(self.app).store.client.refusing_replicas())
+        return (Finding(OK, "connection", f"Redis answers.{''.join(places)}"), *found, *users)
 
 
 def _login_setting(settings: Settings) -> str:

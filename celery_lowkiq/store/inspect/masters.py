@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import LoginRefused, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.topology import Master, Topology
@@ -19,7 +19,7 @@ from celery_lowkiq.store.scripts.client import Asked, Client
 from celery_lowkiq.store.scripts.replies import reads_replies
 
 #: Before Redis 7, CONFIG GET takes one name only.
-SETTINGS = ("save", "appendfsync")
+SETTINGS = ("save", "appendfsync", "min-replicas-to-write")
 CLUSTER_SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
 
 
@@ -45,9 +45,18 @@ class MasterReader:
             raise StoreUnavailable(
                 masters[0].away if masters else "Redis is not available: no master has a slot"
             )
-        refused = refused_commands(self._client, [s for queue in stored for s in queue.shard_refs()])
+        all_shards = [shard for queue in stored for shard in queue.shard_refs()]
+        refused, refusing = refused_commands(self._client, all_shards)
         place = self._client.behind_sentinels()
-        found = tuple(replace(one, refused=refused.get(one.address, {}), place=place) for one in masters)
+        found = tuple(
+            replace(
+                one,
+                refused=refused.get(one.address, {}),
+                refuses=None if one.away else refusing.get(one.address),
+                place=place,
+            )
+            for one in masters
+        )
         return Topology(self._client.kind(), found, lease_seconds, dict(shards[None]))
 
 
@@ -58,7 +67,13 @@ def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
     (now,) = asked.ask([("TIME",)])
     after = time.time()
     if away := next((e for e in (info, now) if isinstance(e, StoreUnavailable)), None):
-        return Master(asked.address, slots=asked.slots, shards=shards, away=str(away))
+        return Master(
+            asked.address,
+            slots=asked.slots,
+            shards=shards,
+            away=str(away),
+            login_refused=isinstance(away, LoginRefused),
+        )
     config = {name: value for reply in settings for name, value in if_permitted(reply).items()}
     server = _server(if_permitted(info), config)
     if not isinstance(now, StoreError):
@@ -69,6 +84,7 @@ def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
 
 def _server(info: Mapping[str, Any], config: Mapping[str, Any]) -> Server:
     timeout, coverage = config.get("cluster-node-timeout"), config.get("cluster-require-full-coverage")
+    least = config.get("min-replicas-to-write")
     return Server(
         name="Valkey" if info.get("server_name") == "valkey" else "Redis",
         version=str(info.get("valkey_version") or info.get("redis_version") or ""),
@@ -82,6 +98,8 @@ def _server(info: Mapping[str, Any], config: Mapping[str, Any]) -> Server:
         replicas=int(info["connected_slaves"]) if "connected_slaves" in info else None,
         # It is left out while the setting is 0.
         min_replicas="min_slaves_good_slaves" in info if info else None,
+        min_replicas_to_write=int(least) if least else None,
+        good_replicas=int(info["min_slaves_good_slaves"]) if "min_slaves_good_slaves" in info else None,
         full_coverage=coverage == "yes" if coverage else None,
         node_timeout=int(timeout) / 1000 if timeout else None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import ClusterDown, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.topology import Master
@@ -21,7 +21,7 @@ def check_masters(client: Client, shards: Sequence[ShardRef]) -> list[Master]:
     By INFO, since managed servers forbid CONFIG. Masters that are away are left out. Raises StoreUnavailable
     when it is the only one.
     """
-    refused = refused_commands(client, shards)
+    refused, _ = refused_commands(client, shards)
     replies = [(asked, *asked.ask([("INFO", "memory")])) for asked in client.masters()]
     client.check_away(reply for _, reply in replies)
     return [
@@ -33,23 +33,28 @@ def check_masters(client: Client, shards: Sequence[ShardRef]) -> list[Master]:
     ]
 
 
-def refused_commands(client: Client, shards: Sequence[ShardRef]) -> dict[str, dict[str, str]]:
+def refused_commands(
+    client: Client, shards: Sequence[ShardRef]
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the commands that scripts need and are refused, each with its error, by address of the master.
 
-    One shard of each master is asked; a master that is away is left out. Raises StoreUnavailable when it is
-    the only one.
+    One shard of each master is asked. The second part has the errors of masters that refuse all scripts.
+    Raises StoreUnavailable when it is the only one.
     """
     asked = client.streams(shards)
     replies = client.calls([load("check_commands").call(shard_keys(shard)) for shard in asked])
     client.check_away(replies)
     found: dict[str, dict[str, str]] = {}
+    down: dict[str, str] = {}
     for shard, reply in zip(asked, replies, strict=True):
         if isinstance(reply, StoreUnavailable):
+            if isinstance(reply, ClusterDown):
+                down[client.master_of(shard) or ""] = str(reply)
             continue
         refused = {"EVALSHA": str(reply)} if isinstance(reply, StoreError) else _refused(reply)
         if refused:
             found.setdefault(client.master_of(shard) or "", {}).update(refused)
-    return found
+    return found, down
 
 
 def _limits(info: Mapping[str, Any]) -> Server:

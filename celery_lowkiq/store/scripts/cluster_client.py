@@ -6,7 +6,6 @@ answered.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -19,20 +18,18 @@ from redis import exceptions
 
 from celery_lowkiq.rules.errors import (
     AccessDenied,
-    LoginRefused,
     MasterDenies,
     NotClusterNode,
     StoreError,
     StoreUnavailable,
 )
-from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
 from .client import Asked, Client, answers
-from .cluster_exchange import exchange_all, exchange_one
+from .cluster_exchange import exchange_all, exchange_one, name_of
 from .cluster_map import ClusterMap, parse_redirect, slot_of
-from .cluster_outages import Address, NotAsked, text_of
+from .cluster_outages import LOGIN, RIGHTS, Address, text_of
 from .cluster_replies import (
     LATER,
     LATER_TEXTS,
@@ -43,6 +40,7 @@ from .cluster_replies import (
     is_lost,
     is_redirect,
     may_follow,
+    refusal,
 )
 from .exchange import Command
 from .keys import reports_key, shard_keys
@@ -61,8 +59,6 @@ PATIENCE = 1.0
 SHORT_PATIENCE = 0.1
 #: Between two attempts at a slot that moves, in s.
 PAUSE = 0.02
-#: How often the log of a worker names a master that refuses its user, in s.
-BETWEEN_REFUSALS = 60.0
 
 
 class ClusterClient(Client):
@@ -77,8 +73,6 @@ class ClusterClient(Client):
         self._flags = True
         self._keyless_slot = slot_of(reports_key())
         self._waits_less = False
-        #: Monotonic times at which refusals of the user were logged, by their texts.
-        self._refusals: dict[str, float] = {}
         #: The master of the last subscription that was lost.
         self._lost: Address | None = None
 
@@ -109,6 +103,11 @@ class ClusterClient(Client):
     def behind_sentinels(self) -> str | None:
         """Return that there are no sentinels."""
         return None
+
+    def refusing_replicas(self) -> list[str]:
+        """Return the addresses of the replicas that refuse user or password. Raises StoreError."""
+        self._map()
+        return [text_of(address) for address in self.cluster.refusing_replicas()]
 
     def master_of(self, shard: ShardRef) -> str | None:
         """Return the address of a shard's master; None when its slot has none. Raises StoreError."""
@@ -186,14 +185,7 @@ class ClusterClient(Client):
     def _with_refusals(self, replies: list[Any]) -> list[Any]:
         if not self._waits_less:
             return replies
-        return [self._refusal(r) if isinstance(r, (AccessDenied, LoginRefused)) else r for r in replies]
-
-    def _refusal(self, error: AccessDenied | LoginRefused) -> StoreUnavailable:
-        text, now = str(error), time.monotonic()
-        if now - self._refusals.get(text, -math.inf) >= BETWEEN_REFUSALS:
-            self._refusals[text] = now
-            logger.error("%s. Its shards wait, the others go on.", text)
-        return error if isinstance(error, StoreUnavailable) else MasterDenies(text)
+        return [MasterDenies(str(reply)) if _is_denied(reply) else reply for reply in replies]
 
     def calls_in_turn(
         self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
@@ -229,7 +221,8 @@ class ClusterClient(Client):
         for reply in replies:
             if isinstance(reply, (exceptions.RedisError, OSError)):
                 patience = SHORT_PATIENCE if self._waits_less else PATIENCE
-                return _Batch(self.cluster, commands, slots, replies).followed(patience)
+                batch = _Batch(self.cluster, commands, slots, replies)
+                return batch.followed(patience, logs_rights=self._waits_less)
         return replies
 
     def _first_replies(
@@ -260,6 +253,10 @@ class ClusterClient(Client):
                 keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
                 last = next(map(slot_of, keyed), self._keyless_slot)
             yield last
+
+
+def _is_denied(reply: Any) -> bool:
+    return isinstance(reply, AccessDenied) and not isinstance(reply, StoreUnavailable)
 
 
 def _map_error(error: BaseException) -> StoreError:
@@ -319,8 +316,10 @@ class _Batch:
                 # Without the right to ASKING, the node names the former one again.
                 refused = reply if isinstance(reply, exceptions.NoPermissionError) else None
 
-    def followed(self, patience: float) -> list[Any]:
+    def followed(self, patience: float, logs_rights: bool) -> list[Any]:
         """Send refused commands again where they belong, for ``patience`` s at most; return all replies.
+
+        ``logs_rights``: whether a missing right is logged as an outage of the master's shards.
 
         What was answered is not repeated, and commands of a slot stay in their order.
         """
@@ -341,16 +340,18 @@ class _Batch:
             sent = self._in_order(left)
             self.send(sent)
             left = self._refused(left)
-        self._note_outages()
+        self._note_outages(logs_rights)
         return [final(reply) for reply in self.replies]
 
-    def _note_outages(self) -> None:
-        for reply in self.replies:
-            # Who was not asked is noted as away, or has answered since.
-            if isinstance(reply, LOST) and not isinstance(reply, (*REFUSED, NotAsked)):
+    def _note_outages(self, logs_rights: bool) -> None:
+        for n, reply in enumerate(self.replies):
+            if isinstance(reply, LOST) and not isinstance(reply, REFUSED):
                 # The map may name another node by now.
                 lost: Any = reply
                 self._cluster.outages.lost(lost.node, lost, lost.sent_at, self._cluster.slots())
+            elif (refused := refusal(reply)) and (logs_rights or refused.what != RIGHTS):
+                name = (LOGIN,) if refused.what == LOGIN else name_of(self._commands[n])
+                self._cluster.outages.refused(reply.node, name, refused)
 
     def _refused(self, positions: Iterable[int]) -> list[int]:
         found: list[int] = []

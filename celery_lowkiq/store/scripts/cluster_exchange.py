@@ -10,7 +10,7 @@ import redis
 from redis import exceptions
 
 from .cluster_map import ClusterMap
-from .cluster_outages import Address, text_of
+from .cluster_outages import LOGIN, Address, Name, Outages, text_of
 from .cluster_replies import may_follow
 from .connect import PROTOCOL
 from .exchange import Command, packed
@@ -27,6 +27,7 @@ class _Sent(NamedTuple):
     pool: KeepingPool
     kept: Kept
     at: float
+    is_new: bool
 
 
 def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> list[Any]:
@@ -86,13 +87,14 @@ def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command], no
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
         commands = [(*name.split(), *values) for name, *values in commands]
-    kept = pool.take_kept() or pool.take_new()
+    kept = pool.take_kept()
+    sent = _Sent(address, pool, kept or pool.take_new(), now, is_new=kept is None)
     try:
-        kept.connection.send_packed_command(packed(kept.connection, commands))
+        sent.kept.connection.send_packed_command(packed(sent.kept.connection, commands))
     except BaseException:
-        _give_up(_Sent(address, pool, kept, now))
+        _give_up(sent)
         raise
-    return _Sent(address, pool, kept, now)
+    return sent
 
 
 def _read(cluster: ClusterMap, sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> list[Any]:
@@ -106,7 +108,7 @@ def _read(cluster: ClusterMap, sent: _Sent, commands: Sequence[Command], is_late
             try:
                 reply = read()
             except exceptions.ResponseError as error:
-                error.node = sent.address  # type: ignore[attr-defined]
+                error.node, error.sent_at = sent.address, sent.at  # type: ignore[attr-defined]
                 found.append(error)
                 continue
             convert = _CONVERT.get(command[0])
@@ -121,14 +123,30 @@ def _read(cluster: ClusterMap, sent: _Sent, commands: Sequence[Command], is_late
         found += _unanswered(cluster, sent.address, error, commands[len(found) :], sent.at)
     else:
         sent.pool.keep(sent.kept)
-        _note_answers(cluster, sent, found)
+        _note_answers(cluster.outages, sent, commands, found)
     return found
 
 
-def _note_answers(cluster: ClusterMap, sent: _Sent, replies: Sequence[Any]) -> None:
+def _note_answers(outages: Outages, sent: _Sent, commands: Sequence[Command], replies: Sequence[Any]) -> None:
     # A node that has just started refuses all for a second.
-    if cluster.outages.away and not all(map(may_follow, replies)):
-        cluster.outages.answered(sent.address, sent.at)
+    if outages.away and not all(map(may_follow, replies)):
+        outages.answered(sent.address, sent.at)
+    for address, what in list(outages.refusing) if outages.refusing else ():
+        if address != sent.address:
+            continue
+        if what == LOGIN:
+            # Connections from before a change of the password stay logged in.
+            executed = {(LOGIN,)} if sent.is_new else set()
+        else:
+            pairs = zip(commands, replies, strict=True)
+            executed = {name_of(one) for one, reply in pairs if not isinstance(reply, exceptions.RedisError)}
+        for name in executed:
+            outages.accepted(address, what, name, sent.at)
+
+
+def name_of(command: Command) -> Name:
+    """Return the name of a command; that of EVALSHA has the hash of its script."""
+    return tuple(command[: 2 if command[0] == "EVALSHA" else 1])
 
 
 def _give_up(sent: _Sent) -> None:

@@ -191,14 +191,35 @@ class ClusterMap:
                 self._read_from(address)
                 self.outages.silent.discard(address)
 
+    def refusing_replicas(self) -> list[Address]:
+        """Return the replicas that refuse user or password, sorted. One that does not answer is left out."""
+        replicas: set[Address] = set()
+        for address in self.masters():
+            with contextlib.suppress(exceptions.RedisError, OSError, TypeError, ValueError):
+                replicas = parse_replicas(self._slots_told_by(address), address)
+                break
+        return [address for address in sorted(replicas) if self._refuses(address)]
+
+    def _refuses(self, address: Address) -> bool:
+        try:
+            self._slots_told_by(address)
+        except exceptions.AuthenticationError:
+            return True
+        except (exceptions.RedisError, OSError):
+            return False
+        return False
+
     def _read_from(self, address: Address) -> Slots:
+        return parse_slots(self._slots_told_by(address), address)
+
+    def _slots_told_by(self, address: Address) -> Any:
         timeouts = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
         connection = self.connection_class(**{**self._to(address), **timeouts})
         try:
             connection.connect()
             # Redis 6.2 does not know CLUSTER SHARDS.
             connection.send_command("CLUSTER", "SLOTS")
-            return parse_slots(connection.read_response(), address)
+            return connection.read_response()
         finally:
             connection.disconnect()
 
@@ -213,6 +234,12 @@ def parse_slots(reply: Sequence[Any], asked: Address) -> Slots:
             raise ValueError(f"no slots: {first} to {last}")
         slots[first : last + 1] = [address] * (last + 1 - first)
     return slots
+
+
+def parse_replicas(reply: Sequence[Any], asked: Address) -> set[Address]:
+    """Read the replicas of all masters in the reply of CLUSTER SLOTS."""
+    nodes = (node for _, _, _, *replicas in reply for node in replicas)
+    return {(_host(host) or _ip(about) or asked[0], int(port)) for host, port, *about in nodes if port}
 
 
 def parse_redirect(error: Exception, asked: Address) -> Address:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from redis import exceptions
 
+from celery_lowkiq.rules.errors import AccessDenied
+
+from .cluster_outages import CALLS, COMMANDS, LOGIN, RIGHTS, WRITES, Refused, text_of
 from .keeping_pool import NoFreeConnection
+from .redis_errors import is_cluster_down, store_error
 
 #: What a slot answers that moves or has no master for a moment.
 LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
@@ -48,3 +53,41 @@ def final(reply: Any) -> Any:
     if is_redirect(reply):
         return exceptions.ConnectionError(f"a slot moves: {reply}")
     return exceptions.ConnectionError(str(reply)) if isinstance(reply, OSError) else reply
+
+
+#: What a node refuses, by the code of its error.
+_CODES = {"NOREPLICAS": WRITES, "MISCONF": WRITES, "READONLY": WRITES, "OOM": CALLS, "CLUSTERDOWN": COMMANDS}
+#: Redis 6.2 puts the error of a command within the text of the script's error.
+_CODE = re.compile(rf"(?:^|-)({'|'.join(_CODES)}) (.*)")
+#: Redis 7 names the line of the script behind the error.
+_LINE = re.compile(r" script: \w+, on @.*")
+#: Redis-py removes the codes of these.
+_KNOWN = {
+    exceptions.ReadOnlyError: "READONLY",
+    exceptions.OutOfMemoryError: "OOM",
+    exceptions.ClusterDownError: "CLUSTERDOWN",
+}
+_DOWN = " (a slot has no master, and cluster-require-full-coverage is yes, or most masters are away)"
+
+
+def refusal(reply: Any) -> Refused | None:
+    """Return what the node of a reply refuses, when that is more than this command."""
+    error: Any = reply
+    if not hasattr(error, "node"):
+        return None
+    if isinstance(reply, exceptions.AuthenticationError):
+        return Refused(LOGIN, str(store_error(error)), error.sent_at)
+    if not isinstance(reply, exceptions.ResponseError):
+        return None
+    if isinstance(denied := store_error(error), AccessDenied):
+        return Refused(RIGHTS, str(denied), error.sent_at)
+    code = next((code for kind, code in _KNOWN.items() if isinstance(reply, kind)), "")
+    found = _CODE.search(f"{code} {error}".lstrip())
+    if found is None:
+        return None
+    code, reason = found.groups()
+    if code == "CLUSTERDOWN" and not is_cluster_down(error):
+        return None
+    what, reason = _CODES[code], _LINE.sub("", reason).rstrip(". ")
+    text = f"Redis {text_of(error.node)} refuses {what}: {code} {reason}{_DOWN if what == COMMANDS else ''}"
+    return Refused(what, text, error.sent_at)

@@ -8,6 +8,7 @@ from redis import exceptions
 
 from celery_lowkiq.rules.errors import (
     AccessDenied,
+    ClusterDown,
     ClusterNode,
     LoginRefused,
     NotOwner,
@@ -57,6 +58,11 @@ SCRIPT_NOPERM = ("ACL failure in script", "The user executing the script can't")
 OF_CLUSTER = re.compile("'(cluster|asking)", re.IGNORECASE)
 #: The settings that have the password; messages never show its value.
 URL = "lowkiq_url (broker_url, where lowkiq_url is not set)"
+#: Advice for a node of a cluster that refuses what other nodes accept.
+CREATE_USER = (
+    "create the user there (`celery -A proj lowkiq acl --cluster` writes its rights), since Redis copies "
+    "users neither to replicas nor to other masters"
+)
 
 
 class ShardCountDiffers(StoreError):
@@ -95,8 +101,9 @@ def store_error(error: BaseException) -> StoreError:
     if (denied := _access_error(error, text)) is not None:
         return denied
     if "OOM command not allowed" in text or isinstance(error, exceptions.OutOfMemoryError):
+        name = _name(error)
         return StoreFull(
-            "Redis is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
+            f"{name} is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
         )
     # redis-py 5.0 raises a plain ResponseError for these, unless its client is one of a cluster.
     if isinstance(error, CLUSTER) or text.startswith(CLUSTER_TEXTS):
@@ -105,10 +112,17 @@ def store_error(error: BaseException) -> StoreError:
     refused = _refused(code, rest)
     if refused is not None:
         return refused
+    if is_cluster_down(error):
+        return ClusterDown(f"Redis is not available: {_with_node(error, text)}")
     # Redis 6.2 puts the error of a command within the text of the script's error.
     if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
         return StoreUnavailable(f"Redis is not available: {_with_node(error, text or type(error).__name__)}")
     return StoreError(f"Redis refused a command: {text}")
+
+
+def is_cluster_down(error: object) -> bool:
+    """Whether a node refuses all keys; not when it says that one slot is not served."""
+    return isinstance(error, exceptions.ResponseError) and "cluster is down" in str(error)
 
 
 def _with_node(error: BaseException, text: str) -> str:
@@ -117,6 +131,12 @@ def _with_node(error: BaseException, text: str) -> str:
     if node is None or (name := host_port(*node)) in text:
         return text
     return f"{text.rstrip('. ')} ({name})"
+
+
+def _name(error: BaseException) -> str:
+    """Return Redis with the node of a cluster that an error is of."""
+    node = getattr(error, "node", None)
+    return "Redis" if node is None else f"Redis {host_port(*node)}"
 
 
 def _refused(code: str, rest: str) -> StoreError | None:
@@ -145,24 +165,25 @@ def _refused(code: str, rest: str) -> StoreError | None:
 
 
 def _access_error(error: BaseException, text: str) -> StoreError | None:
-    node = getattr(error, "node", None)
-    # Of a cluster's masters, one may have other users than the rest.
-    who = "Redis" if node is None else f"Redis {host_port(*node)}"
     # What a long command is answered with before a login.
-    too_long = text.startswith("Protocol error: unauthenticated")
+    name, too_long = _name(error), text.startswith("Protocol error: unauthenticated")
     if isinstance(error, exceptions.AuthenticationError) or too_long:
         if "Authentication required" in text or too_long:
-            return LoginRefused(f"{who} asks for a password (NOAUTH): add it to {URL}")
+            return LoginRefused(f"{name} asks for a password (NOAUTH): add it to {URL}")
         if "without any password" in text or "no password is set" in text:
             advice = f"set it in Redis, or remove it from {URL}"
-            return LoginRefused(f"{who} has no password, but received one (AUTH): {advice}")
-        return LoginRefused(f"{who} refuses user or password (WRONGPASS): correct them in {URL}, or in Redis")
+            return LoginRefused(f"{name} has no password, but received one (AUTH): {advice}")
+        advice = f"correct them in {URL}, or in Redis"
+        if hasattr(error, "node"):
+            advice = f"{CREATE_USER}, or correct them in {URL}"
+        return LoginRefused(f"{name} refuses user or password (WRONGPASS): {advice}")
     if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
         cluster = " --cluster" if OF_CLUSTER.search(text) else ""
+        there = " there" if hasattr(error, "node") else ""
         return AccessDenied(
-            f"{who} does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL} the rights of "
-            f"what this process does: `celery -A proj lowkiq acl --role ROLE{cluster}` writes those of a "
-            f"caller, a worker, a reader or an operator{' of a cluster' if cluster else ''}"
+            f"{name} does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL}{there} the "
+            f"rights of what this process does: `celery -A proj lowkiq acl --role ROLE{cluster}` writes "
+            f"those of a caller, a worker, a reader or an operator{' of a cluster' if cluster else ''}"
         )
     return None
 

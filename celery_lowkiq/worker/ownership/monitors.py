@@ -53,8 +53,10 @@ class OverdueMonitor:
 class LossMonitor:
     """Logs shards that the node has lost: to another node, or with the data of Redis."""
 
-    def __init__(self, table: LeaseTable) -> None:
+    def __init__(self, table: LeaseTable, owner: str) -> None:
+        """``owner``: name of this node in its leases."""
         self._table = table
+        self._owner = owner
         self._lost: deque[ShardRef] = deque()
         #: Queues whose loss of data was logged, until all their leases are back.
         self._logged: frozenset[str] = frozenset()
@@ -66,11 +68,17 @@ class LossMonitor:
     def check(self, observed: Collection[ShardRef]) -> None:
         """Log the losses; ``observed`` are the shards whose leases are still watched."""
         gone = {shard for shard in observed if self._table.watch(shard).forgotten}
-        taken = sorted(set(self._pop_lost(observed)) - gone)
-        if taken:
-            names = listed(list(map(str, taken)), LISTED_SHARDS)
-            logger.warning("shards changed hands, and this node leaves them: %s", names)
+        lost = sorted(set(self._pop_lost(observed)) - gone)
+        nobody = ("", self._owner)
+        taken = [s for s in lost if s in observed and self._table.watch(s).seen.owner not in nobody]
+        self._log("shards changed hands, and this node leaves them: %s", taken)
+        left = [shard for shard in lost if shard not in taken]
+        self._log("this node has lost leases, and no other node is known to have them: %s", left)
         self._log_data_loss(gone)
+
+    def _log(self, text: str, shards: Sequence[ShardRef]) -> None:
+        if shards:
+            logger.warning(text, listed(list(map(str, shards)), LISTED_SHARDS))
 
     def _pop_lost(self, observed: Collection[ShardRef]) -> list[ShardRef]:
         """Remove and return the lost shards but those whose lease was not observed since."""

@@ -67,7 +67,7 @@ class Ownership:
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx.host, ctx.clock, lanes)
-        self._losses = LossMonitor(table)
+        self._losses = LossMonitor(table, ctx.owner)
         self._masters = MasterMonitor(ctx.store, ctx.clock, by_name)
         self._misassignment = MisassignmentMonitor(ctx, queues=by_name, wanted=table.known())
         #: Added queues, until the thread reads them.

@@ -1,0 +1,223 @@
+"""A master that answers and refuses: one line when that begins, and one when it ends."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.topology import check_users
+from celery_lowkiq.store.scripts import cluster_outages
+from celery_lowkiq.store.scripts.cluster_map import parse_replicas
+
+from . import test_cluster_client as others
+from .resp_nodes import number
+from .test_cluster_client import A, B, results
+
+cluster, make_client, client = others.cluster, others.make_client, others.client
+
+
+@pytest.fixture(autouse=True)
+def only_outages(caplog):
+    caplog.set_level("WARNING")
+
+
+def refuse(node, text):
+    node.answer = lambda words: b"-%s\r\n" % text
+
+
+NOREPLICAS = b"NOREPLICAS Not enough good replicas to write."
+
+
+@pytest.mark.parametrize(
+    "reply, line, follows, end",
+    [
+        (NOREPLICAS, "refuses writes: NOREPLICAS Not enough good replicas to write.", "", "writes"),
+        (
+            NOREPLICAS + b" script: 0a1b, on @user_script:7.",
+            "refuses writes: NOREPLICAS Not enough good replicas to write.",
+            "",
+            "writes",
+        ),
+        (
+            b"ERR Error running script (call to f_1): @user_script:7: -NOREPLICAS Not enough.",
+            "refuses writes: NOREPLICAS Not enough.",
+            "",
+            "writes",
+        ),
+        (b"MISCONF The disk is full", "refuses writes: MISCONF The disk is full.", "", "writes"),
+        (b"READONLY You can't write.", "refuses writes: READONLY You can't write.", "", "writes"),
+        (
+            b"OOM command not allowed.",
+            "refuses calls: OOM command not allowed.",
+            "Jobs that it has stored run.",
+            "calls",
+        ),
+        (
+            b"CLUSTERDOWN The cluster is down",
+            "refuses all commands: CLUSTERDOWN The cluster is down (a slot has no master, and "
+            "cluster-require-full-coverage is yes, or most masters are away).",
+            "",
+            "all commands",
+        ),
+    ],
+)
+def test_what_a_master_refuses_is_one_line_and_its_end(cluster, client, caplog, reply, line, follows, end):
+    """Nothing was logged: its shards stood still."""
+    client.wait_less()
+    node = cluster.nodes[0]
+    refuse(node, reply)
+    for _ in range(3):
+        refused, answered = results(client, A, B)
+        assert isinstance(refused, StoreUnavailable)
+        assert answered == 1
+    node.answer = lambda words: number(1)
+    for _ in range(2):
+        results(client, A, B)
+    name = f"Redis {node.place.decode()}"
+    begun, ended = caplog.messages
+    assert begun == f"{name} {line} {follows or 'Its shards wait.'}"
+    assert re.fullmatch(rf"{name} accepts {end} again after \d\.\d s\.", ended)
+
+
+def test_another_command_that_is_executed_does_not_end_it(cluster, client, caplog):
+    """What only reads is."""
+    node = cluster.nodes[0]
+    node.answer = lambda words: b"-%s\r\n" % NOREPLICAS if words[0] == b"EVALSHA" else number(1)
+    results(client, A)
+    client.commands([("HLEN", A)])
+    results(client, A)
+    assert len(caplog.messages) == 1
+
+
+def test_a_slot_that_is_not_served_is_no_refusal_of_all(cluster, client, caplog):
+    client.wait_less()
+    refuse(cluster.nodes[0], b"CLUSTERDOWN Hash slot not served")
+    results(client, A)
+    assert caplog.messages == []
+
+
+def test_a_refusal_from_before_its_end_begins_no_other_one(cluster, client, caplog):
+    node = cluster.nodes[0]
+    refuse(node, NOREPLICAS)
+    results(client, A)
+    (refusals,) = client.cluster.outages.refusing.values()
+    command, sent_at = next(iter(refusals.commands)), refusals.since
+    node.answer = lambda words: number(1)
+    results(client, A)
+    refused = cluster_outages.Refused(cluster_outages.WRITES, "late", sent_at)
+    client.cluster.outages.refused(node.address, command, refused)
+    assert len(caplog.messages) == 2
+
+
+def test_a_login_that_one_master_refuses_names_it_and_what_to_do(cluster, make_client, caplog):
+    """A promoted replica: Redis does not copy users. Nothing was logged, and the error blamed the URL."""
+    client = make_client(username="app", password="secret")
+    node, logins = cluster.nodes[0], []
+    reply = node._reply
+
+    def answer(words):
+        if words[0] != b"AUTH":
+            return reply(words)
+        logins.append(words)
+        return b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+
+    for other in cluster.nodes:
+        other._reply = lambda words, of=other._reply: b"+OK\r\n" if words[0] == b"AUTH" else of(words)
+    client.cluster.slots()
+    node._reply = answer
+    for _ in range(3):
+        refused, answered = results(client, A, B)
+        assert isinstance(refused, LoginRefused)
+        assert answered == 1
+    assert logins
+    name = f"Redis {node.place.decode()}"
+    assert str(refused).startswith(
+        f"{name} refuses user or password (WRONGPASS): create the user there (`celery -A proj lowkiq acl "
+        "--cluster` writes its rights), since Redis copies users neither to replicas nor to other masters"
+    )
+    assert caplog.messages == [f"{refused}. Its shards wait."]
+    node._reply = lambda words: b"+OK\r\n" if words[0] == b"AUTH" else reply(words)
+    results(client, A)
+    results(client, A)
+    assert re.fullmatch(rf"{name} accepts the login again after \d\.\d s\.", caplog.messages[1])
+    assert len(caplog.messages) == 2
+    assert "secret" not in caplog.text
+
+
+def test_errors_of_a_full_master_and_of_missing_rights_name_it(cluster, client):
+    node = cluster.nodes[0]
+    name = node.place.decode()
+    refuse(node, b"OOM command not allowed when used memory > 'maxmemory'.")
+    (full,) = results(client, A)
+    assert isinstance(full, StoreFull)
+    assert str(full).startswith(f"Redis {name} is at its maxmemory: nothing was stored.")
+    refuse(node, b"NOPERM this user has no permissions to run the 'evalsha' command")
+    (denied,) = results(client, A)
+    assert isinstance(denied, AccessDenied)
+    assert str(denied).startswith(f"Redis {name} does not permit this (NOPERM): ")
+
+
+def test_a_process_that_noticed_the_end_late_does_not_say_that_it_was_the_end(
+    cluster, client, monkeypatch, caplog
+):
+    """The dashboard of a quiet night: "is back after 746.1 s", of an outage of 33 s."""
+    monkeypatch.setattr(cluster_outages, "UNWATCHED", 0.0)
+    node = cluster.nodes[0]
+    node.answer = lambda words: None
+    results(client, A)
+    node.answer = lambda words: number(1)
+    results(client, A)
+    pattern = r"is back after \d\.\d s to \d\.\d s \(nothing was sent to it meanwhile\)\.$"
+    assert re.search(pattern, caplog.messages[1])
+
+
+def test_a_process_that_asks_all_the_time_knows_the_end(cluster, client, caplog):
+    node = cluster.nodes[0]
+    node.answer = lambda words: None
+    results(client, A)
+    address = node.address
+    outage = client.cluster.outages.away[address]
+    # An hour of attempts.
+    client.cluster.outages.away[address] = outage._replace(since=outage.since - 3600.0)
+    results(client, A)
+    node.answer = lambda words: number(1)
+    results(client, A)
+    assert re.search(r"is back after 360\d\.\d s\.$", caplog.messages[1])
+
+
+def test_the_replicas_of_all_masters_are_read():
+    master = [b"a", 1, b"id", []]
+    reply = [
+        [0, 9, master, [b"b", 2, b"id", []], [b"", 3, b"id", []]],
+        [10, 19, master],
+        # Of Redis 6.2, and one whose place is forgotten.
+        [20, 29, master, [b"b", 2, b"id"], [b"c", 0, b"id"]],
+    ]
+    assert parse_replicas(reply, ("asked", 1)) == {("b", 2), ("asked", 3)}
+
+
+def test_only_replicas_that_refuse_the_login_are_named(cluster, make_client):
+    client = make_client(username="app", password="secret")
+    node = cluster.nodes[1]
+    for each in cluster.nodes:
+        each._reply = lambda words, of=each._reply: b"+OK\r\n" if words[0] == b"AUTH" else of(words)
+    host, port = (text.encode() for text in map(str, node.address))
+    replica = b"*2\r\n$%d\r\n%s\r\n:%s\r\n" % (len(host), host, port)
+    slots = b"*1\r\n*4\r\n:0\r\n:16383\r\n%s%s" % (
+        replica.replace(port, b"%d" % cluster.nodes[0].address[1]),
+        replica,
+    )
+    cluster.nodes[0]._slots = lambda: slots
+    assert client.refusing_replicas() == []
+    node._reply = lambda words: b"-WRONGPASS invalid username-password pair.\r\n"
+    assert client.refusing_replicas() == [node.place.decode()]
+    node.stop()
+    assert client.refusing_replicas() == []
+
+
+def test_replicas_that_refuse_the_login_are_a_warning():
+    assert list(check_users([])) == []
+    (found,) = check_users(["a:1", "b:2"])
+    assert (found.level, found.text[:8]) == ("warning", "a:1, b:2")
