@@ -324,6 +324,33 @@ def test_shards_of_living_masters_are_admitted_while_another_one_is_dead():
 
 
 @pytest.mark.full
+def test_a_process_with_another_declared_number_calls_while_the_queues_own_master_is_dead():
+    """It does not know the stored number yet, and learns it from the shards that refuse its calls."""
+    with running_cluster() as cluster:
+        store, caller = opened(cluster), opened(cluster)
+        store.push(QUEUE, jobs(200))
+        dead = cluster.owner(slot_of(queue_key("orders")))
+        declared = replace(QUEUE, shards=5)
+        living = {shard for shard in SHARDS if cluster.owner(slot(shard)) != dead}
+        at_living = [job for job in jobs(200) if QUEUE.shard_of(job.id) in living]
+        assert not living.issuperset(declared.shard_of(job.id) for job in at_living)
+        cluster.kill(dead)
+        with pytest.raises(StoreUnavailable):
+            caller.push(declared, at_living)
+        caller.push(declared, at_living)
+        for shard in living:
+            pushed = [job for job in at_living if QUEUE.shard_of(job.id) == shard]
+            assert store.client.commands([("HGET", shard_keys(shard)["meta"], "merged")]) == [
+                b"%d" % len(pushed)
+            ]
+        lost = next(job for job in jobs(200) if job not in at_living)
+        with pytest.raises(StoreUnavailable):
+            caller.push(declared, [lost])
+        store.close()
+        caller.close()
+
+
+@pytest.mark.full
 def test_a_migration_goes_on_between_living_masters():
     with running_cluster() as cluster:
         store = opened(cluster, socket_timeout=0.75)

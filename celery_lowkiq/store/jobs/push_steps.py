@@ -76,7 +76,6 @@ class PushSteps:
                 yield from self._durability.confirm_steps(self._client, there, push=push)
             resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
             if resharded is not None:
-                self._layouts[queue.name] = resharded.layout
                 later = [job for turn in rest for chunk in turn.values() for job in chunk]
                 return [*refused(turn, replies), *later]
         return ()
@@ -100,6 +99,10 @@ class PushSteps:
             stored(taken(turn, replies))
         if reporter is not None and reporter.finds_drops(replies):
             yield Block(partial(reporter.read, replies))
+        for reply in replies:
+            # Also when another shard's master is away, for the next call.
+            if isinstance(reply, QueueResharded):
+                self._layouts[reply.queue] = reply.layout
         _raise_refused(dict(zip(turn, replies, strict=True)))
         return replies
 

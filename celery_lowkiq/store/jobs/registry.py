@@ -63,9 +63,16 @@ class Registry:
         those whose masters are away.
 
         Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
-        QueueResharded when another layout is stored, FormatMismatch, StoreError.
+        QueueResharded when another layout is stored, or, on a cluster, when shards have another one while the
+        master with the queue's own key is away; FormatMismatch, StoreError.
         """
-        stored = self.registered(queue)
+        try:
+            stored = self.registered(queue)
+        except StoreUnavailable:
+            # Each shard checks the number of shards itself, so that a wrong one is refused, and not stored.
+            if (known := self._as_shards_say(queue).layout) != queue.layout:
+                raise QueueResharded(queue.name, known) from None
+            raise
         if stored.layout != queue.layout:
             raise QueueResharded(queue.name, stored.layout)
         if stored.is_migrating:
