@@ -39,7 +39,7 @@ with redis.Redis(unix_socket_path=os.environ["SOCKET"], db=int(database), decode
 
 @pytest.fixture
 def shell(empty_redis, tmp_path):
-    """Runs lines in a folder of its own, with the page's database as ``database``; returns what they print."""
+    """Runs lines in a folder of its own, on database ``database``; returns what they print."""
     stub = tmp_path / "redis-cli"
     stub.write_text(REDIS_CLI)
     stub.chmod(0o755)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.topology import Master
@@ -37,7 +37,7 @@ def refused_commands(client: Client, shards: Sequence[ShardRef]) -> dict[str, di
     """Return the commands that scripts need and are refused, each with its error, by address of the master.
 
     One shard of each master is asked; a master that is away is left out. Raises StoreUnavailable when it is
-    the only one.
+    the only one; ConfigurationError for a wrong URL.
     """
     asked = client.streams(shards)
     replies = client.calls([load("check_commands").call(shard_keys(shard)) for shard in asked])
@@ -46,6 +46,9 @@ def refused_commands(client: Client, shards: Sequence[ShardRef]) -> dict[str, di
     for shard, reply in zip(asked, replies, strict=True):
         if isinstance(reply, StoreUnavailable):
             continue
+        if isinstance(reply, ConfigurationError):
+            # The URL is wrong: no right would help.
+            raise reply
         refused = {"EVALSHA": str(reply)} if isinstance(reply, StoreError) else _refused(reply)
         if refused:
             found.setdefault(client.master_of(shard) or "", {}).update(refused)
