@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
-from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
+from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.resharding import Phase
@@ -131,6 +131,15 @@ def test_the_master_without_a_replica_is_named_with_its_shards(monkeypatch):
             f"in shards {shard_names(alone)} ({len(alone)} of 12): Redis {host}:{port} has no replica, start"
         ) in str(raised.value)
         store.close()
+
+
+def test_masters_that_cannot_confirm_store_nothing(cluster, store):
+    found = connect_cluster({"cluster": cluster.addresses}, pool_size=4, pool_timeout=5)
+    careful = RedisStore(found, Durability(Level.FSYNCED))
+    with pytest.raises(ConfigurationError, match="needs WAITAOF"):
+        careful.push(QUEUE, jobs(100))
+    careful.close()
+    assert [client.dbsize() for client in cluster.clients()] == [0] * 3
 
 
 def is_confirmed(store, pushed):
