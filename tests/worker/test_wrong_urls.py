@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from tests.clusters import Cluster
+from tests.processes import run
 
 pytestmark = pytest.mark.one_server
 
@@ -37,3 +39,12 @@ def test_a_worker_with_another_database_of_a_cluster_ends_without_a_traceback(re
     log = refused("redis+cluster://127.0.0.1:7000/1")
     assert "Error: lowkiq_url is a cluster's URL with db=1: expected none, or 0" in log
     assert "Traceback" not in log
+
+
+def test_the_demo_notices_a_wrong_url_before_its_plain_task(cluster: Cluster):
+    """The plain task ran for a minute before, or ended with a traceback."""
+    url = f"redis://127.0.0.1:{cluster.servers[0].port}/0"
+    done = run([sys.executable, "-m", "examples.replica", "--redis", url], 60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("replica: lowkiq_url, or broker_url without it, is a node of a Redis")
+    assert "Traceback" not in done.stderr
