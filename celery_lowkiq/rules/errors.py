@@ -132,6 +132,8 @@ class StoreError(LowkiqError):
 class ClusterNode(StoreError, ConfigurationError):
     """The server is a node of a Redis Cluster, and the URL is not one of a cluster."""
 
+    until = "the URL is corrected"
+
     def __init__(self) -> None:
         super().__init__(
             "lowkiq_url, or broker_url without it, is a node of a Redis Cluster: expected a server without "
@@ -147,6 +149,19 @@ class NotClusterNode(StoreError, ConfigurationError):
         super().__init__(
             "lowkiq_url begins with redis+cluster://, but its server has no cluster mode: expected nodes of "
             "a Redis Cluster. Set it to redis://host:port/db for one server"
+        )
+
+
+class SentinelAddress(StoreError, ConfigurationError):
+    """The server knows no commands for data, and the URL is not one of sentinels."""
+
+    until = "the URL is corrected"
+
+    def __init__(self, command: str) -> None:
+        super().__init__(
+            f"lowkiq_url, or broker_url without it, names a server that does not know {command}, such as a "
+            "sentinel: expected one that stores data. For the master that sentinels name, set lowkiq_url to "
+            "sentinel://host:26379?master_name=NAME"
         )
 
 

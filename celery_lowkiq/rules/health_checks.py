@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .balance import ORPHAN_TIMEOUT_LEASES
-from .errors import AccessDenied, LoginRefused, StoreError
+from .errors import AccessDenied, ConfigurationError, LoginRefused, StoreError
 from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
 from .models import ShardRef
 from .repairs import Damage
@@ -89,6 +89,19 @@ def unreachable(error: StoreError, login: str) -> Finding:
         )
     elif isinstance(error, AccessDenied):
         advice = "The server is up and accepts the login. Look again when the user has these rights."
+    elif isinstance(error, ConfigurationError):
+        advice = ""  # The text says what to set.
+    elif "no master has a slot" in str(error):
+        advice = (
+            "A new cluster has no slots before `redis-cli --cluster create HOST:PORT ... --cluster-replicas "
+            "N`, with the addresses of all nodes. Of an older one, `redis-cli --cluster check HOST:PORT` "
+            "tells more."
+        )
+    elif "No master found for" in str(error):
+        advice = (
+            "Is this the name of the master? `redis-cli -h HOST -p 26379 SENTINEL MASTERS` shows the names "
+            "that a sentinel knows, and whether it sees the master. ?master_name=NAME ends the URL."
+        )
     else:
         advice = "Is the server up, and is lowkiq_url (or broker_url) right? Then TLS, and network."
     return Finding(ERROR, "connection", str(error), advice)

@@ -22,7 +22,7 @@ from .repository import read_history, read_tree
 from .run import RedisInUse, Stalled, run_side
 from .sides import OrderedSide, PlainSide
 from .stream import SHIPPED, Event, StreamError, final_tree, read_events, with_copies
-from .tasks import RUN_IN_VARIABLE, STORE_VARIABLE, app
+from .tasks import RUN_IN_VARIABLE, STORE_VARIABLE, app, mirror_ordered
 from .worker import WorkerDied
 
 #: Share of the messages that is delivered twice.
@@ -87,6 +87,9 @@ def run(options: argparse.Namespace) -> int:
         os.environ.update({**dict.fromkeys(BROKER_VARIABLES, url), RUN_IN_VARIABLE: options.run_in})
         # For the workers, and for the app of this process, which was made before.
         os.environ[STORE_VARIABLE], app.conf.lowkiq_url = cluster, cluster or None
+        if options.redis:
+            # A mistake in it would only be noticed after the plain task.
+            mirror_ordered.ordered_queue.stats()
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="replica-")))
         celery, ordered = (
             run_side(side, messages, expected, directory, options.pool)

@@ -9,8 +9,9 @@ import pytest
 import redis
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.acl import ROLES
 from tests.cli import proj
@@ -44,6 +45,27 @@ def test_the_version_of_redis_matters(run):
     refused = run("acl", "--role", "caller", "--redis", "new")
     assert refused.exit_code == 2
     assert "expected a version" in refused.output
+
+
+def unusable():
+    raise ConfigurationError("lowkiq_url is invalid")
+
+
+@pytest.mark.parametrize(
+    "parameters, given, expected",
+    [
+        (lambda: {"cluster": [("a", 6379)]}, (), True),
+        (lambda: {"cluster": [("a", 6379)]}, ("--no-cluster",), False),
+        (lambda: {"host": "a"}, (), False),
+        (unusable, (), False),
+    ],
+)
+def test_the_url_of_a_cluster_adds_the_commands_of_one(run, monkeypatch, parameters, given, expected):
+    """They were left out, and clients were refused `cluster|slots`."""
+    monkeypatch.setattr(AppContext, "redis_parameters", lambda _: parameters())
+    written = run("acl", "--role", "caller", "--redis", "7.2", *given)
+    assert written.exit_code == 0
+    assert ("+cluster|slots" in written.output) == expected
 
 
 def test_a_queue_of_the_app_is_found_by_the_last_part_of_its_name(run, monkeypatch):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
-from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
+from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.resharding import Phase
@@ -132,6 +132,15 @@ def test_the_master_without_a_replica_is_named_with_its_shards(monkeypatch):
             f"in shards {shard_names(alone)} ({len(alone)} of 12): Redis {host}:{port} has no replica, start"
         ) in str(raised.value)
         store.close()
+
+
+def test_masters_that_cannot_confirm_store_nothing(cluster, store):
+    found = connect_cluster({"cluster": cluster.addresses}, pool_size=4, pool_timeout=5)
+    careful = RedisStore(found, Durability(Level.FSYNCED))
+    with pytest.raises(ConfigurationError, match="needs WAITAOF"):
+        careful.push(QUEUE, jobs(100))
+    careful.close()
+    assert [client.dbsize() for client in cluster.clients()] == [0] * 3
 
 
 def is_confirmed(store, pushed):
@@ -322,6 +331,33 @@ def test_shards_of_living_masters_are_admitted_while_another_one_is_dead():
         assert isinstance(answers[lost], StoreUnavailable)
         assert {answers[shard].shard for shard in living} == set(living)
         store.close()
+
+
+@pytest.mark.full
+def test_a_process_with_another_declared_number_calls_while_the_queues_own_master_is_dead():
+    """It does not know the stored number yet, and learns it from the shards that refuse its calls."""
+    with running_cluster() as cluster:
+        store, caller = opened(cluster), opened(cluster)
+        store.push(QUEUE, jobs(200))
+        dead = cluster.owner(slot_of(queue_key("orders")))
+        declared = replace(QUEUE, shards=5)
+        living = {shard for shard in SHARDS if cluster.owner(slot(shard)) != dead}
+        at_living = [job for job in jobs(200) if QUEUE.shard_of(job.id) in living]
+        assert not living.issuperset(declared.shard_of(job.id) for job in at_living)
+        cluster.kill(dead)
+        with pytest.raises(StoreUnavailable):
+            caller.push(declared, at_living)
+        caller.push(declared, at_living)
+        for shard in living:
+            pushed = [job for job in at_living if QUEUE.shard_of(job.id) == shard]
+            assert store.client.commands([("HGET", shard_keys(shard)["meta"], "merged")]) == [
+                b"%d" % len(pushed)
+            ]
+        lost = next(job for job in jobs(200) if job not in at_living)
+        with pytest.raises(StoreUnavailable):
+            caller.push(declared, [lost])
+        store.close()
+        caller.close()
 
 
 @pytest.mark.full

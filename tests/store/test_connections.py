@@ -17,8 +17,20 @@ from celery import Celery
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer, find_server
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import ConfigurationError, StoreError, StoreUnavailable
-from tests.clusters import free_port
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.rules.errors import (
+    ClusterNode,
+    ConfigurationError,
+    SentinelAddress,
+    StoreError,
+    StoreUnavailable,
+)
+from celery_lowkiq.rules.findings import ERROR
+from celery_lowkiq.store.scripts.cluster_map import slot_of
+from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.scripts.redis_errors import store_error
+from tests.clusters import free_port, running_cluster
+from tests.sentinels import PASSWORD, running_sentinels
 from tests.waiting import eventually
 
 CALLERS = 8
@@ -90,6 +102,60 @@ def test_p8_a_node_of_a_cluster_is_named_as_such(cluster):
         assert "redis+cluster://host:port" in str(raised.value)
         with pytest.raises(ConfigurationError, match="is a node of a Redis Cluster"):
             sync.ordered_queue.stats()
+
+
+def test_doctor_names_the_url_of_a_node_of_a_cluster_and_no_rights(cluster):
+    """It said "Permit it" where a shard's slot was elsewhere, which no right changes."""
+    with made(cluster.servers[0].url) as sync:
+        (found,) = Inspector(sync._get_app()).doctor()
+        assert (found.level, found.advice) == (ERROR, "")
+        assert "redis+cluster://host:port" in found.text
+        store, shards = context_of(sync._get_app()).store, sync.queue_spec.shard_refs()
+        elsewhere = [shard for shard in shards if cluster.owner(slot_of(shard_keys(shard)["meta"])) != 0]
+        with pytest.raises(ClusterNode):
+            store.masters(elsewhere[:1])
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+def test_the_check_of_a_url_passes_what_does_not_answer(scheme):
+    with made(f"{scheme}://127.0.0.1:{free_port()}/0") as sync:
+        context_of(sync._get_app()).check_server([sync.queue_spec])
+
+
+def test_a_node_that_has_all_slots_of_the_queues_is_used_as_one_server():
+    with running_cluster(1) as cluster, made(cluster.servers[0].url) as sync:
+        context_of(sync._get_app()).check_server([sync.queue_spec])
+        sync.delay(1, "x")
+        assert sync.ordered_queue.stats().length == 1
+
+
+def test_a_database_of_a_node_of_a_cluster_is_named_as_such():
+    """In Redis, the error was that of SELECT; Valkey may have databases in a cluster."""
+    error = redis.ResponseError("SELECT is not allowed in cluster mode")
+    assert isinstance(store_error(error), ClusterNode)
+
+
+@pytest.mark.parametrize("command", ["HGET", "EVALSHA"])
+def test_the_error_of_a_sentinel_names_the_url_of_sentinels(command):
+    error = redis.ResponseError(f"unknown command '{command}', with args beginning with: 'a' 'b' ")
+    assert isinstance(store_error(error), SentinelAddress)
+
+
+def of_sentinel(sentinels):
+    return f"redis://:{PASSWORD}@127.0.0.1:{sentinels.ports[0]}/0"
+
+
+@pytest.mark.full
+def test_a_sentinel_under_the_url_of_a_server_is_named_as_such(tmp_path):
+    """The error was "unknown command 'HGET'"."""
+    with running_sentinels(tmp_path) as sentinels, made(of_sentinel(sentinels)) as sync:
+        for ask in (
+            lambda: sync.delay(1, "x"),
+            sync.ordered_queue.stats,
+            lambda: context_of(sync._get_app()).check_server([sync.queue_spec]),
+        ):
+            with pytest.raises(SentinelAddress, match="sentinel://host:26379"):
+                ask()
 
 
 def test_calls_reach_a_cluster(cluster):

@@ -140,11 +140,30 @@ def test_fsynced_is_refused_where_the_server_has_no_file():
         store = store_on(server, Level.FSYNCED)
         with pytest.raises(ConfigurationError, match=r"needs WAITAOF .* and appendonly yes"):
             store.push(ONE, [NewJob("1", b"x", 1.0)])
+        assert waiting(store, "1") is None
 
 
 def test_fsynced_is_refused_where_the_server_does_not_know_it(redis_62_server):
-    with pytest.raises(ConfigurationError, match="needs WAITAOF"):
-        store_on(redis_62_server, Level.FSYNCED).push(ONE, [NewJob("1", b"x", 1.0)])
+    """It had stored the call, which did not say so: one that was made again ran twice."""
+    store = store_on(redis_62_server, Level.FSYNCED)
+    store.client.redis.flushall()
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="needs WAITAOF"):
+            store.push(ONE, [NewJob("1", b"x", 1.0)])
+    assert waiting(store, "1") is None
+
+
+def test_a_server_is_asked_once_whether_it_has_a_file_and_a_later_refusal_says_what_is_stored():
+    with EmbeddedServer(executable=valkey(), appendonly=True, config={"appendfsync": "always"}) as server:
+        store = store_on(server, Level.FSYNCED)
+        store.push(ONE, [NewJob("1", b"x", 1.0)])
+        store.client.redis.config_resetstat()
+        store.push(ONE, [NewJob("2", b"x", 1.0)])
+        assert store.client.redis.info("commandstats")["cmdstat_waitaof"]["calls"] == 1
+        store.client.redis.config_set("appendonly", "no")
+        with pytest.raises(ConfigurationError, match=r"needs WAITAOF .* is stored: to call again may run it"):
+            store.push(ONE, [NewJob("3", b"x", 1.0)])
+        assert waiting(store, "3") == [("x", 1)]
 
 
 def valkey():

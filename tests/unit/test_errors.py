@@ -19,6 +19,7 @@ ERRORS = [
     errors.UnknownTracker("abc"),
     errors.ClusterNode(),
     errors.NotClusterNode(),
+    errors.SentinelAddress("HGET"),
     errors.InvalidCall("no id", 7),
 ]
 

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    AccessDenied,
+    ClusterNode,
+    LoginRefused,
+    SentinelAddress,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.findings import ERROR, OK, WARNING
 from celery_lowkiq.rules.health_checks import QueueState, SystemState, check_health, unreachable
 from celery_lowkiq.rules.models import ShardRef
@@ -111,6 +117,23 @@ def test_a_login_that_is_refused_names_the_setting_and_a_way_to_try_it(setting, 
 
 def test_rights_that_lack_are_no_question_of_the_network():
     assert "Is the server up" not in unreachable(AccessDenied("NOPERM"), "lowkiq_url").advice
+
+
+@pytest.mark.parametrize(
+    "error, advice",
+    [
+        (ClusterNode(), ""),
+        (SentinelAddress("HGET"), ""),
+        (StoreUnavailable("Redis is not available: no master has a slot"), "redis-cli --cluster create"),
+        (StoreUnavailable("Redis is not available: No master found for 'my'"), "SENTINEL MASTERS"),
+    ],
+)
+def test_the_general_advice_is_for_what_nothing_better_is_known_of(error, advice):
+    found = unreachable(error, "lowkiq_url")
+    assert found.text == str(error)
+    assert advice in found.advice
+    assert bool(found.advice) == bool(advice)
+    assert "Is the server up" not in found.advice
 
 
 def test_nodes_that_died_or_are_quiet():

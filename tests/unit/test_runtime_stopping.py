@@ -223,6 +223,18 @@ class TestStopping:
         one.runtime.drain()
         assert one.runtime.join(20)
         assert "will be recovered" in caplog.text
+        assert "could not be released" in caplog.text
+
+    def test_a_node_that_owned_nothing_stops_without_a_line_about_shards(self, node, caplog):
+        """As with a wrong URL, which its log has named."""
+        one = node()
+        for name in ("renew", "observe", "beat"):
+            one.store.fail[name] = lambda after: _raise(StoreUnavailable("never there"))
+        one.start()
+        eventually(lambda: "never there" in caplog.text)
+        one.runtime.drain()
+        assert one.runtime.join(20)
+        assert "could not be released" not in caplog.text
 
     def test_stopping_before_anything_was_taken(self, node):
         one = node()

@@ -6,10 +6,11 @@ from typing import get_args
 
 import click
 
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.registry import read_queue_name
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.task.options import QUEUE_NAME
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import ConfigurationError, StoreError
 from celery_lowkiq.rules.names import full_names
 from celery_lowkiq.store.scripts.acl import RoleName, rules
 
@@ -20,7 +21,11 @@ from ..params import command
 @click.option("--role", required=True, type=click.Choice(get_args(RoleName)), help="Who connects to Redis.")
 @click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Only this queue; may be repeated.")
 @click.option("--user", help="Name of the user in Redis.  [default: lowkiq-ROLE]")
-@click.option("--cluster", is_flag=True, help="For a Redis Cluster.")
+@click.option(
+    "--cluster/--no-cluster",
+    default=None,
+    help="Whether it is for a Redis Cluster. Default: whether lowkiq_url is that of one.",
+)
 @click.option(
     "--redis", metavar="VERSION", help="Version of Redis, as 7.2. Default: that of the one in lowkiq_url."
 )
@@ -29,7 +34,7 @@ def acl(
     role: RoleName,
     queues: tuple[str, ...],
     user: str | None,
-    cluster: bool,
+    cluster: bool | None,
     redis: str | None,
 ) -> None:
     """Write the ACL rules of a role, as a command for redis-cli. Set a password with another one.
@@ -40,6 +45,8 @@ def acl(
     for name in (*queues, user or role):
         QUEUE_NAME.check("name", name)
     version = _version(inspector, redis)
+    if cluster is None:
+        cluster = _is_cluster(inspector)
     words = rules(role, [_full_name(inspector, queue) for queue in queues], version, cluster)
     click.echo(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))
 
@@ -54,6 +61,13 @@ def _full_name(inspector: Inspector, given: str) -> str:
     if name != given:
         click.echo(f"{given} is queue {name}", err=True)
     return name
+
+
+def _is_cluster(inspector: Inspector) -> bool:
+    try:
+        return "cluster" in context_of(inspector.app).redis_parameters()
+    except ConfigurationError:
+        return False  # Rules can be written without a Redis.
 
 
 def _version(inspector: Inspector, given: str | None) -> tuple[int, int]:

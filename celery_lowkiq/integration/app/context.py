@@ -14,7 +14,9 @@ from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.loop_store import LoopStore
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.connect import connect, connect_async, connect_cluster
+from celery_lowkiq.store.scripts.server import check_url
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
@@ -23,6 +25,9 @@ from .loop_stores import LoopStores
 from .redis_params import check_arguments, parameters
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
 from .signing import Signing
+
+#: Timeouts in s of the check of a worker that starts.
+CHECK_TIMEOUTS = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
 
 DropHandler = Callable[[Celery, QueueSpec, Sequence[StoredRecord]], None]
 
@@ -85,6 +90,21 @@ class AppContext:
         check_arguments(client if is_cluster else client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
         return RedisStore(client, durability)
+
+    def check_server(self, queues: Sequence[QueueSpec]) -> None:
+        """Check that the URL of one server names one that stores the queues. Raises ConfigurationError.
+
+        What does not answer soon passes; so does a node of a cluster that has all slots of the queues.
+        """
+        found = self.redis_parameters()
+        if "cluster" in found or "sentinels" in found:
+            return
+        client = connect(found | CHECK_TIMEOUTS, pool_size=1, pool_timeout=1)
+        check_arguments(client.connection_pool)
+        try:
+            check_url(Client(client), queues)
+        finally:
+            client.connection_pool.disconnect()
 
     def _open_loop_store(self) -> LoopStore:
         connections = self.settings.client_pool_size

@@ -14,6 +14,7 @@ from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.exceptions import ImproperlyConfigured
 from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
+from click import ClickException
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.redis_params import shown_address, source_of
@@ -35,6 +36,10 @@ from .shutdown import ConsumerShutdown
 NO_THREADS = "ordered queues need the pool threads or prefork: start a worker with -P threads"
 
 
+class WorkerRefused(ClickException, ConfigurationError):
+    """A wrong setting ends a worker that starts: its command line shows the text without a traceback."""
+
+
 class OrderedQueues(bootsteps.StartStopStep):
     """Serves ordered queues beside the worker's pool: by lanes in this process beside threads, in a node
     process beside Celery's own processes.
@@ -46,7 +51,7 @@ class OrderedQueues(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         """Raises ImproperlyConfigured when -Q names an ordered queue but the pool cannot serve it or the app
-        has no Redis, and for --autoscale with a thread pool.
+        has no Redis, and for --autoscale with a thread pool; WorkerRefused for a wrong setting.
         """
         super().__init__(consumer, **options)
         self._engine: LaneEngine | None = None
@@ -65,7 +70,10 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._obstacle = "" if self._threads or self._processes else NO_THREADS
         self._logged = ""
         explicit = named(self.tasks, options)
-        self._prepare(self._served, explicit)
+        try:
+            self._prepare(self._served, explicit)
+        except ConfigurationError as error:
+            raise WorkerRefused(str(error)) from error
         warn_short_names(consumer.app, self.tasks, options)
         deselect_from_broker(consumer.app, explicit)
         _dump_stacks_on_ttin()
@@ -86,6 +94,9 @@ class OrderedQueues(bootsteps.StartStopStep):
                 source_of(self._consumer.app, settings)
             except ConfigurationError as error:
                 self._obstacle = str(error)
+            else:
+                specs = [task.queue_spec for name, task in self.tasks.items() if name in served]
+                context_of(self._consumer.app).check_server(specs)
         if self._obstacle and explicit:
             raise ImproperlyConfigured(f"-Q names the ordered queues {', '.join(explicit)}: {self._obstacle}")
         if self._obstacle and served:

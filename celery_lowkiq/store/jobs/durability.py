@@ -20,6 +20,9 @@ from celery_lowkiq.store.scripts.steps import Steps
 WAIT_MS = 500
 CONFIRM_SECONDS = 5.0
 WAIT_FSYNC = ("WAITAOF", 1, 0, WAIT_MS)
+#: It confirms nothing, and is refused where WAIT_FSYNC is.
+TRY_FSYNC = ("WAITAOF", 1, 0, 1)
+NEEDS = "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes"
 
 #: Shards whose server does not answer.
 Away = dict[ShardRef, StoreUnavailable]
@@ -62,6 +65,23 @@ class Durability:
 
     level: Level = Level.FAST
     replicas: int = 1
+
+    def check_steps(self, client: Client, shards: Iterable[ShardRef], sender: str) -> Steps[bool]:
+        """Check before a push that the servers support the level; return whether all of them have answered.
+
+        Raises ConfigurationError when one does not: nothing was stored.
+        """
+        if self.level is not Level.FSYNCED:
+            return True
+        # WAITAOF has no key: on a cluster it goes where the command before it goes.
+        reads = [("HGET", shard_keys(shard)["senders"], sender) for shard in client.streams(shards)]
+        try:
+            replies = yield from client.answer_steps([each for read in reads for each in (read, TRY_FSYNC)])
+        except StoreUnavailable:
+            return False
+        except StoreError as error:
+            raise ConfigurationError(f"{NEEDS}: {error}") from error
+        return not any(isinstance(reply, StoreUnavailable) for reply in replies)
 
     def confirm_steps(
         self,
@@ -186,8 +206,7 @@ class Durability:
             if self.level is Level.REPLICATED:
                 raise
             raise ConfigurationError(
-                "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes: "
-                f"{error}"
+                f"{NEEDS}: {str(error).rstrip('. ')}. What was sent is stored: to call again may run it twice"
             ) from error
 
     def _is_enough(self, reply: Any) -> bool:

@@ -33,6 +33,8 @@ class PushSteps:
         self.signer: Signer | None = None
         # Stored layouts of queues that differed from those of calls.
         self._layouts: dict[str, Layout] = {}
+        # Addresses of servers that support the durability.
+        self._checked: set[str | None] = set()
 
     def push(
         self,
@@ -61,6 +63,8 @@ class PushSteps:
         rest = iter(turns(queue, jobs))
         confirms = self._durability.level is not Level.FAST
         for turn in rest:
+            if confirms:
+                yield from self._check_durability(turn, sender)
             before = next(sender.numbers) if confirms else 0
             calls = [
                 ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
@@ -76,10 +80,15 @@ class PushSteps:
                 yield from self._durability.confirm_steps(self._client, there, push=push)
             resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
             if resharded is not None:
-                self._layouts[queue.name] = resharded.layout
                 later = [job for turn in rest for chunk in turn.values() for job in chunk]
                 return [*refused(turn, replies), *later]
         return ()
+
+    def _check_durability(self, shards: Iterable[ShardRef], sender: Sender) -> Steps[None]:
+        """Check servers that were not checked before. Raises ConfigurationError: nothing was stored."""
+        new = {self._client.master_of(shard) for shard in shards} - self._checked
+        if new and (yield from self._durability.check_steps(self._client, shards, sender.id)):
+            self._checked |= new
 
     def _reporter(
         self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]
@@ -100,6 +109,10 @@ class PushSteps:
             stored(taken(turn, replies))
         if reporter is not None and reporter.finds_drops(replies):
             yield Block(partial(reporter.read, replies))
+        for reply in replies:
+            # Also when another shard's master is away, for the next call.
+            if isinstance(reply, QueueResharded):
+                self._layouts[reply.queue] = reply.layout
         _raise_refused(dict(zip(turn, replies, strict=True)))
         return replies
 

@@ -63,11 +63,10 @@ class Registry:
         those whose masters are away.
 
         Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
-        QueueResharded when another layout is stored, FormatMismatch, StoreError.
+        QueueResharded when another layout is stored, or, on a cluster, when shards have another one while the
+        master with the queue's own key is away; FormatMismatch, StoreError.
         """
-        stored = self.registered(queue)
-        if stored.layout != queue.layout:
-            raise QueueResharded(queue.name, stored.layout)
+        stored = self._registered_alike(queue)
         if stored.is_migrating:
             continue_migration(queue)
             return {}
@@ -81,6 +80,18 @@ class Registry:
             # A migration has begun or ended meanwhile.
             return self.open_shards(queue, shards, continue_migration)
         return refused
+
+    def _registered_alike(self, queue: QueueSpec) -> Registered:
+        try:
+            stored = self.registered(queue)
+        except StoreUnavailable:
+            # Each shard checks the number of shards itself, so that a wrong one is refused, and not stored.
+            if (known := self._as_shards_say(queue).layout) != queue.layout:
+                raise QueueResharded(queue.name, known) from None
+            raise
+        if stored.layout != queue.layout:
+            raise QueueResharded(queue.name, stored.layout)
+        return stored
 
     def _restarts_migration(self, queue: QueueSpec, refused: Mapping[ShardRef, StoreError]) -> bool:
         """Begin the queue's last migration again when a failover has lost what it did in one of these shards.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.errors import ClusterDown, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import ClusterDown, ConfigurationError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.topology import Master
@@ -38,8 +38,9 @@ def refused_commands(
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the commands that scripts need and are refused, each with its error, by address of the master.
 
-    One shard of each master is asked. The second part has the errors of masters that refuse all scripts.
-    Raises StoreUnavailable when it is the only one.
+    One shard of each master is asked; a master that is away is left out. The second part has the errors of
+    masters that refuse all scripts. Raises StoreUnavailable when there is only one and it is away;
+    ConfigurationError for a wrong URL.
     """
     asked = client.streams(shards)
     replies = client.calls([load("check_commands").call(shard_keys(shard)) for shard in asked])
@@ -51,6 +52,9 @@ def refused_commands(
             if isinstance(reply, ClusterDown):
                 down[client.master_of(shard) or ""] = str(reply)
             continue
+        if isinstance(reply, ConfigurationError):
+            # The URL is wrong: no right would help.
+            raise reply
         refused = {"EVALSHA": str(reply)} if isinstance(reply, StoreError) else _refused(reply)
         if refused:
             found.setdefault(client.master_of(shard) or "", {}).update(refused)

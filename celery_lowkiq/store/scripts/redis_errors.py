@@ -13,6 +13,7 @@ from celery_lowkiq.rules.errors import (
     LoginRefused,
     NotOwner,
     QueueFull,
+    SentinelAddress,
     ShardDamaged,
     StoreError,
     StoreFull,
@@ -51,7 +52,9 @@ AWAY = (
 #: Errors that only a node of a Redis Cluster returns.
 CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSlotError)
 #: Their codes, with which their texts begin.
-CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ")
+CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ", "SELECT is not allowed in cluster mode")
+#: Commands that each server with data has, in the error of a sentinel.
+UNKNOWN = re.compile("unknown command ['`](EVALSHA|HGET|HMGET)", re.IGNORECASE)
 #: Texts that replace the code NOPERM in the error of a script: in Redis 7 and Valkey, and in Redis 6.2.
 SCRIPT_NOPERM = ("ACL failure in script", "The user executing the script can't")
 #: Commands that only the client of a cluster sends, in the text of a NOPERM.
@@ -108,6 +111,8 @@ def store_error(error: BaseException) -> StoreError:
     # redis-py 5.0 raises a plain ResponseError for these, unless its client is one of a cluster.
     if isinstance(error, CLUSTER) or text.startswith(CLUSTER_TEXTS):
         return ClusterNode()
+    if (unknown := UNKNOWN.match(text)) is not None:
+        return SentinelAddress(unknown[1].upper())
     code, _, rest = text.partition(" ")
     refused = _refused(code, rest)
     if refused is not None:

@@ -277,7 +277,8 @@ class Ownership:
                 now = self._ctx.clock.monotonic()
                 silent_since = silent_since or now
                 if self._abandoned or (lanes_ended and now - silent_since > self._ctx.lease_seconds):
-                    logger.error("shards could not be released: their next owner waits for the lease")
+                    if self._table.owned():
+                        logger.error("shards could not be released: their next owner waits for the lease")
                     return
                 seconds_to_turn = min(seconds_to_turn, next(self._backoff))
             self._ctx.mailbox.wait(seconds_to_turn)
