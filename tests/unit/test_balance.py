@@ -317,13 +317,26 @@ def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
     if step == "share":
         for shard in SHARDS[2:]:
             table.leave(shard)
-        assert rebalancing.share({"q"}, go_on=lambda: True)
+        assert rebalancing.share({"q"}, (), go_on=lambda: True)
     else:
         rebalancing.level()
     ownership._renew(stopping=False)
     assert table.get(SHARDS[3]) is None
     assert [table.get(shard) is None for shard in SHARDS[:2]] == [False, False]
     assert not any(SHARDS[3] in lane.shards() for lane in lanes)
+
+
+def test_a_shard_whose_lease_was_not_renewed_is_released_later(monkeypatch):
+    """Its master is away. A release without an answer would keep the node from trusting its replica."""
+    node, _, table, rebalancing = an_owner()
+    for shard in SHARDS:
+        table.add(OwnedShard(Q, Lease(shard, "me", 1), 60.0, time.monotonic()))
+    released = []
+    monkeypatch.setattr(node.store, "release", lambda lease: released.append(lease.shard) or True)
+    assert rebalancing.share((), SHARDS[:1], go_on=lambda: True)
+    assert released == [*SHARDS[1:]]
+    assert rebalancing.share((), (), go_on=lambda: True)
+    assert released == [*SHARDS[1:], SHARDS[0]]
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["", "of a master that is away"])
@@ -341,9 +354,9 @@ def test_a_surplus_shard_is_served_until_its_turn_to_be_released(away, monkeypat
 
     monkeypatch.setattr(node.store, "release", release)
     monkeypatch.setattr(ownership._membership, "surplus", lambda owned, busy: SHARDS[:3])
-    assert rebalancing.share({"q"}, go_on=lambda: True)
+    assert rebalancing.share({"q"}, (), go_on=lambda: True)
     assert served == [{*SHARDS[1:]}, {*SHARDS[2:]}, {*SHARDS[3:]}]
     # What did not fit into the turn is served until the next one.
     monkeypatch.setattr(ownership._membership, "surplus", lambda owned, busy: SHARDS[3:])
-    assert not rebalancing.share({"q"}, go_on=lambda: False)
+    assert not rebalancing.share({"q"}, (), go_on=lambda: False)
     assert {shard for lane in lanes for shard in lane.shards()} == {*SHARDS[3:]}

@@ -311,6 +311,7 @@ def test_the_exit_status_tells_whether_the_ordered_side_is_clean(
     outcomes = {"celery": PLAIN, "ordered": ordered}
     monkeypatch.setattr(command, "run_side", lambda side, *_: outcomes[side.name])
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(type(command.mirror_ordered.ordered_queue), "stats", lambda _: None)
     for name in command.BROKER_VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
     assert command.main(["--redis", "redis://nowhere"]) == status
