@@ -172,8 +172,8 @@ local function first_named(id, mark)
 end
 
 -- Reads a mark. Ends it, and returns nil, when none of the payloads that it names waits. `copy` is one that later calls have
--- moved behind all payloads that were there at the crash: its run makes up for that in its old place. Not where only the last
--- payloads are kept, since it is none of them there.
+-- moved behind all payloads that were there at the crash: it runs in its old place, too. With `keep`, there is no copy: only
+-- the last payloads of an id count.
 local function standing_mark(id, text)
   local mark = read_mark(text)
   local first, named, all = first_named(id, mark)
