@@ -319,9 +319,8 @@ class _Batch:
     def followed(self, patience: float, logs_rights: bool) -> list[Any]:
         """Send refused commands again where they belong, for ``patience`` s at most; return all replies.
 
-        ``logs_rights``: whether a missing right is logged as an outage of the master's shards.
-
-        What was answered is not repeated, and commands of a slot stay in their order.
+        What was answered is not repeated, and commands of a slot stay in their order. ``logs_rights``:
+        whether a missing right is logged as an outage of the master's shards.
         """
         deadline = time.monotonic() + patience
         attempts, redirections = 1, 3

@@ -69,8 +69,8 @@ class LossMonitor:
         """Log the losses; ``observed`` are the shards whose leases are still watched."""
         gone = {shard for shard in observed if self._table.watch(shard).forgotten}
         lost = sorted(set(self._pop_lost(observed)) - gone)
-        nobody = ("", self._owner)
-        taken = [s for s in lost if s in observed and self._table.watch(s).seen.owner not in nobody]
+        no_other = ("", self._owner)
+        taken = [s for s in lost if s in observed and self._table.watch(s).seen.owner not in no_other]
         self._log("shards changed hands, and this node leaves them: %s", taken)
         left = [shard for shard in lost if shard not in taken]
         self._log("this node has lost leases, and no other node is known to have them: %s", left)
