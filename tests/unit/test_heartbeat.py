@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import LoginRefused, MasterDenies, StoreError, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import NodeReport, current
 from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
@@ -85,6 +85,26 @@ def test_a_refused_report_is_said_once_and_disturbs_nothing(node, caplog):
     del one.store.fail["report"]
     eventually(lambda: one.store.reports)
     assert len([text for text in caplog.messages if "the report of this node is not stored" in text]) == 1
+
+
+@pytest.mark.parametrize(
+    "refusal, is_logged",
+    [(StoreUnavailable, False), (LoginRefused, False), (StoreFull, True), (MasterDenies, True)],
+)
+def test_the_outage_of_a_master_is_logged_once_and_not_again_for_its_report(node, caplog, refusal, is_logged):
+    """The line of a master that refused the login was followed by its text as that of a report."""
+    one, refused = node(), threading.Event()
+
+    def refuse(after):
+        refused.set()
+        raise refusal("no")
+
+    one.store.fail["report"] = refuse
+    one.start()
+    assert refused.wait(10)
+    one.runtime.drain()
+    assert one.runtime.join(10)
+    assert ("the report of this node is not stored: no" in caplog.messages) is is_logged
 
 
 def test_a_report_that_cannot_be_removed_does_not_keep_a_node(node):

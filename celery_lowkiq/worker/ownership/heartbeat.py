@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import AccessDenied, StoreError, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.history import HOUR, Counters
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -113,6 +113,9 @@ class Heartbeat:
         return tuple(queue for name, queue in self._queues.items() if ShardRef(name, 0) in shards)
 
     def _log_refusal(self, reply: UpdateReply | StoreError | None) -> None:
+        if isinstance(reply, StoreUnavailable) and not isinstance(reply, (StoreFull, AccessDenied)):
+            # Of a cluster's master, which is named in the log already.
+            return
         refused = isinstance(reply, StoreError)
         if refused and not self._refused:
             logger.warning("the report of this node is not stored: %s", reply)
