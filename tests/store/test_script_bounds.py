@@ -7,15 +7,22 @@ import itertools
 import pytest
 
 from celery_lowkiq.rules.models import Failure, NewJob
+from celery_lowkiq.store.admin.actions import STEP_BYTES as ACTION_BYTES
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.dump_load import STEP_BYTES as DUMP_BYTES
+from celery_lowkiq.store.admin.dump_load import dump_entries
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.jobs.failures import MAX_GROUPS, record_call
 from celery_lowkiq.store.scripts.keys import failure_ranks_key, shard_keys
 from celery_lowkiq.store.scripts.script import load
 
-from .helpers import ONE, SHARD, claim, ids_of, push, stats, take
+from .helpers import ONE, SHARD, claim, end, ids_of, push, stats, take
 
 LARGE = 64 * 1024
+#: The largest payload that a setting allows.
+MAX_PAYLOAD = 1024 * 1024
+#: STEP_BYTES of payload_set_read.lua.
+LONG_STEP_BYTES = 256 * 1024
 
 
 def push_large(store, count):
@@ -80,6 +87,78 @@ def test_the_bytes_of_all_jobs_of_a_step_are_limited(store, client, name):
         "requeue": (4, 0),
         "delete_dead": (0, 0),
     }[name]
+
+
+def push_long(store, sizes):
+    """Push a job with payloads of these sizes; return them by ascending score."""
+    payloads = [(b"%04d" % n).ljust(size, b"x") for n, size in enumerate(sizes)]
+    for n, payload in enumerate(payloads):
+        store.push(ONE, [NewJob("long", payload, float(n))])
+    return payloads
+
+
+def payloads_read(client, act):
+    """How many payloads of a long job each script asked for while ``act`` ran."""
+    asked = []
+    with client.monitor() as monitor:
+        act()
+        client.echo("end")
+        for one in itertools.takewhile(lambda one: not one["command"].startswith("ECHO"), monitor.listen()):
+            words = one["command"].split()
+            if one["client_type"] != "lua":
+                asked.append(0)
+            elif words[:2] == ["ZRANGEBYLEX", shard_keys(SHARD)["spill_order"]]:
+                asked[-1] += int(words[-1])
+    return asked
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize(
+    ("name", "max_bytes"), [("claim", CLAIM_BYTES), ("dump", DUMP_BYTES), ("delete", ACTION_BYTES)]
+)
+def test_a_script_reads_no_more_bytes_of_a_long_job_than_its_limit_and_one_step(
+    store, client, name, max_bytes
+):
+    payloads, found = push_long(store, [LARGE] * 60), []
+    if name == "claim":
+        lease = take(store)
+        asked = payloads_read(client, lambda: found.extend(claim(store, lease).jobs[0].payloads))
+        payloads = payloads[: CLAIM_BYTES // LARGE]
+    elif name == "dump":
+        asked = payloads_read(client, lambda: found.extend(dumped(store)))
+    else:
+        asked = payloads_read(client, lambda: Actions(store).delete(ONE, ["long"]))
+        assert stats(store).length == 0
+    assert [payload.data for payload in found] == ([] if name == "delete" else payloads)
+    assert sum(asked) >= len(payloads)
+    assert max(asked) * LARGE <= max_bytes + LONG_STEP_BYTES
+
+
+def dumped(store):
+    entries = list(dump_entries(store, ONE))
+    assert all(entry.payloads for entry in entries)
+    return [payload for entry in entries for payload in entry.payloads]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[MAX_PAYLOAD] * 3, [LARGE] * 4, [LARGE, *[10] * 40] * 2, [10, 10, MAX_PAYLOAD, LARGE] * 3, [4096] * 80],
+    ids=["largest", "a step", "large before small", "mixed", "alike"],
+)
+def test_a_long_job_is_read_whole_whatever_the_sizes_of_its_payloads(store, client, actions, sizes):
+    payloads = push_long(store, sizes)
+    assert [payload.data for payload in dumped(store)] == payloads
+    actions.bury(ONE, ["long"], b"")
+    assert [payload.data for payload in dumped(store)] == payloads
+    actions.requeue(ONE, ["long"])
+    lease, found = take(store), []
+    while (claimed := claim(store, lease)).jobs:
+        found += [payload.data for payload in claimed.jobs[0].payloads]
+        end(store, lease, claimed)
+    assert found == payloads
+    push_long(store, sizes)
+    assert actions.delete(ONE, ["long"]) == 1
+    assert (stats(store).length, client.zcard(shard_keys(SHARD)["spill_order"])) == (0, 0)
 
 
 @pytest.mark.one_server

@@ -97,7 +97,7 @@ def arguments(state):
             | {**bounds, "max_payloads": 9, "suspects": 1, "max_wait": 60},
             (),
         ),
-        "delete": ({"policy": POLICY, "only_failed": 0, "upto": "", "cursor": "", "limit": 9}, ("failed",)),
+        "delete": ({"policy": POLICY, "only_failed": 0, "upto": "", "cursor": "", **bounds}, ("failed",)),
         "delete_call_records": (owner, ("a", "z")),
         "delete_dead": ({"maximum": "+inf", **words, **ANNOUNCED, **bounds}, ("dead",)),
         "delete_wrong_type": ({"probe": "ZCARD"}, ()),

@@ -282,6 +282,7 @@ class Actions:
                     upto=upto,
                     cursor=cursor,
                     limit=STEP,
+                    max_bytes=STEP_BYTES,
                 )
                 dealt, deleted, upto, cursor, orphans = self._client.call(call)
                 part = part[dealt:]

@@ -2,9 +2,10 @@
 --
 -- KEYS: @waiting failed errors jobs spill spill_order meta processing dead tries crash_marks
 -- POLICY KEYS: debounce? early_due?
--- ARGV: policy only_failed upto cursor limit [id]...
+-- ARGV: policy only_failed upto cursor limit max_bytes [id]...
 --   only_failed: '1' deletes only jobs that have failed
---   upto, cursor: '' at first, then as returned by the previous step; limit: maximum number of payloads to read
+--   upto, cursor: '' at first, then as returned by the previous step
+--   limit, max_bytes: maximum number of payloads to read in this step, and of bytes; a step may exceed them by a part of one job
 -- USES: payload_set_read waiting_index forget_history orphans time policies policy_debounce policy_due_on_push
 -- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
@@ -35,33 +36,36 @@ local function delete_job(id)
   forget_history(id)
 end
 
+local left, bytes_left = tonumber(limit), tonumber(max_bytes)
+
 -- Deletes one step of a spilled set; returns the position to go on from, or nil at its end.
 local function shrink(id, from)
-  local items, members = spilled_step(set, id, from)
+  local items, members, following = spilled_step(set, id, from)
+  left = left - #members
   for i, member in ipairs(members) do
+    bytes_left = bytes_left - #items[i][2]
     local place = #id + 2
     if string.sub(member, place + 16, place + 27) <= arrivals then
       redis.call('ZREM', spill_order, member)
       redis.call('HDEL', spill, id .. '\0' .. items[i][2])
     end
   end
-  return #members == STEP and '(' .. members[STEP] or nil
+  return following
 end
 
-local read, deleted = 0, 0
+local deleted = 0
 for i = rest, #ARGV do
   local id = ARGV[i]
-  if read >= tonumber(limit) then
+  if left <= 0 or bytes_left <= 0 then
     return reply(i - rest, deleted, '')
   end
-  read = read + 1
+  left = left - 1
   if cursor ~= '' or wanted(id) then
     if redis.call('HGET', jobs, id) == SPILLED then
       local from = cursor ~= '' and cursor or lex_min(id)
-      while from and read <= tonumber(limit) do
+      while from and left >= 0 and bytes_left > 0 do
         from = shrink(id, from)
         from = redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) > 0 and from or nil
-        read = read + STEP
       end
       if from then
         return reply(i - rest, deleted, from)

@@ -26,13 +26,10 @@ end
 -- Adds payloads of a long job up to the limits; returns the position to go on from, or nil at the end.
 local function add_spilled(job, id, from)
   repeat
-    local items, members = spilled_step(set, id, from)
+    local items, _, following = spilled_step(set, id, from)
     add(job, items)
-    if #members < STEP then
-      return nil
-    end
-    from = '(' .. members[STEP]
-  until full()
+    from = following
+  until not from or full()
   return from
 end
 
@@ -42,12 +39,16 @@ for i = rest, #ARGV do
   if when then
     local retry_count, message = redis.call('ZSCORE', failed, id) or '-1', redis.call('HGET', errors, id) or ''
     local job = {id, when, retry_count, message, priority_of(id), any_paused and redis.call('ZSCORE', paused, id) or ''}
-    reply[#reply + 1] = job
+    local head = #job
     local record, from = redis.call('HGET', records, id) or '', nil
     if record == SPILLED then
       from = add_spilled(job, id, cursor ~= '' and cursor or lex_min(id))
     else
       add(job, unpack_items(record))
+    end
+    -- The previous step may have ended with the last payload.
+    if cursor == '' or #job > head then
+      reply[#reply + 1] = job
     end
     if from then
       reply[2] = from

@@ -10,7 +10,9 @@
 -- The flag tells which calls of a payload have records (call_records.lua): '' none, 'r' some, 'R' all.
 -- The signature (rules/signatures.py) is '', or a text that begins with 'S' when it binds the score, else with 's'.
 local SPILLED = 'S'
+-- Maximum number of payloads that a step of a spilled set reads, and of bytes; a payload may be larger.
 local STEP = 16
+local STEP_BYTES = 262144
 local HEADER = 33
 -- Arrivals are stored above this number: negative ones sort before it, as hex digits.
 local ARRIVAL_ZERO = 140737488355328
@@ -120,12 +122,29 @@ local function fitting(items, taken, bytes, max_count, max_bytes)
   return fit, bytes
 end
 
--- The next STEP items of a spilled set from the lex position `from`, and their members.
+-- Number of payloads that this script has read of a spilled set, and bytes of the largest one, by id.
+local read_before = {}
+
+-- The next items of a spilled set from the lex position `from`, their members, and the position behind them, or nil at the end
+-- of the set. At least one item, and at most STEP. A size is known only when a payload is read: so at most three times as many
+-- are read as before, and as many of the largest size so far as fit into STEP_BYTES.
 local function spilled_step(set, id, from)
-  local members = redis.call('ZRANGEBYLEX', set.spill_order, from, lex_max(id), 'LIMIT', 0, STEP)
-  local items = {}
-  for i, member in ipairs(members) do
-    items[i] = member_item(id, member)
-  end
-  return items, members
+  local items, members, size = {}, {}, 0
+  local before = read_before[id] or {count = 0, largest = 1}
+  read_before[id] = before
+  repeat
+    local count = math.min(3 * before.count, STEP - #members, math.floor((STEP_BYTES - size) / before.largest))
+    count = math.max(1, count)
+    local part = redis.call('ZRANGEBYLEX', set.spill_order, from, lex_max(id), 'LIMIT', 0, count)
+    for _, member in ipairs(part) do
+      local item = member_item(id, member)
+      members[#members + 1], items[#items + 1] = member, item
+      size, before.largest = size + #item[2], math.max(before.largest, #item[2])
+    end
+    if #part < count then
+      return items, members, nil
+    end
+    before.count, from = before.count + count, '(' .. part[count]
+  until #members == STEP or size + before.largest > STEP_BYTES
+  return items, members, from
 end
