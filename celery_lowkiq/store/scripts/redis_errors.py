@@ -185,11 +185,13 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
     if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
         cluster = " --cluster" if OF_CLUSTER.search(text) else ""
         there = " there" if hasattr(error, "node") else ""
-        return AccessDenied(
+        denied = AccessDenied(
             f"{name} does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL}{there} the "
             f"rights of what this process does: `celery -A proj lowkiq acl --role ROLE{cluster}` writes "
             f"those of a caller, a worker, a reader or an operator{' of a cluster' if cluster else ''}"
         )
+        denied.master = host_port(*error.node) if hasattr(error, "node") else None
+        return denied
     return None
 
 
