@@ -15,7 +15,7 @@ from .redis_errors import lacks_tls
 
 #: As redis-py writes an error of the system that came while it read.
 _OS_ERROR = re.compile(r"\(-?\d+, ['\"](.*)['\"]\)$")
-LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
+_LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
 
 
 class NamedSentinels(sentinel.Sentinel):
@@ -31,7 +31,7 @@ class NamedSentinels(sentinel.Sentinel):
         self._failures.pop(address, None)
         try:
             return ask(*args, **options)
-        except LOST as error:
+        except _LOST as error:
             self._failures[address] = error
             raise
 
@@ -55,7 +55,7 @@ class AsyncNamedSentinels(asyncio.Sentinel):
         self._failures.pop(address, None)
         try:
             return await ask(*args, **options)
-        except LOST as error:
+        except _LOST as error:
             self._failures[address] = error
             raise
 
