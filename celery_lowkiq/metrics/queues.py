@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -69,8 +69,8 @@ class QueueCollector(Collector):
     """Collects the metrics of all queues of an app, in two round trips, one scrape at a time.
 
     A queue with a damaged shard has no sums, since its counters would decrease; it still has its numbers of
-    shards. On a cluster, a queue with shards on masters that are away has the gauges of the others, and no
-    counters for the same reason.
+    shards. On a cluster, a queue with shards on masters that are away, or deny a right, has the gauges of
+    the others, and no counters for the same reason.
     """
 
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
@@ -86,12 +86,13 @@ class QueueCollector(Collector):
         """Yield the metrics; during an outage of Redis, only ``lowkiq_redis_up``."""
         with self._lock:
             try:
-                states = self._inspector.shard_states()
+                reads = self._inspector.partial()
+                states = reads.shard_states()
             except StoreError as error:
                 self._log_problem(str(error))
                 yield GaugeMetricFamily(*UP, value=0)
                 return
-            self._log_problem("; ".join(_problems(states)))
+            self._log_problem("; ".join(_problems(states, reads.denied)))
             unowned = self._unowned(state for state in states if not (state.damage or state.away))
         by_queue = {queue: list(group) for queue, group in groupby(states, lambda state: state.shard.queue)}
         yield GaugeMetricFamily(*UP, value=1)
@@ -100,7 +101,9 @@ class QueueCollector(Collector):
         damaged = {queue: sum(1 for state in group if state.damage) for queue, group in by_queue.items()}
         yield _gauge("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
         away = {queue: sum(1 for state in group if state.away) for queue, group in by_queue.items()}
-        yield _gauge("lowkiq_shards_away", "Shards in no other figure: their masters are away", away)
+        yield _gauge(
+            "lowkiq_shards_away", "Shards in no other figure: their masters are away or deny a right", away
+        )
 
     def _log_problem(self, problem: str) -> None:
         if problem and problem != self._problem:
@@ -131,10 +134,15 @@ def queue_registry(app: Celery) -> CollectorRegistry:
 UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
 
 
-def _problems(states: Sequence[ShardState]) -> Iterator[str]:
+def _problems(states: Sequence[ShardState], denied: Mapping[str, str]) -> Iterator[str]:
     yield from (str(state.damage) for state in states if state.damage)
     lost = by_master({state.shard: state.away for state in states if state.away is not None})
-    yield from (f"{master} is away with {shards}" for master, shards in lost.items())
+    yield from (
+        f"{shards} lie on {master}. {denied[master]}"
+        if master in denied
+        else f"{master} is away with {shards}"
+        for master, shards in lost.items()
+    )
 
 
 def _figures(by_queue: dict[str, list[ShardState]]) -> Iterator[Metric]:

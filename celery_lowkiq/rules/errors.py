@@ -202,11 +202,13 @@ class LoginRefused(StoreUnavailable):
 class AccessDenied(StoreError):
     """The Redis user lacks a permission (NOPERM); nothing was stored."""
 
+    #: Address of the master of a cluster that denies it.
+    master: str | None = None
     until = "that is permitted"
 
 
 class MasterDenies(AccessDenied, StoreUnavailable):
-    """On a cluster, the user of a worker lacks a permission at one master: only the shards there wait."""
+    """On a cluster, the user lacks a permission at one master: the shards there wait, or are in no count."""
 
 
 class StoreFull(StoreUnavailable):

@@ -97,10 +97,17 @@ def unreachable(error: StoreError, login: str) -> Finding:
             "N`, with the addresses of all nodes. Of an older one, `redis-cli --cluster check HOST:PORT` "
             "tells more."
         )
+    elif "no sentinel answers" in str(error):
+        advice = "Are they up, and are their hosts and ports in the URL right? Then TLS, and network."
     elif "No master found for" in str(error):
         advice = (
             "Is this the name of the master? `redis-cli -h HOST -p 26379 SENTINEL MASTERS` shows the names "
             "that a sentinel knows, and whether it sees the master. ?master_name=NAME ends the URL."
+        )
+    elif any(text in str(error) for text in ("Connection closed by server", "Connection reset by peer")):
+        advice = (
+            "Is the server up? If so, this may be a port with TLS: the URL begins with rediss:// then (a "
+            "cluster's with rediss+cluster://; for sentinels, set ssl in sentinel_kwargs)."
         )
     else:
         advice = "Is the server up, and is lowkiq_url (or broker_url) right? Then TLS, and network."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from typing import Any
 
 import redis
@@ -90,6 +91,12 @@ class RedisStore:
     def close(self) -> None:
         """Close all connections."""
         self.client.close()
+
+    def reader(self) -> RedisStore:
+        """Return a store whose reads do without what masters of a cluster deny: ``client.denied``."""
+        found = copy(self)
+        found.client = self.client.reader()
+        return found
 
     # -- calls
 

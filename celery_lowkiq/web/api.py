@@ -87,13 +87,13 @@ class Findings(NamedTuple):
 
 def stats(request: Request) -> LowkiqStats:
     """Counts in Lowkiq's form: `total` and `by_worker`, each `length`, `morgue_length`, `lag`, `missing`."""
-    found = site_of(request).inspector.overview()
+    found = site_of(request).inspector.partial().overview()
     by_queue = {name: LowkiqCounts.of(one) for name, one in found.by_queue.items()}
     return LowkiqStats(LowkiqCounts.of(found.total), by_queue)
 
 
 def queues(request: Request) -> OverviewJson:
-    """All queues with their counts; what is damaged, and which masters are away."""
+    """All queues with their counts; what is damaged, and which masters are away or deny a right."""
     return site_of(request).inspector.overview_json()
 
 

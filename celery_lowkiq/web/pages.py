@@ -54,7 +54,7 @@ def _span(request: Request) -> Span:
 
 def overview(request: Request) -> Response:
     """All queues, the largest lag first."""
-    inspector, now, span = site_of(request).inspector, time.time(), _span(request)
+    inspector, now, span = site_of(request).inspector.partial(), time.time(), _span(request)
     history = inspector.history()
     nodes = inspector.nodes_if_there()
     alive = None if nodes is None else [node for node in nodes if node.alive]
@@ -68,6 +68,7 @@ def overview(request: Request) -> Response:
         alive=None if alive is None else len(alive),
         lanes=sum(len(node.lanes) for node in alive or ()),
         unknown=history.unknown,
+        denied=inspector.denied,
         rates=history.rates(now),
         chart=charts.chart_of(
             history.total if span == HOUR else inspector.history(span=span.name).total, now, span

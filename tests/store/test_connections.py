@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import socketserver
 import subprocess
 import threading
 import time
@@ -204,6 +205,80 @@ def test_a_sentinel_that_does_not_answer_costs_one_timeout(sentinel):
             sync.delay("1", "x")
             asyncio.run(sync.adelay("1", "y"))
             assert time.monotonic() - began < 5
+
+
+def test_sentinels_that_do_not_answer_are_named_once():
+    """The error had all arguments of each connection, and with some releases of redis-py the passwords."""
+    ports = [free_port() for _ in range(2)]
+    url = ";".join(f"sentinel://127.0.0.1:{port}" for port in ports)
+    options = {"lowkiq_redis_options": {"sentinel_kwargs": OF_SENTINELS, "password": "of-master"}}
+    with made(f"{url}?master_name=mymaster", **options) as sync:
+        task, policy = sync, {"retry": False}
+        for call in (task.apply_async, lambda *a, **o: asyncio.run(task.aapply_async(*a, **o))):
+            with pytest.raises(StoreUnavailable) as raised:
+                call(("1", "x"), **policy)
+            found = str(raised.value).partition("No master found")[2]
+            assert found.startswith(
+                f" for 'mymaster': no sentinel answers: 127.0.0.1:{min(ports)}, 127.0.0.1:"
+            )
+            assert found.count("127.0.0.1") == 2
+            assert len(found) < 200
+
+
+def test_sentinels_that_answer_stand_apart_from_those_that_do_not(sentinel):
+    url = f"{sentinel};sentinel://127.0.0.1:1?master_name=other"
+    with made(url, lowkiq_redis_options={"sentinel_kwargs": OF_SENTINELS}) as sync:
+        with pytest.raises(StoreUnavailable) as raised:
+            sync.ordered_queue.stats()
+        assert "that answer do not name it, and others do not answer: 127.0.0.1:1 (" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "options", "advice"),
+    [
+        ("rediss://127.0.0.1:{}", {"ssl_cert_reqs": "none"}, "write redis://"),
+        ("rediss+cluster://127.0.0.1:{}", {"ssl_cert_reqs": "none"}, "write redis://"),
+        (
+            "sentinel://127.0.0.1:{}?master_name=mymaster",
+            {"sentinel_kwargs": {"ssl": True, "ssl_cert_reqs": "none"}},
+            "See ssl in sentinel_kwargs",
+        ),
+    ],
+    ids=["server", "cluster", "sentinel"],
+)
+@pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "answers"])
+def test_a_port_without_tls_is_named(form, options, advice, is_silent):
+    """ "Timeout connecting to server" named neither TLS nor what to write."""
+    with (
+        plain_server(is_silent) as port,
+        made(
+            form.format(port),
+            lowkiq_redis_options={**options, "socket_timeout": 0.1, "socket_connect_timeout": 0.1},
+        ) as sync,
+    ):
+        with pytest.raises(StoreUnavailable, match="answer with TLS: has") as raised:
+            sync.ordered_queue.stats()
+        assert advice in str(raised.value)
+
+
+@contextlib.contextmanager
+def plain_server(is_silent):
+    """The port of a server without TLS. Redis is silent until a byte of the greeting ends a line."""
+
+    class Answer(socketserver.BaseRequestHandler):
+        def handle(self):
+            self.request.recv(10_000)
+            if not is_silent:
+                self.request.sendall(b"-ERR Protocol error\r\n")
+            self.request.recv(1)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
 
 
 OF_SENTINELS = {"password": "hunter2"}

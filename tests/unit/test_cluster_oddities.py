@@ -159,6 +159,62 @@ def test_a_seed_that_has_lost_its_disk_hides_no_master(cluster, make_client):
     assert results(client, B, C) == [1, 1]
 
 
+@pytest.fixture
+def frozen(cluster, monkeypatch):
+    """Have nodes accept connections and answer nothing until the end of the test, beyond all timeouts."""
+    monkeypatch.setattr(cluster_map, "ASK_SECONDS", 60.0)
+    monkeypatch.setattr(cluster_map, "FIRST_SECONDS", 60.0)
+    monkeypatch.setattr(cluster_map, "STAGGER_SECONDS", 0.01)
+    thawed = threading.Event()
+
+    def freeze(*nodes):
+        for node in nodes:
+            node._slots = lambda: thawed.wait(60) and b"*0\r\n"
+
+    yield freeze
+    thawed.set()
+
+
+def test_a_seed_that_says_nothing_does_not_hold_up_the_next_one(cluster, make_client, frozen):
+    """The first call of a process took a second for each of them."""
+    frozen(*cluster.nodes[:2])
+    client = make_client([node.address for node in cluster.nodes])
+    assert results(client, C) == [1]
+
+
+def test_the_fullest_map_is_waited_for_beside_a_seed_that_says_nothing(cluster, make_client, frozen):
+    silent, empty, whole = cluster.nodes
+    frozen(silent)
+    empty._slots = lambda: b"*0\r\n"
+    client = make_client([silent.address, empty.address, whole.address])
+    assert results(client, B, C) == [1, 1]
+    assert client.cluster.masters() == [node.address for node in cluster.nodes]
+
+
+def test_a_seed_that_answers_late_is_heard(cluster, make_client, monkeypatch):
+    """It is not given up when the next one is asked, which knows nothing."""
+    monkeypatch.setattr(cluster_map, "STAGGER_SECONDS", 0.01)
+    late, empty, _ = cluster.nodes
+    right = late._slots
+    late._slots = lambda: eventually(lambda: empty.connections and not empty.open_now) and right()
+    empty._slots = lambda: b"*0\r\n"
+    client = make_client([late.address, empty.address])
+    assert client.cluster.masters() == [node.address for node in cluster.nodes]
+
+
+def test_a_map_is_read_at_the_limit_of_threads(cluster, make_client, monkeypatch):
+    """Nodes are asked by the thread that reads the map then."""
+    start = threading.Thread.start
+
+    def limited(thread):
+        if thread.name == "lowkiq-cluster-node":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert results(make_client([("127.0.0.1", 1), cluster.nodes[1].address]), C) == [1]
+
+
 def test_a_master_that_has_lost_its_disk_hides_no_other_one(cluster, make_client, monkeypatch):
     """Whichever node is asked, the map stays the one of those that know it."""
     monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)

@@ -126,6 +126,12 @@ def test_rights_that_lack_are_no_question_of_the_network():
         (SentinelAddress("HGET"), ""),
         (StoreUnavailable("Redis is not available: no master has a slot"), "redis-cli --cluster create"),
         (StoreUnavailable("Redis is not available: No master found for 'my'"), "SENTINEL MASTERS"),
+        (
+            StoreUnavailable(
+                "Redis is not available: No master found for 'my': no sentinel answers: a:1 (x)"
+            ),
+            "Are they up",
+        ),
     ],
 )
 def test_the_general_advice_is_for_what_nothing_better_is_known_of(error, advice):
@@ -134,6 +140,15 @@ def test_the_general_advice_is_for_what_nothing_better_is_known_of(error, advice
     assert advice in found.advice
     assert bool(found.advice) == bool(advice)
     assert "Is the server up" not in found.advice
+
+
+@pytest.mark.parametrize("text", ["Connection closed by server.", "(104, 'Connection reset by peer')"])
+def test_a_port_with_tls_is_named_as_a_possibility(text):
+    """A port with TLS closes a connection without it, as a server does that stops."""
+    advice = unreachable(StoreUnavailable(f"Redis is not available: {text}"), "lowkiq_url").advice
+    assert advice.startswith(
+        "Is the server up? If so, this may be a port with TLS: the URL begins with rediss"
+    )
 
 
 def test_nodes_that_died_or_are_quiet():

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from html import unescape
 
 import pytest
 
+from celery_lowkiq.cli.commands.doctor import doctor
 from celery_lowkiq.cli.commands.masters import masters
+from celery_lowkiq.cli.commands.stats import stats
 from celery_lowkiq.integration.calls.producer import CallUnavailable
 from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import reports_key, shard_keys
+from celery_lowkiq.store.scripts.keys import queue_key, reports_key, shard_keys
 from tests.clusters import Cluster, running_cluster
 from tests.waiting import eventually
 
@@ -87,6 +90,56 @@ def test_a_master_that_waits_for_replicas_is_named(app, browser, cluster, other)
     finally:
         cluster.ask(other, "CONFIG SET", "min-replicas-to-write", 0)
     assert "writes" not in findings(browser)
+
+
+@pytest.mark.parametrize(
+    ("of_what", "right", "command"),
+    [
+        ("shards", "-@scripting", "evalsha"),
+        ("queue", "-hvals", "hvals"),
+        ("nodes", "-zrevrange", "zrevrange"),
+    ],
+)
+def test_a_master_that_denies_a_right_hides_no_other_one(
+    app, browser, cluster, other, of_what, right, command
+):
+    """One error was all that stats, doctor, the overview and metrics said."""
+    record = app.tasks["record"]
+    name, shards = record.queue_spec.name, record.queue_spec.shard_refs()
+    for number in range(60):
+        record.delay(str(number), number)
+    homes = [cluster.owner(slot_of(shard_keys(shard)["meta"])) for shard in shards]
+    of_queue, of_nodes = (cluster.owner(slot_of(key)) for key in (queue_key(name), reports_key()))
+    denies = {"shards": other, "queue": of_queue, "nodes": of_nodes}[of_what]
+    before = record.ordered_queue.shard_stats()
+    missing = [n for n, home in enumerate(homes) if home == denies and of_what == "shards"]
+    known = sum(one.length for n, one in enumerate(before) if n not in missing)
+    text = f"Redis {address(cluster, denies)} does not permit this (NOPERM): "
+    cluster.ask(denies, "ACL SETUSER", "app", right)
+    try:
+        shown = CliRunner().invoke(stats, [name], obj=Context(app))
+        assert (shown.exit_code, text in shown.stderr, f"'{command}" in shown.stderr) == (1, True, True)
+        assert (f"{len(missing)} of {len(homes)} shards unknown" in shown.stdout) == bool(missing)
+        assert ("Nodes are unknown" in shown.stdout) == (of_what == "nodes")
+        found = browser.get("/api/v1/queues").json()
+        (queue,) = (one for one in found["queues"] if one["name"] == name)
+        assert (queue["stats"]["length"], queue["stats"]["missing"]) == (known, len(missing))
+        assert [*found["denied"]] == [address(cluster, denies)]
+        of_shards = CliRunner().invoke(stats, [name, "--shards"], obj=Context(app))
+        assert (of_shards.exit_code, text in of_shards.stderr) == (bool(missing), bool(missing))
+        assert len(of_shards.stdout.splitlines()) == 1 + len(homes)
+        checked = CliRunner().invoke(doctor, [], obj=Context(app))
+        assert (checked.exit_code, text in checked.stdout) == (1, of_what != "queue")
+        assert "masters: 3 masters" in checked.stdout
+        page = browser.get("/")
+        assert (page.status_code, text in unescape(page.text)) == (200, True)
+        figures = read_metrics(app)
+        assert figures["lowkiq_redis_up"] == "1.0"
+        assert float(figures[f'lowkiq_length{{queue="{name}"}}']) == known
+        assert float(figures[f'lowkiq_shards_away{{queue="{name}"}}']) == len(missing)
+    finally:
+        permit(cluster, denies)
+    assert CliRunner().invoke(stats, [name], obj=Context(app)).exit_code == 0
 
 
 @pytest.mark.full

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import click
@@ -42,21 +42,22 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
     without a job; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited;
     processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
     state: moving to another number of shards, paused shards, ids held by a dead payload, damaged, or shards
-    that are in no count since their master is away.
+    that are in no count since their master is away or denies the user a right.
 
     With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
     (-: not known yet); state: paused, moving (jobs that a migration has to sort), silent (the owner did not
-    report in time), or the master that is away. `doctor` says whether more shards would help.
+    report in time), or the master that is away or denies a right. `doctor` says whether more shards would
+    help.
 
     A queue with a damaged shard is shown without counts, and its error on stderr. On a cluster, stderr also
-    names the masters that are away, and their shards. Status 1 then.
+    names the masters that are away or deny the user a right, and their shards. Status 1 then.
     """
     names = None if queue is None else [queue]
     read = partial(inspector.shards_json if shards else inspector.overview_json, names)
     if watch is None:
         found = read()
         _show(found, json_)
-        if found.damaged or found.away:
+        if found.damaged or found.away or found.denied:
             raise click.exceptions.Exit(FAILED)
     else:
         _watch(read, watch, json_)
@@ -79,14 +80,16 @@ def _watch(read: Callable[[], OverviewJson | ShardsJson], seconds: float, json_:
         pass
 
 
-def _row(name: str, shards: int, counts: Stats, speed: Rates | None, former: int | None = None) -> list[str]:
+def _row(
+    name: str, shards: int, counts: Stats, speed: Rates | None, missing: str, former: int | None = None
+) -> list[str]:
     numbers = [str(getattr(counts, name)) for name in COUNTS]
     processed = [str(counts.processed), f"{speed.processed:.1f}" if speed else "-"]
     failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]
     states = [f"moving {former}>{shards}"] if former else []
     states += [f"{counts.paused} of {shards} shards paused"] if counts.paused else []
     states += [f"{count_of(counts.held, 'id')} held"] if counts.held else []
-    states += [f"{counts.missing} of {shards} shards away"] if counts.missing else []
+    states += [f"{counts.missing} of {shards} shards {missing}"] if counts.missing else []
     if counts.missing == shards:
         return [name, *UNKNOWN, ", ".join(states)]
     return [name, *numbers, duration(counts.lag), *processed, *failed, ", ".join(states)]
@@ -100,15 +103,25 @@ def _show(found: OverviewJson | ShardsJson, json_: bool) -> None:
     for error in found.damaged.values():
         click.echo(escaped(error), err=True)
     for master, lost in found.away.items():
-        click.echo(escaped(f"{master} is away: nothing here counts {lost}"), err=True)
+        click.echo(escaped(f"{master} {_reason(master, found.denied)}: nothing here counts {lost}"), err=True)
+    for error in found.denied.values():
+        click.echo(escaped(error), err=True)
+
+
+def _reason(master: str, denied: Mapping[str, str]) -> str:
+    return "denies a right" if master in denied else "is away"
 
 
 def _queues_text(found: OverviewJson) -> str:
-    rows = [_row(one.name, one.shards, one.stats, one.rates, one.former_shards) for one in found.queues]
+    missing = "unknown" if found.denied else "away"
+    rows = [
+        _row(one.name, one.shards, one.stats, one.rates, missing, one.former_shards) for one in found.queues
+    ]
     rows += [[name, *UNKNOWN, "damaged"] for name in found.damaged]
-    total = _row("total", sum(one.shards for one in found.queues), found.total, found.rates)
+    total = _row("total", sum(one.shards for one in found.queues), found.total, found.rates, missing)
     if found.nodes is None or found.lanes is None:
-        nodes = "Nodes are unknown: the master with their reports is away"
+        why = "is away or denies a right" if found.denied else "is away"
+        nodes = f"Nodes are unknown: the master with their reports {why}"
     else:
         lanes = f"{count_of(found.lanes, 'lane')}, {found.lanes_busy} of them busy"
         nodes = f"{count_of(found.nodes, 'node')}, {lanes}"
@@ -116,13 +129,17 @@ def _queues_text(found: OverviewJson) -> str:
 
 
 def _shards_text(found: ShardsJson) -> str:
-    return table(SHARDS, [_shard_row(queue.name, shard) for queue in found.queues for shard in queue.shards])
+    return table(
+        SHARDS,
+        [_shard_row(queue.name, shard, found.denied) for queue in found.queues for shard in queue.shards],
+    )
 
 
-def _shard_row(queue: str, shard: ShardReport) -> list[str]:
+def _shard_row(queue: str, shard: ShardReport, denied: Mapping[str, str]) -> list[str]:
     stats = shard.stats
     if shard.away is not None:
-        return [queue, str(shard.index), *("-",) * (len(SHARDS) - 3), f"{shard.away} is away"]
+        state = f"{shard.away} {_reason(shard.away, denied)}"
+        return [queue, str(shard.index), *("-",) * (len(SHARDS) - 3), state]
     per_minute = "-" if shard.jobs_per_minute is None else f"{shard.jobs_per_minute:.1f}"
     states = ["paused"] if shard.paused_since is not None else []
     states += [f"moving {shard.moving}"] if shard.moving else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -106,6 +107,20 @@ class Inspector:
         self._raw = raw
         self._masked = masked
         self._load = load
+        self._reader: RedisStore | None = None
+
+    def partial(self) -> Inspector:
+        """Return an inspector whose counts lack the shards of masters that deny a right, as of those that
+        are away. ``denied`` names them.
+        """
+        found = copy(self)
+        found._reader = context_of(self.app).store.reader()
+        return found
+
+    @property
+    def denied(self) -> dict[str, str]:
+        """The errors of the masters of a cluster that have denied a right, by their address."""
+        return dict(self._store.client.denied)
 
     def tasks(self) -> dict[str, Any]:
         """Return the ordered tasks by queue name, sorted.
@@ -185,9 +200,9 @@ class Inspector:
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
         """Return the overview with rates, nodes and lanes, as a record for JSON. Raises InvalidCall."""
-        names = None if names is None else list(names)
-        found, past, now = self.overview(names), self.history(names), time.time()
-        nodes = self.nodes_if_there()
+        names, reads = None if names is None else list(names), self.partial()
+        found, past, now = reads.overview(names), reads.history(names), time.time()
+        nodes = reads.nodes_if_there()
         lanes = None if nodes is None else [node.lanes for node in nodes if node.alive]
         return OverviewJson(
             queues=tuple(
@@ -209,6 +224,7 @@ class Inspector:
             lanes_busy=None
             if lanes is None
             else sum(lane.running is not None for of_node in lanes for lane in of_node),
+            denied=reads.denied,
         )
 
     def shards_json(self, names: Iterable[str] | None = None) -> ShardsJson:
@@ -216,16 +232,17 @@ class Inspector:
         queues: list[QueueShardsJson] = []
         damaged: dict[str, str] = {}
         away: dict[ShardRef, str] = {}
+        reads = self.partial()
         for name, queue in self._chosen(names).items():
             try:
-                shards = queue.shards()
+                shards = NodeReports(reads._store).shards(*reads._as_stored({name: queue}))
             except (ShardDamaged, StoreUnavailable) as error:
                 self._store.client.check_away([error])
                 damaged[name] = str(error)
             else:
                 queues.append(QueueShardsJson(name, by_load(shards)))
                 away |= {ShardRef(name, one.index): one.away for one in shards if one.away is not None}
-        return ShardsJson(queues, damaged, by_master(away))
+        return ShardsJson(queues, damaged, by_master(away), reads.denied)
 
     @property
     def reading(self) -> Reading:
@@ -234,7 +251,7 @@ class Inspector:
 
     @property
     def _store(self) -> RedisStore:
-        return context_of(self.app).store
+        return self._reader or context_of(self.app).store
 
     def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
         if names is None:
@@ -303,7 +320,7 @@ class Inspector:
             return (unreachable(error, _login_setting(context_of(self.app).settings)),)
         try:
             specs = [queue.spec for queue in self.queues().values()]
-            found = check_health(HealthReader(self._store).read(specs, topology))
+            found = check_health(HealthReader(self._store.reader()).read(specs, topology))
         except StoreError as error:
             found = (*check_topology(topology), unreadable(str(error)))
         places = [f" {master.address} is {master.place}." for master in topology.masters if master.place]

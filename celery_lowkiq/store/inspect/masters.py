@@ -35,7 +35,7 @@ class MasterReader:
         master answers.
         """
         asked = self._client.masters()
-        stored = Registry(self._client).as_known(queues)
+        stored = Registry(self._client.reader()).as_known(queues)
         shards: dict[str | None, Counter[str]] = defaultdict(Counter)
         for queue in stored:
             for shard in queue.shard_refs():

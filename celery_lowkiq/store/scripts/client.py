@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import redis
@@ -46,6 +47,9 @@ class Asked(NamedTuple):
 
 class Client:
     """Runs script calls and plain commands on one Redis."""
+
+    #: Of a :meth:`reader` on a cluster: the errors of rights that masters have denied it, by their address.
+    denied: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, client: redis.Redis) -> None:
         self.redis = client
@@ -99,6 +103,12 @@ class Client:
 
     def wait_less(self) -> None:
         """On a cluster, leave a slot that moves sooner: the caller has other shards to serve."""
+
+    def reader(self) -> Client:
+        """Return a client for reads that show what they can: on a cluster, a master that denies a right
+        counts as away.
+        """
+        return self
 
     def is_lost(self, client: redis.Redis) -> bool:
         """Whether nothing may come to a client of :meth:`apart` any more, though it is connected."""

@@ -10,19 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, TypeVar
 
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import (
-    AccessDenied,
-    MasterDenies,
-    NotClusterNode,
-    StoreError,
-    StoreUnavailable,
-)
+from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
@@ -41,6 +36,7 @@ from .cluster_replies import (
     is_redirect,
     may_follow,
     refusal,
+    with_denials,
 )
 from .exchange import Command
 from .keys import reports_key, shard_keys
@@ -73,6 +69,8 @@ class ClusterClient(Client):
         self._flags = True
         self._keyless_slot = slot_of(reports_key())
         self._waits_less = False
+        self._is_reader = False
+        self.denied: dict[str, str] = {}
         #: The master of the last subscription that was lost.
         self._lost: Address | None = None
 
@@ -146,6 +144,12 @@ class ClusterClient(Client):
         """Give a slot that moves up after a tenth of a second."""
         self._waits_less = True
 
+    def reader(self) -> ClusterClient:
+        """Return a client that answers with a StoreUnavailable where a master denies a right."""
+        found = copy(self)
+        found._is_reader, found.denied = True, {}
+        return found
+
     def is_lost(self, client: redis.Redis) -> bool:
         """Whether the client's node does not answer, or is no master any more."""
         address = _address_of(client)
@@ -174,7 +178,8 @@ class ClusterClient(Client):
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip; the reply of a refused call is its StoreError.
 
-        A worker's shards at a master that refuses its user wait: it is answered with a StoreUnavailable.
+        A worker's shards at a master that refuses its user wait: it is answered with a StoreUnavailable. So
+        is a :meth:`reader`.
         """
         return self._with_refusals(super().calls(calls))
 
@@ -183,9 +188,9 @@ class ClusterClient(Client):
         return super().but_away(self._with_refusals(replies))
 
     def _with_refusals(self, replies: list[Any]) -> list[Any]:
-        if not self._waits_less:
+        if not (self._waits_less or self._is_reader):
             return replies
-        return [MasterDenies(str(reply)) if _is_denied(reply) else reply for reply in replies]
+        return with_denials(replies, self.denied)
 
     def calls_in_turn(
         self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
@@ -253,10 +258,6 @@ class ClusterClient(Client):
                 keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
                 last = next(map(slot_of, keyed), self._keyless_slot)
             yield last
-
-
-def _is_denied(reply: Any) -> bool:
-    return isinstance(reply, AccessDenied) and not isinstance(reply, StoreUnavailable)
 
 
 def _map_error(error: BaseException) -> StoreError:

@@ -6,8 +6,9 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import redis
@@ -22,6 +23,8 @@ from .keeping_pool import KeepingPool
 SLOTS = 16384
 #: Timeout in s of each node that is asked for the map: another one can answer when it does not.
 ASK_SECONDS = 1.0
+#: How long one node is waited for before another one is asked, too, in s.
+STAGGER_SECONDS = 0.3
 #: Timeout in s for the first map.
 FIRST_SECONDS = 5.0
 #: How long a caller waits for a map that is read anew, in s: one silent node does not hide what others tell.
@@ -40,7 +43,7 @@ class ClusterMap:
     """Knows the masters of a cluster. Safe to share between threads, not across a fork.
 
     Nothing is connected before the first use. The map is read by a thread of its own, so that a node that
-    does not answer delays no caller that knows its master.
+    does not answer delays no caller that knows its master; and it is asked for by a thread for each node.
     """
 
     def __init__(
@@ -148,20 +151,7 @@ class ClusterMap:
         known = list({address for address in self._slots or () if address})
         random.shuffle(known)
         known.sort(key=self.outages.away.__contains__)
-        # The map of a node that has lost its disk, or is just joining, lacks masters: take the fullest map.
-        expected = max(1, _count(self._slots or ()))
-        found, error = None, None
-        for address in dict.fromkeys([*known, *self._seeds]):
-            try:
-                told = self._read_from(address)
-                if found is None or _count(told) > _count(found):
-                    found = told
-                if _count(told) >= expected:
-                    break
-            except (exceptions.RedisError, OSError) as failure:
-                error = failure
-            except Exception as failure:  # noqa: BLE001 - this is the only reader, and callers wait for it
-                error = exceptions.InvalidResponse(f"CLUSTER SLOTS cannot be read: {failure!r:.200}")
+        found, error = self._fullest(dict.fromkeys([*known, *self._seeds]))
         if found and self._slots and not _count(found):
             found = None
         self._end_reading(found, error)
@@ -169,6 +159,49 @@ class ClusterMap:
             self.outages.found(found)
             self._forget_others({address for address in found if address})
         self._ask_silent()
+
+    def _fullest(self, addresses: Iterable[Address]) -> tuple[Slots | None, Exception | None]:
+        """Return the first map that has all masters that are known, or else the fullest; and the last error.
+
+        The map of a node that has lost its disk, or is just joining, lacks masters. A node is asked when the
+        one before it has answered, or is silent for a while: then the first answer of them counts.
+        """
+        expected = max(1, _count(self._slots or ()))
+        found, error = None, None
+        answers, asked, left = SimpleQueue[Slots | Exception](), 0, list(addresses)
+        while asked or left:
+            if left:
+                self._ask_apart(left.pop(0), answers)
+                asked += 1
+            try:
+                told = answers.get(timeout=STAGGER_SECONDS if left else None)
+            except Empty:
+                continue
+            asked -= 1
+            if isinstance(told, Exception):
+                error = told
+            elif _count(told) >= expected:
+                return told, error
+            elif found is None or _count(told) > _count(found):
+                found = told
+        return found, error
+
+    def _ask_apart(self, address: Address, answers: SimpleQueue[Slots | Exception]) -> None:
+        """Have a node asked by a thread of its own."""
+
+        def ask() -> None:
+            try:
+                answers.put(self._read_from(address))
+            except (exceptions.RedisError, OSError) as failure:
+                answers.put(failure)
+            except Exception as failure:  # noqa: BLE001 - an answer is waited for
+                answers.put(exceptions.InvalidResponse(f"CLUSTER SLOTS cannot be read: {failure!r:.200}"))
+
+        try:
+            threading.Thread(target=ask, name="lowkiq-cluster-node", daemon=True).start()
+        except RuntimeError:
+            # The limit of threads is reached.
+            ask()
 
     def _forget_others(self, masters: set[Address]) -> None:
         """Forget nodes that are no masters: where nodes get new addresses, their pools would remain."""

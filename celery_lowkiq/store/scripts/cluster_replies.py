@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import AccessDenied
+from celery_lowkiq.rules.errors import AccessDenied, MasterDenies
 
 from .cluster_outages import CALLS, COMMANDS, LOGIN, RIGHTS, WRITES, Refused, text_of
 from .keeping_pool import NoFreeConnection
@@ -53,6 +54,17 @@ def final(reply: Any) -> Any:
     if is_redirect(reply):
         return exceptions.ConnectionError(f"a slot moves: {reply}")
     return exceptions.ConnectionError(str(reply)) if isinstance(reply, OSError) else reply
+
+
+def with_denials(replies: Iterable[Any], denied: dict[str, str]) -> list[Any]:
+    """Return replies with the AccessDenied of one master as its MasterDenies, whose text ``denied`` gets."""
+    found = []
+    for reply in replies:
+        if isinstance(reply, AccessDenied) and not isinstance(reply, MasterDenies):
+            denied[reply.master or ""] = str(reply)
+            reply = MasterDenies(str(reply))
+        found.append(reply)
+    return found
 
 
 #: What a node refuses, by the code of its error.

@@ -10,7 +10,7 @@ import redis
 from redis import asyncio
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
+from redis.sentinel import SentinelConnectionPool
 
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.text import host_port
@@ -18,6 +18,7 @@ from celery_lowkiq.rules.validators import invalid
 
 from .cluster_map import ClusterMap
 from .keeping_pool import KeepingPool
+from .sentinels import AsyncNamedSentinels, NamedSentinels
 
 #: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
 RETRIES = 2
@@ -71,9 +72,7 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
         pool: redis.ConnectionPool = KeepingPool(max_connections=pool_size, timeout=pool_timeout, **options)
     else:
         asking = {"retry": Retry(NoBackoff(), 0), **master.options}
-        manager = Sentinel(  # type: ignore[no-untyped-call]
-            master.sentinels, master.least_others, sentinel_kwargs=asking
-        )
+        manager = NamedSentinels(master.sentinels, master.least_others, sentinel_kwargs=asking)
         pool = _BlockingSentinelPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
@@ -103,9 +102,7 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
         )
     else:
         asking = {"retry": asyncio.retry.Retry(NoBackoff(), 0), **master.options}
-        manager = asyncio.Sentinel(  # type: ignore[no-untyped-call]
-            master.sentinels, master.least_others, sentinel_kwargs=asking
-        )
+        manager = AsyncNamedSentinels(master.sentinels, master.least_others, sentinel_kwargs=asking)
         pool = asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
             master.name, manager, max_connections=pool_size, **options
         )

@@ -55,6 +55,13 @@ CLUSTER = (exceptions.AskError, exceptions.MovedError, exceptions.ClusterCrossSl
 CLUSTER_TEXTS = ("MOVED ", "ASK ", "CROSSSLOT ", "SELECT is not allowed in cluster mode")
 #: Commands that each server with data has, in the error of a sentinel.
 UNKNOWN = re.compile("unknown command ['`](EVALSHA|HGET|HMGET)", re.IGNORECASE)
+#: Texts of Python's ssl when a server answers without TLS, or not at all: mostly, it waits for the end of
+#: what it takes for a command.
+_HANDSHAKE = re.compile("wrong.version.number|record.layer.failure|handshake operation timed out", re.I)
+NO_TLS = (
+    ". The port did not answer with TLS: has it any? Name the port that has it, or write redis:// in place "
+    "of rediss:// (redis+cluster:// in place of rediss+cluster://), without options of TLS"
+)
 #: Texts that replace the code NOPERM in the error of a script: in Redis 7 and Valkey, and in Redis 6.2.
 SCRIPT_NOPERM = ("ACL failure in script", "The user executing the script can't")
 #: Commands that only the client of a cluster sends, in the text of a NOPERM.
@@ -121,8 +128,20 @@ def store_error(error: BaseException) -> StoreError:
         return ClusterDown(f"Redis is not available: {_with_node(error, text)}")
     # Redis 6.2 puts the error of a command within the text of the script's error.
     if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
-        return StoreUnavailable(f"Redis is not available: {_with_node(error, text or type(error).__name__)}")
+        name = _with_node(error, text or type(error).__name__)
+        return StoreUnavailable(
+            f"Redis is not available: {name.rstrip('.') + NO_TLS if lacks_tls(error) else name}"
+        )
     return StoreError(f"Redis refused a command: {text}")
+
+
+def lacks_tls(error: BaseException | None) -> bool:
+    """Whether a port did not answer as one with TLS does: it has none, or the server is silent."""
+    while error is not None:
+        if _HANDSHAKE.search(str(error)):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def is_cluster_down(error: object) -> bool:
@@ -185,11 +204,13 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
     if isinstance(error, exceptions.NoPermissionError) or any(part in text for part in SCRIPT_NOPERM):
         cluster = " --cluster" if OF_CLUSTER.search(text) else ""
         there = " there" if hasattr(error, "node") else ""
-        return AccessDenied(
+        denied = AccessDenied(
             f"{name} does not permit this (NOPERM): {text.rstrip('. ')}. Give the user in {URL}{there} the "
             f"rights of what this process does: `celery -A proj lowkiq acl --role ROLE{cluster}` writes "
             f"those of a caller, a worker, a reader or an operator{' of a cluster' if cluster else ''}"
         )
+        denied.master = host_port(*error.node) if hasattr(error, "node") else None
+        return denied
     return None
 
 
