@@ -11,6 +11,8 @@ from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 
 #: Fraction of the lease time before the deadline in which no batch starts.
 NO_CLAIM_BEFORE_DEADLINE = 0.3
+#: Fraction of the lease time, after a renewal was sent, in which batches start.
+CLAIMING = DEADLINE - NO_CLAIM_BEFORE_DEADLINE
 
 
 @dataclass
@@ -77,4 +79,4 @@ class OwnedShard:
 
     def may_claim(self, now: float) -> bool:
         """Whether enough of the lease is left to start a batch."""
-        return now < self.renewed_at + (DEADLINE - NO_CLAIM_BEFORE_DEADLINE) * self.lease_seconds
+        return now < self.renewed_at + CLAIMING * self.lease_seconds

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of Redis whose line can be cut, blocked, or down."""
+"""A TCP proxy in front of Redis whose line can be cut, blocked, slow, or down."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Proxy:
 
     def __init__(self, upstream: Address) -> None:
         self.port = 0
+        #: Seconds by which each answer of Redis is late.
+        self.late = 0.0
         self._upstream = upstream
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -103,17 +105,21 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        pumps = self._pump(reader, far_writer), self._pump(far_reader, writer)
+        pumps = self._pump(reader, far_writer), self._pump(far_reader, writer, is_answer=True)
         self._writers |= {writer, far_writer}
         await asyncio.gather(*pumps)
         self._writers -= {writer, far_writer}
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_answer: bool = False
+    ) -> None:
         """Until either side ends; then the other does, too."""
         assert self._flows is not None
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
                 await self._flows.wait()
+                if is_answer and self.late:
+                    await asyncio.sleep(self.late)
                 writer.write(data)
                 await writer.drain()
         writer.close()

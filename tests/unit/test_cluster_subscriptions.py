@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
-from celery_lowkiq.store.scripts import listener
+from celery_lowkiq.store.scripts import cluster_exchange, listener
 from celery_lowkiq.store.scripts.listener import Listener
 
 from . import test_cluster_client as others
@@ -20,9 +20,11 @@ PONG, PLAIN_PONG = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n", b"+PONG\r\n"
 
 
 @pytest.fixture(autouse=True)
-def _answering(cluster):
+def _answering(cluster, monkeypatch):
     for node in cluster.nodes:
         node.answer = answered
+    # None is late because the machine is busy.
+    monkeypatch.setattr(cluster_exchange, "NEAR", 5.0)
 
 
 def answered(words):
@@ -76,3 +78,68 @@ def test_a_subscription_that_is_refused_is_tried_at_another_master(cluster, clie
         Listener(client, "channel")
     with Listener(client, "channel") as subscription:
         assert place_of(subscription) != first
+
+
+def node_of(cluster, subscription):
+    return next(node for node in cluster.nodes if node.address == place_of(subscription))
+
+
+def late(words):
+    threading.Event().wait(0.2)
+    return answered(words)
+
+
+def test_a_subscription_goes_to_a_master_that_answers_soon(cluster, client, monkeypatch):
+    """Workers and trackers heard of calls of all masters as late as the first one answered."""
+    first, second, third = (
+        next(node for node in cluster.nodes if node.address == address)
+        for address in client.cluster.masters()
+    )
+    monkeypatch.setattr(cluster_exchange, "NEAR", 0.15)
+    first.answer = late
+    with Listener(client, "channel") as subscription:
+        assert place_of(subscription) in (second.address, third.address)
+
+
+def test_where_all_masters_are_far_the_fastest_is_taken(cluster, client, monkeypatch):
+    monkeypatch.setattr(cluster_exchange, "NEAR", 0.0)
+    *far, near = (
+        next(node for node in cluster.nodes if node.address == address)
+        for address in client.cluster.masters()
+    )
+    for node in far:
+        node.answer = late
+    with Listener(client, "channel") as subscription:
+        assert place_of(subscription) == near.address
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_subscription_leaves_a_master_that_answers_late(cluster, client, monkeypatch, published):
+    """Also one that has something to tell all the time, and is not asked for its silence."""
+    monkeypatch.setattr(listener, "STAYS", 0.0)
+    if published:
+        monkeypatch.setattr(listener, "SILENCE", 60.0)
+        monkeypatch.setattr(listener, "ASK_AGAIN", 0.0)
+    with Listener(client, "channel") as subscription:
+        node = node_of(cluster, subscription)
+        node.answer = late
+        if published:
+            message = {"type": "message", "data": b""}
+            told, wait = iter([message]), subscription._next
+            monkeypatch.setattr(subscription, "_next", lambda timeout: next(told, None) or wait(timeout))
+            assert subscription.wait(1.0) is message
+        with pytest.raises(SubscriptionLost, match="answers late"):
+            subscription.wait(10)
+        with Listener(client, "channel") as other:
+            assert place_of(other) != node.address
+
+
+def test_a_subscription_stays_for_a_while_with_a_master_that_answers_late(cluster, client, monkeypatch):
+    """All masters may be far."""
+    monkeypatch.setattr(listener, "ANSWER", 5.0)
+    with Listener(client, "channel") as subscription:
+        node = node_of(cluster, subscription)
+        node.answer = late
+        asked = len(node.heard)
+        assert subscription.wait(1.5) is None
+        assert len(node.heard) > asked

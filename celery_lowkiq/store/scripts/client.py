@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import redis
 from redis import exceptions
@@ -25,6 +25,8 @@ from .script import Script, ScriptCall
 from .steps import Pause, Send, Step, Steps, execute
 
 T = TypeVar("T")
+#: What tells one of several servers in a SCRIPT LOAD.
+Server: TypeAlias = tuple[Any, ...]
 
 #: In place of the address of a slot's master.
 NO_MASTER = "a slot without a master"
@@ -287,15 +289,22 @@ class Client:
         return True
 
     def _load_steps(self, missing: Sequence[tuple[Script, Any]]) -> Steps[None]:
-        """Load scripts, given with the replies of servers that do not have them."""
-        for script, server in dict.fromkeys((script, self._server_of(reply)) for script, reply in missing):
-            (reply,) = yield Send([("SCRIPT LOAD", script.text(self._flags), *server)])
-            if self._rejects_flags(reply):
-                (reply,) = yield Send([("SCRIPT LOAD", script.text(False), *server)])
+        """Load scripts in one round trip, given with the replies of servers that do not have them."""
+        wanted = self._to_load([(script, self._server_of(reply)) for script, reply in missing])
+        replies = yield Send(
+            [("SCRIPT LOAD", script.text(self._flags), *server) for script, server in wanted]
+        )
+        if any(map(self._rejects_flags, replies)):
+            replies = yield Send([("SCRIPT LOAD", script.text(False), *server) for script, server in wanted])
+        for reply in replies:
             if isinstance(reply, exceptions.RedisError):
                 raise store_error(reply) from reply
 
-    def _server_of(self, reply: Any) -> tuple[Any, ...]:
+    def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
+        """Return what is loaded when servers do not have these scripts."""
+        return list(dict.fromkeys(missing))
+
+    def _server_of(self, reply: Any) -> Server:
         """Return what tells one of several servers in a SCRIPT LOAD."""
         return ()
 

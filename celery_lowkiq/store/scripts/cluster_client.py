@@ -21,8 +21,8 @@ from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavaila
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 
-from .client import Asked, Client, answers
-from .cluster_exchange import exchange_all, exchange_one, name_of
+from .client import Asked, Client, Server, answers
+from .cluster_exchange import exchange_all, exchange_one, find_near, load_scripts, name_of
 from .cluster_map import ClusterMap, parse_redirect, slot_of
 from .cluster_outages import LOGIN, RIGHTS, Address, text_of
 from .cluster_replies import (
@@ -41,7 +41,7 @@ from .cluster_replies import (
 from .exchange import Command
 from .keys import reports_key, shard_keys
 from .redis_errors import store_error
-from .script import ScriptCall
+from .script import Script, ScriptCall, scripts_of_workers
 
 T = TypeVar("T")
 
@@ -71,6 +71,7 @@ class ClusterClient(Client):
         self._waits_less = False
         self._is_reader = False
         self.denied: dict[str, str] = {}
+        self._loaded_together: frozenset[Script] = frozenset()
         #: The master of the last subscription that was lost.
         self._lost: Address | None = None
 
@@ -127,22 +128,16 @@ class ClusterClient(Client):
         return answers(exchange_one(self.cluster, address, commands))
 
     def apart(self) -> redis.Redis:
-        """Return a client of one master that answers: the cluster carries what is published to all nodes.
+        """Return a client of one master that answers soon: the cluster carries what is published to all.
 
         The master of the last one that was lost is asked last: it may be silent, and not known to be.
         """
-        error: Exception | None = None
-        for address in sorted(self.cluster.masters(), key=lambda each: each == self._lost):
-            (reply,) = exchange_one(self.cluster, address, [("PING",)])
-            if not isinstance(reply, (exceptions.RedisError, OSError)):
-                return self.cluster.apart(address)
-            error = reply
-        self.cluster.refresh()
-        raise error or exceptions.ConnectionError("no master has a slot")
+        return self.cluster.apart(find_near(self.cluster, last=self._lost))
 
     def wait_less(self) -> None:
-        """Give a slot that moves up after a tenth of a second."""
+        """Give a slot that moves up after a tenth of a second, and load the scripts of a worker together."""
         self._waits_less = True
+        self._loaded_together = scripts_of_workers()
 
     def reader(self) -> ClusterClient:
         """Return a client that answers with a StoreUnavailable where a master denies a right."""
@@ -209,15 +204,24 @@ class ClusterClient(Client):
                 return [*told, *(reply for _ in then), *answers]
         return [*told, *self.calls(then), *answers]
 
-    def _server_of(self, reply: Any) -> tuple[Any, ...]:
+    def _server_of(self, reply: Any) -> Server:
         return (reply.node,)
+
+    def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
+        """Return what is loaded when masters do not have these scripts.
+
+        One that has just started has none: a worker waited for it twice for each of its scripts in turn.
+        """
+        new = dict.fromkeys(server for script, server in missing if script in self._loaded_together)
+        together = [(script, server) for server in new for script in self._loaded_together]
+        return list(dict.fromkeys([*missing, *together]))
 
     def _send(self, commands: Sequence[Command]) -> list[Any]:
         if not commands:
             return []
         try:
             if commands[0][0] == "SCRIPT LOAD":
-                return [self._loaded(*commands[0])]
+                return load_scripts(self.cluster, commands)
             slots = list(self._slots(commands))
             masters = self.cluster.slots()
         except (exceptions.RedisError, OSError) as error:
@@ -240,11 +244,6 @@ class ClusterClient(Client):
         batch = _Batch(self.cluster, commands, slots)
         batch.send(range(len(commands)))
         return batch.replies
-
-    def _loaded(self, name: str, text: str, node: Address) -> Any:
-        (reply,) = exchange_one(self.cluster, node, [(name, text)])
-        # The commands of a node that is away are answered one by one.
-        return None if isinstance(reply, LOST) else reply
 
     def _slots(self, commands: Sequence[Command]) -> Iterator[int]:
         last = None

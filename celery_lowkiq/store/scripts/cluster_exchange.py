@@ -11,7 +11,7 @@ from redis import exceptions
 
 from .cluster_map import ClusterMap
 from .cluster_outages import LOGIN, Address, Name, Outages, text_of
-from .cluster_replies import may_follow
+from .cluster_replies import LOST, may_follow
 from .connect import PROTOCOL
 from .exchange import Command, packed
 from .keeping_pool import KeepingPool, Kept
@@ -20,6 +20,11 @@ from .keeping_pool import KeepingPool, Kept
 _CONVERT: Mapping[str, Any] = redis.Redis(
     connection_pool=redis.ConnectionPool(protocol=PROTOCOL)
 ).response_callbacks
+
+#: Seconds within which a master answers that is as good as any other one.
+NEAR = 0.05
+#: Number of masters that answer later, after which no further one is asked.
+MOST_FAR = 3
 
 
 class _Sent(NamedTuple):
@@ -67,6 +72,50 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
     finally:
         for sent in opened:
             _give_up(sent)
+
+
+def load_scripts(cluster: ClusterMap, commands: Sequence[Command]) -> list[Any]:
+    """Send SCRIPT LOADs, whose last words are nodes. The reply of a node that is away is None: the commands
+    that need the scripts are answered one by one.
+    """
+    parts: dict[Address, list[Command]] = {}
+    for *words, node in commands:
+        parts.setdefault(node, []).append(tuple(words))
+    replies = {node: iter(found) for node, found in exchange_all(cluster, parts).items()}
+    found = [next(replies[command[-1]]) for command in commands]
+    return [None if isinstance(reply, LOST) else reply for reply in found]
+
+
+def find_near(cluster: ClusterMap, last: Address | None) -> Address:
+    """Return the first master that answers within NEAR, or the fastest of MOST_FAR. ``last``: asked last.
+
+    Raises RedisError, OSError.
+    """
+    error: Any = exceptions.ConnectionError("no master has a slot")
+    far: dict[Address, float] = {}
+    for address in sorted(cluster.masters(), key=lambda each: each == last):
+        seconds, error = _ping(cluster, address)
+        if error is None and seconds > NEAR:
+            # Not with the time to connect.
+            seconds, error = _ping(cluster, address)
+        if error is None:
+            if seconds <= NEAR:
+                return address
+            far[address] = seconds
+            if len(far) == MOST_FAR:
+                break
+    if far:
+        return min(far, key=far.__getitem__)
+    cluster.refresh()
+    raise error
+
+
+def _ping(cluster: ClusterMap, address: Address) -> tuple[float, Any]:
+    """Return how many seconds a node took to answer, and its error or None."""
+    began = time.monotonic()
+    (reply,) = exchange_one(cluster, address, [("PING",)])
+    error = reply if isinstance(reply, (exceptions.RedisError, OSError)) else None
+    return time.monotonic() - began, error
 
 
 def _unanswered(

@@ -219,9 +219,11 @@ class ClusterMap:
             self._changed.notify_all()
 
     def _ask_silent(self) -> None:
+        # Not for longer than other threads wait: they would find a node silent again that was found here.
+        seconds = min(ASK_SECONDS, self.connection_kwargs.get("socket_timeout") or ASK_SECONDS)
         for address in list(self.outages.silent):
             with contextlib.suppress(Exception):
-                self._read_from(address)
+                self._slots_told_by(address, seconds)
                 self.outages.silent.discard(address)
 
     def refusing_replicas(self) -> list[Address]:
@@ -245,8 +247,8 @@ class ClusterMap:
     def _read_from(self, address: Address) -> Slots:
         return parse_slots(self._slots_told_by(address), address)
 
-    def _slots_told_by(self, address: Address) -> Any:
-        timeouts = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
+    def _slots_told_by(self, address: Address, seconds: float = ASK_SECONDS) -> Any:
+        timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         connection = self.connection_class(**{**self._to(address), **timeouts})
         try:
             connection.connect()

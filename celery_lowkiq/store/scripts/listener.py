@@ -21,6 +21,12 @@ SUBSCRIBE_TIMEOUT = 5.0
 SILENCE = 0.25
 #: Timeout in s for its answer.
 ANSWER = 0.5
+#: After how many s a master with messages is asked.
+ASK_AGAIN = 5.0
+#: After how many s an answer is late, as the messages of that master are.
+LATE = 0.1
+#: For how many s a subscription stays with a master that answers late: there may be none that does not.
+STAYS = 30.0
 CLOSED = "the subscription is closed"
 
 
@@ -37,9 +43,9 @@ class Listener:
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        #: Monotonic times (s) of the last message, and, on a cluster, of the question that the master has not
-        #: answered.
-        self._heard_at = time.monotonic()
+        #: Monotonic times (s) of the start, of the last message, and, on a cluster, of the last question, and
+        #: of the one that the master has not answered.
+        self._since = self._heard_at = self._last_asked_at = time.monotonic()
         self._asked_at: float | None = None
         self._closed = False
         self._closing = threading.Lock()
@@ -56,7 +62,7 @@ class Listener:
         """Return the next message, None after ``timeout`` s.
 
         Raises StoreUnavailable when the connection is lost or was closed. On a cluster, raises
-        SubscriptionLost when the connection is lost, or when the master is away or silent.
+        SubscriptionLost when the connection is lost, or when the master is away, silent or late.
         """
         if self._closed:
             raise StoreUnavailable(CLOSED)
@@ -91,10 +97,13 @@ class Listener:
             now = time.monotonic()
             if message is None:
                 self._check_master(now)
+            elif message["type"] == "pong":
+                self._note_answer(now)
             else:
-                self._heard_at, self._asked_at = now, None
-                if message["type"] != "pong":
-                    return message
+                self._heard_at = now
+                if self._asked_at is None and now - self._last_asked_at >= ASK_AGAIN:
+                    self._ask_master(now)
+                return message
             if now >= deadline:
                 return None
 
@@ -106,10 +115,18 @@ class Listener:
             raise self._lost("Redis is not available: the master of the subscription is away")
         if self._asked_at is None:
             if now - self._heard_at >= SILENCE:
-                self._asked_at = now
-                self._pubsub.ping()
-        elif now - self._asked_at >= ANSWER:
+                self._ask_master(now)
+        elif now - max(self._asked_at, self._heard_at) >= ANSWER:
             raise self._lost("Redis is not available: the master of the subscription is silent")
+
+    def _ask_master(self, now: float) -> None:
+        self._asked_at = self._last_asked_at = now
+        self._pubsub.ping()
+
+    def _note_answer(self, now: float) -> None:
+        asked_at, self._heard_at, self._asked_at = self._asked_at, now, None
+        if asked_at is not None and now - asked_at > LATE and now - self._since > STAYS:
+            raise self._lost("the master of the subscription answers late")
 
     def _lost(self, text: str) -> SubscriptionLost:
         if not self._closed:

@@ -1,11 +1,12 @@
 """Warnings of the ownership thread, each logged once while its cause lasts.
 
-Overdue batches, lost shards and lost data, masters that drop keys or refuse commands, shards dealt wrongly to
-nodes.
+Overdue batches, slow renewals, lost shards and lost data, masters that drop keys or refuse commands, shards
+dealt wrongly to nodes.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 
@@ -22,6 +23,7 @@ from celery_lowkiq.rules.topology import Master, refusals
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
+from ..owned_shard import CLAIMING
 from ..ports import Host, Store
 from .lease_table import LeaseTable
 
@@ -29,6 +31,13 @@ from .lease_table import LeaseTable
 LISTED_SHARDS = 10
 #: Seconds between two looks at the eviction policy, which is logged each time while it is dangerous.
 POLICY_INTERVAL = 60.0
+#: Fraction of the time in which batches may start after a renewal was sent. When the renewal takes longer,
+#: the answer to a claim, which takes as long, may come too late.
+SLOW_RENEWAL = 0.5
+#: Renewals in a row that were slow before that is logged.
+SLOW_RENEWALS = 3
+#: Lease times that are advised, in times that a renewal took: a turn of a node asks for more than that.
+ADVISED_LEASE = 10
 
 
 class OverdueMonitor:
@@ -48,6 +57,34 @@ class OverdueMonitor:
             if lease not in self.leases:
                 self._host.alarm(batch, now - batch.began_at)
         self.leases = frozenset(late)
+
+
+class RenewalMonitor:
+    """Logs that renewals take too long for the lease time: shards stand still, although Redis answers."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease_seconds = lease_seconds
+        #: Number of slow renewals since the last one in time.
+        self._slow = 0
+
+    def renewed(self, seconds: float) -> None:
+        """Record how long the last renewal took."""
+        if seconds <= SLOW_RENEWAL * CLAIMING * self._lease_seconds:
+            if self._slow >= SLOW_RENEWALS:
+                logger.warning("leases are renewed in time again")
+            self._slow = 0
+            return
+        self._slow += 1
+        if self._slow == SLOW_RENEWALS:
+            logger.error(
+                "Redis, or a master of the cluster, took %.2f s to renew leases; batches start only in the "
+                "%.2f s after a renewal is sent, so that shards stand still. Find out what makes Redis slow, "
+                "or set lowkiq_lease_seconds=%g to at least %d",
+                seconds,
+                CLAIMING * self._lease_seconds,
+                self._lease_seconds,
+                math.ceil(ADVISED_LEASE * seconds),
+            )
 
 
 class LossMonitor:

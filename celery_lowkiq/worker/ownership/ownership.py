@@ -23,7 +23,7 @@ from .auto_reshard import AutoReshard
 from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
 from .membership import Membership
-from .monitors import LossMonitor, MasterMonitor, MisassignmentMonitor, OverdueMonitor
+from .monitors import LossMonitor, MasterMonitor, MisassignmentMonitor, OverdueMonitor, RenewalMonitor
 from .rebalancing import Rebalancing
 from .resizing import Deal, Resizing
 
@@ -67,6 +67,7 @@ class Ownership:
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx.host, ctx.clock, lanes)
+        self._renewals = RenewalMonitor(ctx.lease_seconds)
         self._losses = LossMonitor(table, ctx.owner)
         self._masters = MasterMonitor(ctx.store, ctx.clock, by_name)
         self._misassignment = MisassignmentMonitor(ctx, queues=by_name, wanted=table.known())
@@ -189,6 +190,8 @@ class Ownership:
         leases = [one.lease for one in renewing]
         renewed = self._ctx.store.renew(leases, stopping=stopping, turn=self._heartbeat.turn)
         answered_at = self._ctx.clock.monotonic()
+        if renewing and None not in renewed:
+            self._renewals.renewed(answered_at - sent_at)
         for owned, lease in zip(renewing, renewed, strict=True):
             if lease is None:
                 # Only its own master is away: its lease runs out unless that is back in time.
