@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, MasterDenies, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.topology import check_users
 from celery_lowkiq.store.scripts import cluster_outages
 from celery_lowkiq.store.scripts.cluster_map import parse_replicas
 
 from . import test_cluster_client as others
-from .resp_nodes import number
-from .test_cluster_client import A, B, results
+from .resp_nodes import NOT_HERE, number
+from .test_cluster_client import A, B, C, results
 
 cluster, make_client, client = others.cluster, others.make_client, others.client
 
@@ -89,6 +89,25 @@ def test_another_command_that_is_executed_does_not_end_it(cluster, client, caplo
     client.commands([("HLEN", A)])
     results(client, A)
     assert len(caplog.messages) == 1
+
+
+def test_a_master_that_denies_the_loading_of_scripts_holds_up_its_own_shards_only(cluster, client, caplog):
+    """Each reply was lost, also that of a job that another master had settled; a worker renewed no lease."""
+    client.wait_less()
+    node = cluster.nodes[0]
+    denied = b"-NOPERM User app has no permissions to run the 'script|load' command\r\n"
+    node.answer = lambda words: denied if words[0] == b"SCRIPT" else NOT_HERE
+    for _ in range(2):
+        refused, *answered = results(client, A, B, C)
+        assert isinstance(refused, MasterDenies)
+        assert answered == [1, 1]
+    # Another process may load it.
+    node.answer = lambda words: number(1)
+    assert results(client, A) == [1]
+    begun, ended = caplog.messages
+    assert "script|load" in begun
+    assert begun.endswith("Its shards wait.")
+    assert f"{node.place.decode()} accepts the commands of this user again" in ended
 
 
 def test_a_slot_that_is_not_served_is_no_refusal_of_all(cluster, client, caplog):

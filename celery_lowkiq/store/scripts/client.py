@@ -182,7 +182,14 @@ class Client:
             missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
             if not missing:
                 break
-            yield from self._load_steps([(calls[i].script, replies[i]) for i in missing])
+            refused = yield from self._load_steps([(calls[i].script, replies[i]) for i in missing])
+            if refused:
+                # Of one master of a cluster: the replies of the others stand.
+                for i in missing:
+                    replies[i] = refused.get((calls[i].script, self._server_of(replies[i])), replies[i])
+                missing = [i for i in missing if self._must_load(replies[i])]
+                if not missing:
+                    break
             again = yield Send([self._evalsha(calls[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
@@ -288,17 +295,23 @@ class Client:
         self._flags = False
         return True
 
-    def _load_steps(self, missing: Sequence[tuple[Script, Any]]) -> Steps[None]:
-        """Load scripts in one round trip, given with the replies of servers that do not have them."""
+    def _load_steps(
+        self, missing: Sequence[tuple[Script, Any]]
+    ) -> Steps[dict[tuple[Script, Server], exceptions.RedisError]]:
+        """Load scripts in one round trip, given with the replies of servers that do not have them. Return
+        what was refused.
+        """
         wanted = self._to_load([(script, self._server_of(reply)) for script, reply in missing])
         replies = yield Send(
             [("SCRIPT LOAD", script.text(self._flags), *server) for script, server in wanted]
         )
         if any(map(self._rejects_flags, replies)):
             replies = yield Send([("SCRIPT LOAD", script.text(False), *server) for script, server in wanted])
-        for reply in replies:
-            if isinstance(reply, exceptions.RedisError):
-                raise store_error(reply) from reply
+        return {
+            each: reply
+            for each, reply in zip(wanted, replies, strict=True)
+            if isinstance(reply, exceptions.RedisError)
+        }
 
     def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
         """Return what is loaded when servers do not have these scripts."""

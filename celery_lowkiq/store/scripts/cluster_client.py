@@ -221,7 +221,7 @@ class ClusterClient(Client):
             return []
         try:
             if commands[0][0] == "SCRIPT LOAD":
-                return load_scripts(self.cluster, commands)
+                return load_scripts(self.cluster, commands, logs_rights=self._waits_less)
             slots = list(self._slots(commands))
             masters = self.cluster.slots()
         except (exceptions.RedisError, OSError) as error:

@@ -10,11 +10,12 @@ import redis
 from redis import exceptions
 
 from .cluster_map import ClusterMap
-from .cluster_outages import LOGIN, Address, Name, Outages, text_of
-from .cluster_replies import LOST, may_follow
+from .cluster_outages import LOGIN, RIGHTS, Address, Name, Outages, text_of
+from .cluster_replies import LOST, may_follow, refusal
 from .connect import PROTOCOL
 from .exchange import Command, packed
 from .keeping_pool import KeepingPool, Kept
+from .script import sha_of
 
 #: Redis-py's conversions of replies, by command.
 _CONVERT: Mapping[str, Any] = redis.Redis(
@@ -74,7 +75,7 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
             _give_up(sent)
 
 
-def load_scripts(cluster: ClusterMap, commands: Sequence[Command]) -> list[Any]:
+def load_scripts(cluster: ClusterMap, commands: Sequence[Command], logs_rights: bool) -> list[Any]:
     """Send SCRIPT LOADs, whose last words are nodes. The reply of a node that is away is None: the commands
     that need the scripts are answered one by one.
     """
@@ -83,6 +84,10 @@ def load_scripts(cluster: ClusterMap, commands: Sequence[Command]) -> list[Any]:
         parts.setdefault(node, []).append(tuple(words))
     replies = {node: iter(found) for node, found in exchange_all(cluster, parts).items()}
     found = [next(replies[command[-1]]) for command in commands]
+    for (_, text, node), reply in zip(commands, found, strict=True):
+        if (refused := refusal(reply)) and (logs_rights or refused.what != RIGHTS):
+            # Another process may load the script, too.
+            cluster.outages.refused(node, ("EVALSHA", sha_of(text)), refused)
     return [None if isinstance(reply, LOST) else reply for reply in found]
 
 

@@ -101,9 +101,12 @@ class Script:
 
     @cached_property
     def _shas(self) -> tuple[str, str]:
-        texts = (self.text(False).encode(), self.text(True).encode())
-        without, with_flags = (hashlib.sha1(text, usedforsecurity=False).hexdigest() for text in texts)
-        return without, with_flags
+        return sha_of(self.text(False)), sha_of(self.text(True))
+
+
+def sha_of(text: str) -> str:
+    """Return the name that Redis gives to a script."""
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 @cache
