@@ -268,7 +268,7 @@ class Model:
         job = replace(job, items=taken)
         if suspect.level == 3 and job.first() == suspect.crashing:
             self.suspects[job_id] = replace(suspect, level=2)
-            job.retry_count = POISON_PILL_RETRY_COUNT
+            job.retry_count, job.isolation = POISON_PILL_RETRY_COUNT, NOT_ISOLATED
         if own > now:
             job.perform_in, job.early = own, True
         rest = len(self.waiting[job_id].items) if job_id in self.waiting else 0

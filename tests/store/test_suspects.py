@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Merge, NewJob
+from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Merge, NewJob, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -188,6 +189,17 @@ def test_who_dies_over_burying_it_condemns_it_again(store):
     die_with(store)
     (job,) = claim(store, take(store, owner=next(OWNERS))).jobs
     assert job.retry_count == POISON_PILL_RETRY_COUNT
+
+
+def test_a_killer_that_failed_before_is_handed_out_as_one_and_without_isolation(store):
+    call_and_die(store, ONE.max_crashes)
+    lease = take(store, owner=next(OWNERS))
+    (job,) = claim(store, lease).jobs
+    failed = Settlement(job.id, job.claim, Disposition.RETRY, retry_count=0, isolation=Isolation(1, 5))
+    store.settle(ONE, lease, [failed])
+    die_with(store)
+    (job,) = claim(store, take(store, owner=next(OWNERS))).jobs
+    assert (job.retry_count, job.isolation) == (POISON_PILL_RETRY_COUNT, NOT_ISOLATED)
 
 
 def test_a_death_that_is_taken_back_condemns_nobody(store):

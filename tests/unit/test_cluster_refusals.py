@@ -98,6 +98,25 @@ def test_a_slot_that_is_not_served_is_no_refusal_of_all(cluster, client, caplog)
     assert caplog.messages == []
 
 
+def test_a_map_from_before_a_failover_begins_no_other_one(cluster, client, monkeypatch, caplog):
+    """The refusals of a master that was not in a late node's map were forgotten, and logged again."""
+    node, outages = cluster.nodes[0], client.cluster.outages
+    refuse(node, NOREPLICAS)
+    results(client, A)
+    current = list(client.cluster.slots())
+    earlier = [None if master == node.address else master for master in current]
+    for slots in (earlier, current):
+        outages.found(slots)
+    results(client, A)
+    assert len(caplog.messages) == 1
+    # Nothing is asked of a node that is no master: what it refuses is not kept.
+    monkeypatch.setattr(cluster_outages, "UNWATCHED", -1.0)
+    outages.found(current)
+    assert outages.refusing
+    outages.found(earlier)
+    assert not outages.refusing
+
+
 def test_a_refusal_from_before_its_end_begins_no_other_one(cluster, client, caplog):
     node = cluster.nodes[0]
     refuse(node, NOREPLICAS)

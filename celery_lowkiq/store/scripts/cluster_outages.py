@@ -25,7 +25,7 @@ LOGIN, RIGHTS, WRITES, CALLS = "the login", "the commands of this user", "writes
 COMMANDS = "all commands"
 #: What follows; the workers drain a full Redis.
 _FOLLOWS = {CALLS: "Jobs that it has stored run."}
-#: Seconds without an attempt after which it is unknown when an outage ended.
+#: Seconds without an attempt after which it is unknown when an outage ended, or a refusal.
 UNWATCHED = 5.0
 
 
@@ -40,10 +40,11 @@ class Outage(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """What a node refuses: the commands, and the monotonic time (s) of the first one."""
+    """What a node refuses: the commands, and the monotonic times (s) of the first and the last one."""
 
     since: float
     commands: set[Name]
+    last: float
 
 
 class Refused(NamedTuple):
@@ -118,10 +119,11 @@ class Outages:
                 return
             if sent_at <= self._accepted_at.get((address, what), -math.inf):
                 return
-            known = self.refusing.setdefault((address, what), Refusals(sent_at, set()))
-            is_first = not known.commands
-            known.commands.add(command)
-        if is_first:
+            known = self.refusing.get((address, what))
+            refusals = known or Refusals(sent_at, set(), sent_at)
+            refusals.commands.add(command)
+            self.refusing[address, what] = refusals._replace(last=max(sent_at, refusals.last))
+        if known is None:
             logger.error("%s %s", sentence(text), _FOLLOWS.get(what, "Its shards wait."))
 
     def accepted(self, address: Address, what: str, command: Name, sent_at: float) -> None:
@@ -148,7 +150,9 @@ class Outages:
                 self._end(address)
                 self._ended_at[address] = math.inf
             self.silent &= masters
-            for key in [key for key in self.refusing if key[0] not in masters]:
+            # The map of a node that has not heard of a failover yet lacks the new master.
+            left = {key for key, known in self.refusing.items() if now - known.last > UNWATCHED}
+            for key in [key for key in left if key[0] not in masters]:
                 del self.refusing[key]
         for address, outage in gone.items():
             heirs = sorted({heir for slot in outage.slots if (heir := slots[slot])})
