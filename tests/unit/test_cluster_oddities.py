@@ -49,14 +49,14 @@ ONE_TIMEOUT = 1.9
 
 
 def test_several_silent_masters_cost_one_timeout(cluster, make_client):
-    client = make_client(socket_timeout=0.75)
+    client = make_client(socket_timeout=1.5)
     results(client, A, B, C)
     thaw = threading.Event()
     for node in cluster.nodes[:2]:
         node.answer = lambda words: thaw.wait(10) and number(1)
     began = time.monotonic()
     answers = results(client, A, B, C)
-    assert time.monotonic() - began < 0.75 * ONE_TIMEOUT
+    assert time.monotonic() - began < 1.5 * ONE_TIMEOUT
     assert answers[2] == 1
     assert all(isinstance(answer, StoreUnavailable) for answer in answers[:2])
     assert client.cluster.outages.silent == {node.address for node in cluster.nodes[:2]}
@@ -65,7 +65,7 @@ def test_several_silent_masters_cost_one_timeout(cluster, make_client):
 
 def test_threads_that_wait_for_connections_to_silent_masters_wait_for_one_timeout(cluster, make_client):
     """A thread that got one asked its master, too, and then waited for one to the next master."""
-    client = make_client(pool_size=1, socket_timeout=1.0)
+    client = make_client(pool_size=1, socket_timeout=1.5)
     results(client, A, B, C)
     thaw = threading.Event()
     for node in cluster.nodes[:2]:
@@ -80,13 +80,13 @@ def test_threads_that_wait_for_connections_to_silent_masters_wait_for_one_timeou
         found = list(threads.map(work, [(A, B, C)] * 6))
     thaw.set()
     assert [answer for _, answer in found] == [1] * 6
-    assert max(seconds for seconds, _ in found) < ONE_TIMEOUT
+    assert max(seconds for seconds, _ in found) < 1.5 * ONE_TIMEOUT
     assert all(not pool._state().line.waiting for pool in client.cluster._pools.values())
 
 
 def test_a_redirection_to_a_silent_master_costs_no_other_timeout(cluster, make_client):
     """A lane waited for that after its first timeout, and with it the shards of healthy masters."""
-    client = make_client(socket_timeout=0.75)
+    client = make_client(socket_timeout=1.5)
     client.wait_less()
     results(client, A, B, C)
     silent, mover, _ = cluster.nodes
@@ -95,20 +95,20 @@ def test_a_redirection_to_a_silent_master_costs_no_other_timeout(cluster, make_c
     mover.answer = lambda words: b"-MOVED %d %s\r\n" % (slot_of(B), silent.place)
     began = time.monotonic()
     *refused, answered = results(client, A, B, C)
-    assert time.monotonic() - began < 0.75 * ONE_TIMEOUT
+    assert time.monotonic() - began < 1.5 * ONE_TIMEOUT
     thaw.set()
     assert answered == 1
     assert all(isinstance(each, StoreUnavailable) for each in refused)
 
 
 def test_threads_that_have_all_connections_are_no_outage(cluster, caplog):
-    client = ClusterClient(ClusterMap([cluster.nodes[0].address], {"protocol": 2}, 1, 0.5))
+    client = ClusterClient(ClusterMap([cluster.nodes[0].address], {"protocol": 2}, 1, 1.0))
     results(client, A)
     pool = client.cluster.pool(cluster.nodes[0].address)
     taken = pool.take_kept()
     began = time.monotonic()
     refused, answered = results(client, A, B)
-    assert time.monotonic() - began < 0.5 * ONE_TIMEOUT
+    assert time.monotonic() - began < ONE_TIMEOUT
     assert isinstance(refused, StoreUnavailable)
     assert answered == 1
     assert not client.cluster.outages.away

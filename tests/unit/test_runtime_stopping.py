@@ -47,7 +47,7 @@ class TestStopping:
         one.runtime.drain()
         began = time.monotonic()
         assert not one.runtime.join(0.05)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
         one.gate.set()
         assert one.runtime.join(10)
 
