@@ -212,7 +212,7 @@ def test_a_slot_that_moves_between_claim_and_settle_loses_nothing(cluster, store
 @pytest.mark.full
 def test_a_dead_master_takes_its_own_shards_only():
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=1.0)
+        store = opened(cluster, socket_timeout=5.0)
         store.push(QUEUE, jobs(300))
         registry = cluster.owner(slot_of(queue_key("orders")))
         dead = (registry + 1) % 3
@@ -317,7 +317,7 @@ def test_a_subscription_leaves_a_master_that_is_frozen(monkeypatch):
 def test_shards_of_living_masters_are_admitted_while_another_one_is_dead():
     """Those that are not registered yet: of a queue whose own key is there."""
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=0.75)
+        store = opened(cluster, socket_timeout=5.0)
         registry = cluster.owner(slot_of(queue_key("orders")))
         dead = (registry + 1) % 3
         living = [shard for shard in SHARDS if cluster.owner(slot(shard)) != dead]
@@ -365,7 +365,7 @@ def test_a_process_with_another_declared_number_calls_while_the_queues_own_maste
 @pytest.mark.full
 def test_a_migration_goes_on_between_living_masters():
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=0.75)
+        store = opened(cluster, socket_timeout=5.0)
         store.push(QUEUE, jobs(600))
         assert store.begin_migration("orders", 24)
         mover, migrations = store.mover(QUEUE), Migrations(store.client, "orders")
