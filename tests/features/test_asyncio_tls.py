@@ -15,7 +15,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.scripts.connect import connect_async
 from tests.tls import Authority, tls_in_front
 
-from .from_asyncio import add_sync, make_app, stored, ticking
+from .from_asyncio import SILENCE, add_sync, make_app, stored, ticking
 
 ARGUMENTS = inspect.signature(redis.asyncio.SSLConnection).parameters
 PASSWORD = "s%2Fecret"
@@ -86,7 +86,7 @@ def calls_of_both_kinds(task, first):
 def test_by_url(url):
     found, ids, gap = calls_of_both_kinds(add_sync(make_app(url)), "url")
     assert found == ids
-    assert gap < 1.0
+    assert gap < SILENCE
 
 
 def test_by_settings(port, authority, client):

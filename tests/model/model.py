@@ -196,10 +196,13 @@ class Model:
         self.early.pop(job_id, None)
 
     def take_out(self, job_id: str) -> None:
-        """Somebody takes it out of the queue; what does not run either is no suspect."""
-        self.waiting.pop(job_id, None)
+        """Somebody takes it out of the queue; what does not run either is no suspect.
+
+        Where nothing waits, nothing changes: a suspect that gave way to another job is one still.
+        """
+        waited = self.waiting.pop(job_id, None)
         self.forget(job_id)
-        if job_id not in self.processing:
+        if waited and job_id not in self.processing:
             self.suspects.pop(job_id, None)
 
     # -- claims

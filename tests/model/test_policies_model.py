@@ -106,6 +106,25 @@ class PolicyMachine(StoreMachine):
                 self.the_store_is_as_the_model_says()
 
 
+def test_a_suspect_that_gave_way_is_one_when_its_payload_comes_again(redis_server: EmbeddedServer) -> None:
+    """Callers may not change its mark, and a deletion finds no job."""
+    machine = type("Machine", (PolicyMachine,), {"server": redis_server})()
+    policies = Policies(max_length=3, when_full=WhenFull.DROP_OLDEST)
+    call = NewJob("a", b"1", 1.0, 1.0)
+    machine.begin(Merge.MIN, False, [call], policies)
+    machine.claim(1, 1)
+    machine.another_owner_takes_over(stopping=False)
+    machine.push([NewJob(job_id, b"1", 1.0, 9e9) for job_id in "bcd"], 1)
+    assert "a" not in machine.model.waiting
+    machine.delete(["a"])
+    machine.push([call], 1)
+    machine.run_now_all()
+    machine.claim(4, 1)
+    assert machine.model.processing.keys() == {"a"}
+    machine.the_store_is_as_the_model_says()
+    machine.teardown()
+
+
 @pytest.mark.random
 def test_the_store_follows_the_model_with_policies(redis_server: EmbeddedServer, rounds: Rounds) -> None:
     machine = type("Machine", (PolicyMachine,), {"server": redis_server})

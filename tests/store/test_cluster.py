@@ -212,7 +212,7 @@ def test_a_slot_that_moves_between_claim_and_settle_loses_nothing(cluster, store
 @pytest.mark.full
 def test_a_dead_master_takes_its_own_shards_only():
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=1.0)
+        store = opened(cluster, socket_timeout=5.0)
         store.push(QUEUE, jobs(300))
         registry = cluster.owner(slot_of(queue_key("orders")))
         dead = (registry + 1) % 3
@@ -251,7 +251,8 @@ def test_a_dead_master_takes_its_own_shards_only():
 def test_a_master_that_is_frozen_costs_one_timeout_and_its_own_shards_only():
     """As one whose host has died: connections stay, or open, and nothing answers."""
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=0.75, socket_connect_timeout=0.75)
+        timeout = 4.0
+        store = opened(cluster, socket_timeout=timeout, socket_connect_timeout=timeout)
         store.push(QUEUE, jobs(300))
         leases = acquired(store)
         frozen = cluster.owner(slot(SHARDS[0]))
@@ -260,14 +261,14 @@ def test_a_master_that_is_frozen_costs_one_timeout_and_its_own_shards_only():
         cluster.freeze(frozen)
         began = time.monotonic()
         assert [due is None for due in store.next_due(SHARDS)] == [shard in lost for shard in SHARDS]
-        assert time.monotonic() - began < 2.0
+        assert time.monotonic() - began < 2 * timeout
         for _ in range(5):
             began = time.monotonic()
             assert store.renew(leases) == [None if x.shard in lost else x for x in leases]
             assert None in store.next_due(SHARDS)
             assert len(store.masters(SHARDS)) == 2
             run_all(store, living[:1])
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < timeout
         store.subscribe([QUEUE]).close()
         cluster.thaw(frozen)
         eventually(lambda: store.renew(leases) == leases)
@@ -284,7 +285,8 @@ def listened_to(cluster, subscription):
 def test_a_subscription_leaves_a_master_that_is_frozen(monkeypatch):
     """By itself: where no command goes to the master, nothing else finds that it is silent."""
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=5, socket_connect_timeout=5)
+        timeout = 20.0
+        store = opened(cluster, socket_timeout=timeout, socket_connect_timeout=timeout)
         store.push(QUEUE, jobs(300))
         run_all(store, acquired(store))
         with store.subscribe([QUEUE]) as subscription:
@@ -297,11 +299,11 @@ def test_a_subscription_leaves_a_master_that_is_frozen(monkeypatch):
             began = time.monotonic()
             with pytest.raises(SubscriptionLost, match="is silent"):
                 subscription.wait_pushed(30)
-            # Seconds of a busy machine; the socket's timeout is 5.
-            assert time.monotonic() - began < 4.5
+            # Half a second, and those of a busy machine.
+            assert time.monotonic() - began < 0.9 * timeout
         began = time.monotonic()
         with store.subscribe([QUEUE]) as subscription:
-            assert time.monotonic() - began < 4.5
+            assert time.monotonic() - began < 0.9 * timeout
             assert listened_to(cluster, subscription) != frozen
             of_living = next(shard for shard in SHARDS if cluster.owner(slot(shard)) != frozen)
             store.push(QUEUE, [next(j for j in jobs(500) if QUEUE.shard_of(j.id) == of_living)])
@@ -315,7 +317,7 @@ def test_a_subscription_leaves_a_master_that_is_frozen(monkeypatch):
 def test_shards_of_living_masters_are_admitted_while_another_one_is_dead():
     """Those that are not registered yet: of a queue whose own key is there."""
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=0.75)
+        store = opened(cluster, socket_timeout=5.0)
         registry = cluster.owner(slot_of(queue_key("orders")))
         dead = (registry + 1) % 3
         living = [shard for shard in SHARDS if cluster.owner(slot(shard)) != dead]
@@ -363,7 +365,7 @@ def test_a_process_with_another_declared_number_calls_while_the_queues_own_maste
 @pytest.mark.full
 def test_a_migration_goes_on_between_living_masters():
     with running_cluster() as cluster:
-        store = opened(cluster, socket_timeout=0.75)
+        store = opened(cluster, socket_timeout=5.0)
         store.push(QUEUE, jobs(600))
         assert store.begin_migration("orders", 24)
         mover, migrations = store.mover(QUEUE), Migrations(store.client, "orders")

@@ -15,7 +15,7 @@ from celery_lowkiq.store.scripts import cluster_client, cluster_map
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.cluster_map import ClusterMap, slot_of
 from celery_lowkiq.store.scripts.script import load
-from tests.waiting import Stopwatch, eventually
+from tests.waiting import eventually
 
 from .resp_nodes import NOT_HERE, fake_cluster, number
 
@@ -191,10 +191,8 @@ def test_after_a_second_only_the_refused_command_is_unavailable(cluster, client,
     first.answer = lambda words: text
     second.answer = lambda words: b"-TRYAGAIN no\r\n" if words[3] == A.encode() else number(1)
     began = time.monotonic()
-    with Stopwatch() as watch:
-        refused, answered = results(client, A, B)
+    refused, answered = results(client, A, B)
     assert time.monotonic() - began >= 0.2
-    assert watch.seconds < 2.0
     assert isinstance(refused, StoreUnavailable)
     assert answered == 1
     assert second.keys().count(B) == 1
@@ -204,12 +202,13 @@ def test_the_time_of_patience_is_a_second():
     assert cluster_client.PATIENCE == 1.0
 
 
-def test_a_worker_leaves_a_slot_that_moves_sooner(cluster, client):
+def test_a_worker_leaves_a_slot_that_moves_sooner(cluster, client, monkeypatch):
+    monkeypatch.setattr(cluster_client, "PATIENCE", 30.0)
     cluster.nodes[0].answer = lambda words: b"-TRYAGAIN no\r\n"
     client.wait_less()
-    with Stopwatch() as watch:
-        refused, answered = results(client, A, B)
-    assert watch.seconds < 0.95
+    began = time.monotonic()
+    refused, answered = results(client, A, B)
+    assert time.monotonic() - began < 15
     assert isinstance(refused, StoreUnavailable)
     assert answered == 1
 
@@ -256,12 +255,12 @@ def test_a_master_that_is_silent_is_asked_by_the_thread_of_the_map_alone(cluster
     slots, node._slots = node._slots, lambda: frozen.wait(10) and slots()
     node.answer = lambda words: frozen.wait(10) and number(1)
     assert isinstance(results(client, A, B)[0], StoreUnavailable)
-    with Stopwatch() as watch:
-        for _ in range(20):
-            refused, answered = results(client, A, B)
-            assert isinstance(refused, StoreUnavailable)
-            assert answered == 1
-    assert watch.seconds < 0.3 * 5
+    asked = len(node.heard)
+    for _ in range(20):
+        refused, answered = results(client, A, B)
+        assert isinstance(refused, StoreUnavailable)
+        assert answered == 1
+    assert len(node.heard) == asked
     frozen.set()
     eventually(lambda: results(client, A, B) == [1, 1], 10)
     assert not client.cluster.outages.away
@@ -381,15 +380,16 @@ def test_threads_over_small_pools_do_not_wait_for_each_other_for_ever(cluster, m
     assert all(node.connections <= 2 for node in cluster.nodes)
 
 
-def test_a_node_that_does_not_answer_delays_nobody_who_knows_his_master(cluster, client):
+def test_nodes_that_do_not_answer_delay_nobody_who_knows_his_master(cluster, client, monkeypatch):
+    monkeypatch.setattr(cluster_map, "ASK_SECONDS", 10.0)
     frozen = threading.Event()
     results(client, A, C)
-    cluster.nodes[0]._slots = cluster.nodes[1]._slots = lambda: frozen.wait(10) and b""
+    for node in cluster.nodes:
+        node._slots = lambda: (frozen.wait(30), b"")[1]
     client.cluster._next_reading = 0.0
     client.cluster.refresh()
-    with Stopwatch() as watch:
-        assert results(client, A, C) == [1, 1]
-    assert watch.seconds < 0.9
+    assert results(client, A, C) == [1, 1]
+    assert client.cluster._is_reading
     frozen.set()
 
 
@@ -434,15 +434,15 @@ def test_masters_are_those_of_now_without_other_traffic(cluster, client):
 
 
 def test_masters_are_shown_when_no_node_tells_the_map_in_time(cluster, client, monkeypatch):
-    monkeypatch.setattr(cluster_map, "NEW_SECONDS", 0.05)
+    monkeypatch.setattr(cluster_map, "ASK_SECONDS", 10.0)
     before = [asked.address for asked in client.masters()]
+    monkeypatch.setattr(cluster_map, "NEW_SECONDS", 0.05)
     hangs = threading.Event()
     for node in cluster.nodes:
-        node._slots = lambda: (hangs.wait(10), b"")[1]
+        node._slots = lambda: (hangs.wait(30), b"")[1]
     try:
-        with Stopwatch() as watch:
-            assert [asked.address for asked in client.masters()] == before
-        assert watch.seconds < 1
+        assert [asked.address for asked in client.masters()] == before
+        assert client.cluster._is_reading
     finally:
         hangs.set()
 

@@ -217,7 +217,7 @@ def test_a_node_that_stops_settles_what_is_aside_when_its_master_is_back(one):
 
 
 def test_a_lease_whose_master_is_away_runs_out_alone(node):
-    one = node(store=Masters(), lease_seconds=0.5, poll_interval=0.05).start()
+    one = node(store=Masters(), lease_seconds=2.0, poll_interval=0.05).start()
     eventually(lambda: set(one.owns()) == {*SHARDS})
     counters = {shard: one.store.leases[shard].counter for shard in SHARDS}
     one.store.away = {THERE}

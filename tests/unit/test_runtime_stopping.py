@@ -15,7 +15,7 @@ from celery_lowkiq.worker.lane import claim_window
 from celery_lowkiq.worker.lane.lane import Lane
 from tests.unit.meters import Tally
 from tests.unit.nodes import SHARDS
-from tests.waiting import Stopwatch, eventually
+from tests.waiting import eventually
 
 
 def _raise(error):
@@ -45,19 +45,19 @@ class TestStopping:
         one = node(lanes=1)
         one.start_with_run("runs")
         one.runtime.drain()
-        with Stopwatch() as watch:
-            assert not one.runtime.join(0.05)
-        assert watch.seconds < 1
+        began = time.monotonic()
+        assert not one.runtime.join(0.05)
+        assert time.monotonic() - began < 5
         one.gate.set()
         assert one.runtime.join(10)
 
     def test_an_idle_node_stops_at_once(self, node):
         one = node(lease_seconds=60.0).start()
         eventually(lambda: len(one.owns()) == 4)
-        with Stopwatch() as watch:
-            one.runtime.drain()
-            assert one.runtime.join(10)
-        assert watch.seconds < 5
+        began = time.monotonic()
+        one.runtime.drain()
+        assert one.runtime.join(10)
+        assert time.monotonic() - began < 5
 
     def test_a_master_that_was_away_is_waited_for_no_longer_than_it_takes_to_come_back(self, node):
         """The next attempt came a fifth of the lease time later."""

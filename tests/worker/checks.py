@@ -52,11 +52,13 @@ def overlaps(lines):
 
 
 def command(app, name, *nodes, **arguments):
-    """The nodes' answers to a remote control command, sent again until all have answered: one that has just
-    started may not listen yet.
+    """The nodes' answers to a remote control command, sent again until all have answered.
+
+    One that has just started may not listen yet. All answer a ping first: a command that is sent again may
+    find nothing left to do.
     """
 
-    def answers():
+    def answers(name, arguments=None):
         replies = app.control.broadcast(
             name, reply=True, timeout=5, limit=len(nodes), destination=nodes, arguments=arguments
         )
@@ -64,7 +66,8 @@ def command(app, name, *nodes, **arguments):
             [answer for reply in replies for answer in reply.values()] if len(replies) == len(nodes) else []
         )
 
-    return eventually(answers, 40)
+    eventually(lambda: answers("ping"), 40)
+    return eventually(lambda: answers(name, arguments), 40)
 
 
 def is_alive(pid):
