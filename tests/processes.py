@@ -131,12 +131,19 @@ class _Template:
             try:
                 socket.send_fds(self._socket, [len(asked).to_bytes(8, "big")], streams)
                 self._socket.sendall(asked)
-                answer = self._socket.recv(9, socket.MSG_WAITALL)
+                answer = self._received(9)
             finally:
                 self._libc.prctl(PR_SET_CHILD_SUBREAPER, 0)
         if len(answer) < 9:
             raise RuntimeError("the template process has ended")
         return int.from_bytes(answer[:8], "big")
+
+    def _received(self, size: int) -> bytes:
+        """Fewer bytes at the end. A signal ends a receive, also one that waits for all."""
+        found = b""
+        while len(found) < size and (part := self._socket.recv(size - len(found))):
+            found += part
+        return found
 
 
 @functools.cache
