@@ -188,8 +188,8 @@ class Client:
                 for i in missing:
                     replies[i] = refused.get((calls[i].script, self._server_of(replies[i])), replies[i])
                 missing = [i for i in missing if self._must_load(replies[i])]
-                if not missing:
-                    break
+            if not missing:
+                continue
             again = yield Send([self._evalsha(calls[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
