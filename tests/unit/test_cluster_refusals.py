@@ -10,6 +10,7 @@ from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, MasterDenies,
 from celery_lowkiq.rules.topology import check_users
 from celery_lowkiq.store.scripts import cluster_outages
 from celery_lowkiq.store.scripts.cluster_map import parse_replicas
+from celery_lowkiq.store.scripts.script import load
 
 from . import test_cluster_client as others
 from .resp_nodes import NOT_HERE, number
@@ -108,6 +109,28 @@ def test_a_master_that_denies_the_loading_of_scripts_holds_up_its_own_shards_onl
     assert "script|load" in begun
     assert begun.endswith("Its shards wait.")
     assert f"{node.place.decode()} accepts the commands of this user again" in ended
+
+
+def test_a_master_that_has_some_of_the_scripts_denies_the_loading_of_others_once(cluster, client, caplog):
+    """Each one that it had ended the refusal in the log, and the next one that it lacked began another."""
+    client.wait_less()
+    node, there = cluster.nodes[0], load("read_leases")
+    denied = b"-NOPERM User app has no permissions to run the 'script|load' command\r\n"
+
+    def answer(words):
+        if words[0] == b"SCRIPT":
+            return denied
+        return number(1) if words[1].decode() == there.sha(True) else NOT_HERE
+
+    node.answer = answer
+    for _ in range(3):
+        (refused,) = results(client, A)
+        assert isinstance(refused, MasterDenies)
+        assert client.calls([there.call_many([A])]) == [1]
+    assert len(caplog.messages) == 1
+    # Those of a worker are sent together once.
+    loads = [words[2].decode() for words in node.heard if words[0] == b"SCRIPT"]
+    assert len(loads) == len(set(loads)) + 2
 
 
 def test_a_slot_that_is_not_served_is_no_refusal_of_all(cluster, client, caplog):

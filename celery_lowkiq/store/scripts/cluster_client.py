@@ -210,9 +210,15 @@ class ClusterClient(Client):
     def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
         """Return what is loaded when masters do not have these scripts.
 
-        One that has just started has none: a worker waited for it twice for each of its scripts in turn.
+        One that has just started has none: a worker waited for it twice for each of its scripts in turn. One
+        that has denied this may have others, and is not sent all of them each time.
         """
-        new = dict.fromkeys(server for script, server in missing if script in self._loaded_together)
+        denying = self.cluster.outages.refusing
+        new = dict.fromkeys(
+            server
+            for script, server in missing
+            if script in self._loaded_together and (*server, RIGHTS) not in denying
+        )
         together = [(script, server) for server in new for script in self._loaded_together]
         return list(dict.fromkeys([*missing, *together]))
 
