@@ -210,15 +210,11 @@ class ClusterClient(Client):
     def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
         """Return what is loaded when masters do not have these scripts.
 
-        One that has just started has none: a worker waited for it twice for each of its scripts in turn. One
-        that has denied this may have others, and is not sent all of them each time.
+        One that has just started has none: a worker waited for it twice for each of its scripts in turn.
         """
-        denying = self.cluster.outages.refusing
-        new = dict.fromkeys(
-            server
-            for script, server in missing
-            if script in self._loaded_together and (*server, RIGHTS) not in denying
-        )
+        lacking = {server for script, server in missing if script in self._loaded_together}
+        # One that denies it is not sent all of them each time.
+        new = [server for server in lacking if (*server, RIGHTS) not in self.cluster.outages.refusing]
         together = [(script, server) for server in new for script in self._loaded_together]
         return list(dict.fromkeys([*missing, *together]))
 
