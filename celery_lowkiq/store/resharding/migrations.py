@@ -185,7 +185,7 @@ class Migrations:
         return (yield from self._begin_steps(call))
 
     def _begin_steps(self, call: ScriptCall) -> Steps[bool]:
-        # Of a cluster's master that denies a worker a right, the error that others go on with.
+        # A worker on a cluster goes on with other masters: a missing right is a StoreUnavailable there.
         replies = self._client.but_away((yield from self._client.call_steps([call])))
         (begun,) = raise_refused(replies)
         return bool(begun == 1)
