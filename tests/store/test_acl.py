@@ -21,6 +21,7 @@ from celery_lowkiq.rules.policies import Policies, WhenFull
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.acl import ROLES, WRITES, commands_of, keys_of, rules
 from celery_lowkiq.store.scripts.keys import AUDIT_KEY, KEY_TYPES, channel, queue_key, shard_keys
@@ -401,6 +402,18 @@ def test_a_caller_and_a_reader_claim_nothing(role, user, filled):
 def test_a_reader_pushes_nothing(user, filled):
     with pytest.raises(AccessDenied):
         RedisStore(user("reader")).push(QUEUE, [NewJob("1", b"x")])
+
+
+def test_an_operator_that_may_load_no_script_begins_no_move(user, filled, client):
+    """The refused load counted as a move that another process has begun: `reshard` asked without an end."""
+    connected = user("operator")
+    right = "-script" if version_of(client) < (7, 0) else "-script|load"
+    client.execute_command("ACL", "SETUSER", "lowkiq-operator", right)
+    client.script_flush()
+    # Loads the script that comes before.
+    Registry(filled.client).registered(QUEUE)
+    with pytest.raises(AccessDenied, match="script"):
+        RedisStore(connected).begin_migration("orders", 4)
 
 
 # -- what Redis cannot keep apart; docs/permissions.md says so

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_lowkiq.rules.errors import MigrationAborted
+from celery_lowkiq.rules.errors import MigrationAborted, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.policies import AfterFailure, Policies
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -112,6 +112,25 @@ def test_an_id_of_which_a_part_has_left_leaves_in_a_pause(store, client, monkeyp
     (job,) = claimed(store, in_migration(ONE, 2), owned(store, in_migration(ONE, 2), 1)).jobs
     assert (len(job.payloads), len(job.calls.records)) == (5, 5)
     assert client.hkeys(key("outbox", 0)) == [b"sent:1"]
+
+
+@pytest.mark.one_server
+def test_a_migration_that_redis_refuses_to_begin_is_an_error(store, client):
+    """It counted as one that another process has begun: `reshard` asked again and again, without a pause."""
+    store.push(ONE, [NewJob("1", b"1")])
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+            Migrations(store.client, NAME).begin(2)
+    finally:
+        client.config_set("min-replicas-to-write", 0)
+    mover = begun(store, ONE, 2)
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
+            mover.turn()
+    finally:
+        client.config_set("min-replicas-to-write", 0)
 
 
 def test_a_migration_that_is_paused_before_it_changes_anything_waits(store, client):

@@ -134,6 +134,17 @@ def test_a_script_reads_no_more_bytes_of_a_long_job_than_its_limit_and_one_step(
     assert max(asked) * LARGE <= max_bytes + LONG_STEP_BYTES
 
 
+@pytest.mark.one_server
+def test_the_payload_of_a_job_is_not_read_to_delete_it(store, client):
+    """50 ids of a step with 2 MB each stopped Redis for 60 ms."""
+    push_large(store, 4)
+    client.config_resetstat()
+    assert Actions(store).delete(ONE, [f"{n:04}" for n in range(4)]) == 4
+    # Of the shard.
+    assert client.info("commandstats")["cmdstat_hget"]["calls"] < 4
+    assert stats(store).length == 0
+
+
 def dumped(store):
     entries = list(dump_entries(store, ONE))
     assert all(entry.payloads for entry in entries)

@@ -10,11 +10,14 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts import cluster_client, cluster_map
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.cluster_map import ClusterMap, slot_of
+from celery_lowkiq.store.scripts.keys import TrackerKeys
 from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from tests.waiting import eventually
 
 from .resp_nodes import NOT_HERE, fake_cluster, number
@@ -454,3 +457,14 @@ def test_an_address_of_ipv6_stands_in_brackets(make_client):
     assert client.address() == "cluster [::1]:6379"
     assert [asked.address for asked in client.masters()] == ["[::1]:7000"]
     assert client.master_of(ShardRef("q", 0)) == "[::1]:7000"
+
+
+def test_calls_are_added_to_a_tracker_again_whose_master_was_away(cluster, client):
+    """The calls themselves were repeated; the error of the tracker before them was raised at once."""
+    (node,) = {cluster.of_slot(slot_of(TrackerKeys("t")[name])) for name in load("track_add").keys}
+    once(node, b"-LOADING Redis is loading the dataset in memory\r\n")
+    call = NewCall("task", "orders", "1", b"payload")
+    with pytest.raises(StoreUnavailable):
+        TrackerStore(client).add("t", [call])
+    once(node, b"-LOADING Redis is loading the dataset in memory\r\n")
+    assert TrackerStore(client).add("t", [call], pauses=[0.01])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 
 from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, MasterDenies, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.topology import check_users
-from celery_lowkiq.store.scripts import cluster_outages
+from celery_lowkiq.store.scripts import cluster_map, cluster_outages
 from celery_lowkiq.store.scripts.cluster_map import parse_replicas
+from celery_lowkiq.store.scripts.script import load
+from tests.waiting import eventually
 
 from . import test_cluster_client as others
 from .resp_nodes import NOT_HERE, number
@@ -110,6 +113,28 @@ def test_a_master_that_denies_the_loading_of_scripts_holds_up_its_own_shards_onl
     assert f"{node.place.decode()} accepts the commands of this user again" in ended
 
 
+def test_a_master_that_has_some_of_the_scripts_denies_the_loading_of_others_once(cluster, client, caplog):
+    """Each one that it had ended the refusal in the log, and the next one that it lacked began another."""
+    client.wait_less()
+    node, there = cluster.nodes[0], load("read_leases")
+    denied = b"-NOPERM User app has no permissions to run the 'script|load' command\r\n"
+
+    def answer(words):
+        if words[0] == b"SCRIPT":
+            return denied
+        return number(1) if words[1].decode() == there.sha(True) else NOT_HERE
+
+    node.answer = answer
+    for _ in range(3):
+        (refused,) = results(client, A)
+        assert isinstance(refused, MasterDenies)
+        assert client.calls([there.call_many([A])]) == [1]
+    assert len(caplog.messages) == 1
+    # Those of a worker are sent together once.
+    loads = [words[2].decode() for words in node.heard if words[0] == b"SCRIPT"]
+    assert len(loads) == len(set(loads)) + 2
+
+
 def test_a_slot_that_is_not_served_is_no_refusal_of_all(cluster, client, caplog):
     client.wait_less()
     refuse(cluster.nodes[0], b"CLUSTERDOWN Hash slot not served")
@@ -195,6 +220,33 @@ def test_errors_of_a_full_master_and_of_missing_rights_name_it(cluster, client):
     (denied,) = results(client, A)
     assert isinstance(denied, AccessDenied)
     assert str(denied).startswith(f"Redis {name} does not permit this (NOPERM): ")
+
+
+@pytest.mark.parametrize(
+    "command, refused, answered",
+    [
+        (b"CLUSTER", b"-NOPERM User app has no permissions to run the 'cluster|slots' command\r\n", int),
+        (b"AUTH", b"-WRONGPASS invalid username-password pair or user is disabled.\r\n", LoginRefused),
+    ],
+)
+def test_a_silent_master_that_refuses_has_answered(
+    cluster, make_client, monkeypatch, command, refused, answered
+):
+    """It was asked for the map only, which it refuses: its shards waited for ever, for one slow answer."""
+    monkeypatch.setattr(cluster_map, "BETWEEN_READINGS", 0.0)
+    client = make_client(socket_timeout=0.2, username="app", password="secret")
+    for each in cluster.nodes:
+        each._reply = lambda words, of=each._reply: b"+OK\r\n" if words[0] == b"AUTH" else of(words)
+    node, late = cluster.nodes[0], threading.Event()
+    client.cluster.slots()
+    client.cluster._seeds[:] = [cluster.nodes[1].address]
+    node.answer = lambda words: late.wait(10) and number(1)
+    assert isinstance(results(client, A)[0], StoreUnavailable)
+    assert node.address in client.cluster.outages.silent
+    reply = node._reply
+    node._reply = lambda words: refused if words[0] == command else reply(words)
+    late.set()
+    eventually(lambda: isinstance(results(client, A)[0], answered))
 
 
 def test_a_process_that_noticed_the_end_late_does_not_say_that_it_was_the_end(

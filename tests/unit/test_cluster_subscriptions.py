@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
 from celery_lowkiq.store.scripts import cluster_exchange, listener
 from celery_lowkiq.store.scripts.listener import Listener
+from tests.waiting import eventually
 
 from . import test_cluster_client as others
 
@@ -132,6 +135,24 @@ def test_a_subscription_leaves_a_master_that_answers_late(cluster, client, monke
             subscription.wait(10)
         with Listener(client, "channel") as other:
             assert place_of(other) != node.address
+
+
+def test_what_a_listener_does_between_two_waits_is_no_late_answer(cluster, client, monkeypatch):
+    """A tracker that counted its calls for a while, or a busy worker, left a master that answers at once."""
+    away = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + away[0])
+    monkeypatch.setattr(listener, "time", clock)
+    monkeypatch.setattr(listener, "LATE", 5.0)
+    monkeypatch.setattr(listener, "STAYS", 0.0)
+    monkeypatch.setattr(listener, "ASK_AGAIN", 0.0)
+    with Listener(client, "channel") as subscription:
+        node, message, wait = node_of(cluster, subscription), {"type": "message"}, subscription._next
+        told = iter([message])
+        monkeypatch.setattr(subscription, "_next", lambda timeout: next(told, None) or wait(timeout))
+        assert subscription.wait(1.0) is message
+        eventually(lambda: node.heard[-1][0] == b"PING")
+        away[0] = 60.0
+        assert subscription.wait(0.3) is None
 
 
 def test_a_subscription_stays_for_a_while_with_a_master_that_answers_late(cluster, client, monkeypatch):

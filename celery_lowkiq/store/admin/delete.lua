@@ -61,7 +61,8 @@ for i = rest, #ARGV do
   end
   left = left - 1
   if cursor ~= '' or wanted(id) then
-    if redis.call('HGET', jobs, id) == SPILLED then
+    -- A record of another length is not read: its payload may be large.
+    if redis.call('HSTRLEN', jobs, id) == #SPILLED and redis.call('HGET', jobs, id) == SPILLED then
       local from = cursor ~= '' and cursor or lex_min(id)
       while from and left >= 0 and bytes_left > 0 do
         from = shrink(id, from)

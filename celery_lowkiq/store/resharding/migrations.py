@@ -9,11 +9,11 @@ from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, ShardProgress
 from celery_lowkiq.store.jobs.registry import Registry, check_format, parse_layout, restart_call
-from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.replies import reads_replies
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
 #: Fields of a queue's key: when its migration began, was paused, and was aborted.
@@ -84,8 +84,7 @@ class Migrations:
         call = load("begin_migration").call(
             self._keys, gen=gen or 0, shards=former or "", wanted=shards, format=MIGRATING_FORMAT
         )
-        (begun,) = yield from self._client.call_steps([call])
-        return bool(begun == 1)
+        return (yield from self._begin_steps(call))
 
     def read_steps(self) -> Steps[StoredMigration | None]:
         """Read the migration that is going on; None without one."""
@@ -169,8 +168,7 @@ class Migrations:
         """Steps that begin migration ``gen``, in this phase, once more under the next number: a failover has
         lost what it did in a shard, and sealed shards take no transfer.
         """
-        (begun,) = yield from self._client.call_steps([restart_call(self._queue, gen, phase)])
-        return bool(begun == 1)
+        return (yield from self._begin_steps(restart_call(self._queue, gen, phase)))
 
     def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
         """Begin the next phase of a migration. False when another mover was first."""
@@ -184,5 +182,10 @@ class Migrations:
             shards=route,
             format=FORMAT if phase is Phase.IDLE else MIGRATING_FORMAT,
         )
-        (begun,) = yield from self._client.call_steps([call])
+        return (yield from self._begin_steps(call))
+
+    def _begin_steps(self, call: ScriptCall) -> Steps[bool]:
+        # A worker on a cluster goes on with other masters: a missing right is a StoreUnavailable there.
+        replies = self._client.but_away((yield from self._client.call_steps([call])))
+        (begun,) = raise_refused(replies)
         return bool(begun == 1)

@@ -212,7 +212,9 @@ class ClusterClient(Client):
 
         One that has just started has none: a worker waited for it twice for each of its scripts in turn.
         """
-        new = dict.fromkeys(server for script, server in missing if script in self._loaded_together)
+        lacking = {server for script, server in missing if script in self._loaded_together}
+        # One that denies it is not sent all of them each time.
+        new = [server for server in lacking if (*server, RIGHTS) not in self.cluster.outages.refusing]
         together = [(script, server) for server in new for script in self._loaded_together]
         return list(dict.fromkeys([*missing, *together]))
 

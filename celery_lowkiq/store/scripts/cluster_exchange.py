@@ -76,18 +76,20 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
 
 
 def load_scripts(cluster: ClusterMap, commands: Sequence[Command], logs_rights: bool) -> list[Any]:
-    """Send SCRIPT LOADs, whose last words are nodes. The reply of a node that is away is None: the commands
-    that need the scripts are answered one by one.
+    """Send SCRIPT LOADs, whose last words are nodes; of each node, the first script is one that it lacks. The
+    reply of a node that is away is None: the commands that need the scripts are answered one by one.
     """
     parts: dict[Address, list[Command]] = {}
     for *words, node in commands:
         parts.setdefault(node, []).append(tuple(words))
-    replies = {node: iter(found) for node, found in exchange_all(cluster, parts).items()}
-    found = [next(replies[command[-1]]) for command in commands]
-    for (_, text, node), reply in zip(commands, found, strict=True):
-        if (refused := refusal(reply)) and (logs_rights or refused.what != RIGHTS):
-            # Another process may load the script, too.
+    told = exchange_all(cluster, parts)
+    for node, (first, *_) in told.items():
+        if (refused := refusal(first)) and (logs_rights or refused.what != RIGHTS):
+            _, text = parts[node][0]
+            # Ends when another process has loaded this script. The node may have some of the others.
             cluster.outages.refused(node, ("EVALSHA", sha_of(text)), refused)
+    replies = {node: iter(found) for node, found in told.items()}
+    found = [next(replies[command[-1]]) for command in commands]
     return [None if isinstance(reply, LOST) else reply for reply in found]
 
 

@@ -18,6 +18,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from .cluster_outages import Address, NotAsked, Outages, Slots, outages_of, text_of
+from .cluster_replies import REFUSED
 from .keeping_pool import KeepingPool
 
 SLOTS = 16384
@@ -223,7 +224,9 @@ class ClusterMap:
         seconds = min(ASK_SECONDS, self.connection_kwargs.get("socket_timeout") or ASK_SECONDS)
         for address in list(self.outages.silent):
             with contextlib.suppress(Exception):
-                self._slots_told_by(address, seconds)
+                # A refusal is an answer, too: the node may deny the map only.
+                with contextlib.suppress(exceptions.ResponseError, *REFUSED):
+                    self._slots_told_by(address, seconds)
                 self.outages.silent.discard(address)
 
     def refusing_replicas(self) -> list[Address]:

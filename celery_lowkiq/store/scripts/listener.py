@@ -43,9 +43,9 @@ class Listener:
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        #: Monotonic times (s) of the start, of the last message, and, on a cluster, of the last question, and
-        #: of the one that the master has not answered.
-        self._since = self._heard_at = self._last_asked_at = time.monotonic()
+        #: Monotonic times (s) of the start, of the last message, and, on a cluster, of the end of the last
+        #: wait, of the last question, and of the one that the master has not answered.
+        self._since = self._heard_at = self._left_at = self._last_asked_at = time.monotonic()
         self._asked_at: float | None = None
         self._closed = False
         self._closing = threading.Lock()
@@ -91,10 +91,14 @@ class Listener:
 
     def _next_of_cluster(self, timeout: float) -> dict[str, Any] | None:
         """As ``wait``, but leave a master that does not answer: another one carries the same messages."""
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = began + timeout
+        if self._asked_at is not None:
+            # What the caller did since is no delay of the answer.
+            self._asked_at += began - self._left_at
         while True:
             message = self._next(max(0.0, min(SILENCE, deadline - time.monotonic())))
-            now = time.monotonic()
+            now = self._left_at = time.monotonic()
             if message is None:
                 self._check_master(now)
             elif message["type"] == "pong":

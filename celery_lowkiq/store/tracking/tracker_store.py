@@ -6,6 +6,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, UnknownTracker
 from celery_lowkiq.rules.models import NewJob
@@ -35,6 +36,7 @@ from celery_lowkiq.store.scripts.records import (
 )
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import Value, load
+from celery_lowkiq.store.scripts.steps import Steps
 
 #: Maximum number of trackers in the list; older ones can be read by id until they expire.
 LISTED = 10_000
@@ -84,8 +86,12 @@ class TrackerStore:
         for part in parts(calls):
             rest: list[Value] = [value for call in part for value in (call.call, _what(call))]
             steps.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
-        attempts = retried(iter(pauses), lambda: self._client.call_steps(steps))
-        replies = raise_refused(self._client.execute(attempts))
+
+        def attempt() -> Steps[list[Any]]:
+            # On a cluster, and after a failover, the StoreUnavailable is a reply.
+            return raise_refused((yield from self._client.call_steps(steps)))
+
+        replies = self._client.execute(retried(iter(pauses), attempt))
         if UNKNOWN in replies:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies
