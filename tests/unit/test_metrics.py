@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 import pytest
 from celery import Celery
@@ -22,6 +23,8 @@ class Clock:
 
 class Looks:
     """An inspector that shows leases, or fails."""
+
+    denied: ClassVar = {}
 
     def __init__(self, *leases):
         self.leases = list(leases)
