@@ -89,3 +89,29 @@ def handles():
 fork(handles)
 """
     assert python(script)[0] == 7
+
+
+def test_a_script_is_ready_in_a_fork_while_a_thread_of_the_worker_prepares_another_one():
+    """A cached_property of Python 3.11 locks for all scripts: a call in the fork never returned."""
+    script = """
+from celery_lowkiq.store.scripts.script import Script, load
+prepares, source = threading.Event(), Script.text
+
+def text(self, flags):
+    if self.name == "slow":
+        prepares.set()
+        threading.Event().wait()
+    return source(self, flags)
+
+def calls():
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(20)
+    load("push").sha(True)
+    os._exit(7)
+
+Script.text = text
+threading.Thread(target=lambda: Script("slow", "", (), (), "").sha(True), daemon=True).start()
+prepares.wait()
+fork(calls)
+"""
+    assert python(script)[0] == 7
