@@ -71,8 +71,8 @@ class Script:
     _shas: tuple[str, str] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Not when it is first needed: before Python 3.12, a cached_property takes a lock, and in a process that
-        # is forked meanwhile, nobody would ever release it.
+        # Not when it is first needed: before Python 3.12, a cached_property takes a lock, which nobody would
+        # ever release in a process that is forked meanwhile.
         derived = {
             "_arg_names": frozenset(self.args),
             "_keys_without_policy": self.keys[: len(self.keys) - self.policy_keys],
