@@ -84,7 +84,14 @@ def tls_in_front(path: str, authority: Authority) -> Iterator[int]:
             with contextlib.suppress(OSError), context.wrap_socket(self.request, server_side=True) as client:
                 _forward(client, path)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Connection) as server:
+    with serving(Connection) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
+    """The port of a server whose connections a handler has, each in a thread."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         try:

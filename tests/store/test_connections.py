@@ -32,6 +32,7 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.redis_errors import store_error
 from tests.clusters import free_port, running_cluster
 from tests.sentinels import PASSWORD, running_sentinels
+from tests.tls import serving
 from tests.waiting import eventually
 
 CALLERS = 8
@@ -272,13 +273,8 @@ def plain_server(is_silent):
                 self.request.sendall(b"-ERR Protocol error\r\n")
             self.request.recv(1)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
+    with serving(Answer) as port:
+        yield port
 
 
 OF_SENTINELS = {"password": "hunter2"}

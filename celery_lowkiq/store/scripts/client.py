@@ -183,11 +183,10 @@ class Client:
             if not missing:
                 break
             refused = yield from self._load_steps([(calls[i].script, replies[i]) for i in missing])
-            if refused:
-                # Of one master of a cluster: the replies of the others stand.
-                for i in missing:
-                    replies[i] = refused.get((calls[i].script, self._server_of(replies[i])), replies[i])
-                missing = [i for i in missing if self._must_load(replies[i])]
+            # A refusal is of one master of a cluster: the replies of the others stand.
+            for i in missing:
+                replies[i] = refused.get((calls[i].script, self._server_of(replies[i])), replies[i])
+            missing = [i for i in missing if self._must_load(replies[i])]
             if not missing:
                 continue
             again = yield Send([self._evalsha(calls[i]) for i in missing])

@@ -151,9 +151,11 @@ class Outages:
                 self._ended_at[address] = math.inf
             self.silent &= masters
             # The map of a node that has not heard of a failover yet lacks the new master.
-            left = {key for key, known in self.refusing.items() if now - known.last > UNWATCHED}
-            for key in [key for key in left if key[0] not in masters]:
-                del self.refusing[key]
+            self.refusing = {
+                key: known
+                for key, known in self.refusing.items()
+                if key[0] in masters or now - known.last <= UNWATCHED
+            }
         for address, outage in gone.items():
             heirs = sorted({heir for slot in outage.slots if (heir := slots[slot])})
             text = (
