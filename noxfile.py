@@ -34,7 +34,7 @@ CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 ELSEWHERE = "not full and not chaos and not browser"
 #: One more than cores of a small machine: many tests wait for processes.
 PARALLEL = ("-n", "3")
-#: Minutes that `full` gives to tests whose cases are random, when `--minutes` does not say.
+#: Minutes of `random`, when `--minutes` does not say.
 RANDOM_MINUTES = 5.0
 HERE = Path(__file__).parent
 
@@ -116,15 +116,20 @@ def quick(session: nox.Session) -> None:
 
 @nox.session
 def full(session: nox.Session) -> None:
-    """The long tests, 20 minutes. Random ones share 5 minutes, or those of ``-- --minutes M``."""
+    """The long tests, and all examples of random ones, which are the same in each run. 20 minutes."""
+    _install(session)
+    env = {"LOWKIQ_SIMULATIONS": "1000", "HYPOTHESIS_PROFILE": "full"}
+    words = ("-m", "(full or random) and not chaos and not browser", *session.posargs)
+    session.run("pytest", *PARALLEL, *words, env=env)
+
+
+@nox.session
+def random(session: nox.Session) -> None:
+    """Other random cases in each run: 5 minutes, or those of ``-- --minutes M``."""
     _install(session)
     minutes, words = _minutes(session.posargs)
-    env = {
-        "LOWKIQ_RANDOM_MINUTES": f"{minutes:g}",
-        "LOWKIQ_SIMULATIONS": "1000",
-        "HYPOTHESIS_PROFILE": "random",
-    }
-    session.run("pytest", *PARALLEL, "-m", "(full or random) and not chaos and not browser", *words, env=env)
+    env = {"LOWKIQ_RANDOM_MINUTES": f"{minutes:g}", "HYPOTHESIS_PROFILE": "random"}
+    session.run("pytest", *PARALLEL, "-m", "random", *words, env=env)
 
 
 @nox.session

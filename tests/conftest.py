@@ -18,7 +18,7 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
 from tests.clusters import Cluster, running_cluster
-from tests.marks import REPLICAS
+from tests.marks import PROFILE, REPLICAS
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a job that a shell runs in the background: all processes of tests would ignore it, too.
@@ -30,13 +30,14 @@ hypothesis.settings.register_profile(
     derandomize=True,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
+hypothesis.settings.register_profile("full", parent=hypothesis.settings.get_profile("default"))
 hypothesis.settings.register_profile(
     "random", parent=hypothesis.settings.get_profile("default"), derandomize=False
 )
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+hypothesis.settings.load_profile(PROFILE)
 
 
-#: Minutes for all random tests together; 0 runs a tenth of the examples, the same in each run.
+#: Minutes for all random tests together; 0 tries the same examples in each run.
 RANDOM_MINUTES = float(os.environ.get("LOWKIQ_RANDOM_MINUTES", "0"))
 random_tests = 0
 Rounds = Callable[[int], Iterator[int]]
@@ -105,11 +106,14 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.fixture
 def rounds() -> Rounds:
-    """``for examples in rounds(150)``: how many random examples to try, again while the test has time."""
+    """``for examples in rounds(150)``: how many random examples to try, again while the test has time.
+
+    All of them in ``nox -s full``, a tenth elsewhere.
+    """
 
     def rounds(count: int) -> Iterator[int]:
         part = max(1, count // 10)
-        yield part
+        yield count if PROFILE == "full" else part
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
         ends_at = time.monotonic() + 60 * RANDOM_MINUTES * workers / max(1, random_tests)
         while time.monotonic() < ends_at:

@@ -10,11 +10,16 @@ from typing import Any
 import hypothesis
 import pytest
 
+#: ``default``, ``full`` or ``random``, as the sessions of nox.
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 #: LOWKIQ_TEST_CLUSTER=1 runs the tests of the store and of workers on a cluster of three masters.
 ON_CLUSTER = os.environ.get("LOWKIQ_TEST_CLUSTER", "0") == "1"
 #: Replicas of these masters.
 REPLICAS = int(os.environ.get("LOWKIQ_TEST_REPLICAS", "0"))
 SERVERS = ["cluster"] if ON_CLUSTER else ["here", "6.2"]
+
+
+other_each_time = pytest.mark.skipif(PROFILE != "random", reason="of `nox -s random`: other cases each time")
 
 
 def first_often(cases: Collection[Any]) -> list[Any]:
@@ -30,8 +35,7 @@ def full(case: Any) -> Any:
 
 def examples(count: int) -> hypothesis.settings:
     """``count`` examples in ``nox -s full``, for a test marked ``random``; a fifth of them elsewhere."""
-    whole = os.environ.get("HYPOTHESIS_PROFILE") == "random"
-    return hypothesis.settings(max_examples=count if whole else count // 5)
+    return hypothesis.settings(max_examples=count if PROFILE == "full" else count // 5)
 
 
 def keep_those_of_a_cluster(

@@ -38,6 +38,8 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.model.model import Model
 from tests.model.people import IDS, PeopleRules
 
+#: Jobs with all of their payloads: one that crashes again and again gets more than a page has.
+WHOLE = Listing(payload_limit=1000)
 #: Long ones make a bag spill after a few pushes.
 PAYLOADS = st.sampled_from(
     [b"1", b"2", b"3", b"", b"\0\xff 5 x", b"x" * 400, b"y" * 500, b"z" * 600, b"w" * 1500]
@@ -396,7 +398,7 @@ class StoreMachine(PeopleRules):
     def the_store_is_as_the_model_says(self) -> None:
         if not hasattr(self, "lease"):
             return
-        jobs = {job.id: job for job in self.queries.jobs(self.queue, Listing(payload_limit=100)).items}
+        jobs = {job.id: job for job in self.queries.jobs(self.queue, WHOLE).items}
         assert jobs.keys() == self.model.waiting.keys()
         for job_id, job in jobs.items():
             known = self.model.waiting[job_id]
@@ -412,7 +414,7 @@ class StoreMachine(PeopleRules):
             assert (job.paused, job.held) == (job_id in self.model.paused, job_id in self.model.held)
             assert job.priority == known.priority
             assert job.isolation == known.isolation
-        dead = {job.id: job for job in self.queries.morgue(self.queue, Listing(payload_limit=100)).items}
+        dead = {job.id: job for job in self.queries.morgue(self.queue, WHOLE).items}
         assert {i: [(p.data, p.score, p.signature) for p in d.payloads] for i, d in dead.items()} == {
             i: [(m.payload, m.score, m.signature) for m in d.in_order()] for i, d in self.model.morgue.items()
         }

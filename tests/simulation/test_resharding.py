@@ -25,7 +25,7 @@ from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts import script as scripts
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.chaos.mutants import script
-from tests.marks import full
+from tests.marks import full, other_each_time
 from tests.simulation import failovers, operators
 from tests.simulation.resharding import simulate
 from tests.simulation.resharding_checks import Violation
@@ -54,6 +54,7 @@ def test_a_queue_that_is_resharded_loses_doubles_and_reorders_nothing(client, fi
     assert sum(found.pairs for found in totals) > 100 * len(seeds)
 
 
+@other_each_time
 @pytest.mark.full
 @pytest.mark.random
 @pytest.mark.timeout(0)

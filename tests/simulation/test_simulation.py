@@ -16,6 +16,7 @@ from celery_lowkiq.rules.balance import Member
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.worker.ownership.lease_table import LeaseTable
+from tests.marks import other_each_time
 from tests.simulation.checks import Checks
 from tests.simulation.node import Network, Node
 from tests.simulation.planted_faults import (
@@ -57,6 +58,7 @@ def test_whatever_dies_nothing_is_lost_doubled_or_overtaken(first):
     assert check(seeds) > len(seeds) // 10
 
 
+@other_each_time
 @pytest.mark.full
 @pytest.mark.random
 @pytest.mark.timeout(0)
