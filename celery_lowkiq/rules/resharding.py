@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from .layout import Layout
+from .lease_watch import TAKEOVER_LEASES
 
 #: Jobs that one turn sorts: what it sends at once delays other work.
 TURN_JOBS = 1000
@@ -100,6 +101,9 @@ class ShardMoves:
     counts: int = 0
     #: Whether jobs that leave may be claimed here: the migration was paused.
     staying: bool = False
+    #: The owner whose lease another server gave, with its epoch and counter; '' without one. It may run jobs
+    #: that the shard does not know, since a failover has lost their claims.
+    given_elsewhere: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,27 @@ class Export:
     ids: tuple[str, ...] = ()
     #: Whether the counts of the source go with them.
     counts: bool = False
+
+
+class SilentOwners:
+    """Owners of ``ShardMoves.given_elsewhere`` that renew their leases no more, as a mover sees it."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._wait = TAKEOVER_LEASES * lease_seconds
+        #: By shard, an owner with its counter, and since when (monotonic) it is unchanged.
+        self._seen: dict[int, tuple[str, float]] = {}
+
+    def observed(self, index: int, owner: str, now: float) -> None:
+        """Record the owner of a shard as it was read at ``now`` (monotonic)."""
+        if not owner:
+            self._seen.pop(index, None)
+        elif self._seen.get(index, ("", 0.0))[0] != owner:
+            self._seen[index] = owner, now
+
+    def silent(self, index: int, now: float) -> str:
+        """Return the owner of a shard if its lease has run out at ``now``; else ''."""
+        owner, since = self._seen.get(index, ("", now))
+        return owner if now >= since + self._wait else ""
 
 
 @dataclass(frozen=True)
@@ -224,6 +249,7 @@ def has_sorted(migration: Migration, index: int, moves: ShardMoves) -> bool:
     return (
         moves.gen == migration.gen
         and not moves.staying
+        and not moves.given_elsewhere
         and moves.waiting == len(moves.moving)
         and not has_leavers(migration, index, moves)
     )

@@ -42,7 +42,7 @@ from celery_lowkiq.store.leases.renewals import renew
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.resharding.mover import LEASE_SECONDS, Mover
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.cluster_map import ClusterMap
@@ -79,10 +79,12 @@ class RedisStore:
         client: redis.Redis | ClusterMap,
         durability: Durability = FAST,
         sending: Callable[[Any], Client] | None = None,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         made: Any = sending or (ClusterClient if isinstance(client, ClusterMap) else Client)
         self.client: Client = made(client)
         self._durability = durability
+        self._lease_seconds = lease_seconds
         self._admission = Admission(self.client, Repairs(self.client), self._continue_migration)
         self._taking = Admission(self.client, BackgroundRepairs(self.client), self._continue_migration)
         self.push_steps: PushSteps = PushSteps(self.client, self._admission, durability)
@@ -317,7 +319,7 @@ class RedisStore:
 
         Any number of movers may work at once.
         """
-        return Mover(self.client, queue, self._durability)
+        return Mover(self.client, queue, self._durability, lease_seconds=self._lease_seconds)
 
     def begin_migration(self, queue: str, shards: int) -> bool:
         """Begin to move a queue to another number of shards; False when it is moving, or, on a cluster, needs

@@ -121,6 +121,7 @@ class Failovers:
             return pipe.execute()
 
     def fail_over(self, lag: Lag) -> None:
+        leases = self.leases_of(lag.master)
         with self.redis.pipeline(transaction=False) as pipe:
             pipe.delete(*lag.keys)
             for name, data in lag.keys.items():
@@ -129,11 +130,27 @@ class Failovers:
             pipe.execute()
         self.totals.failovers += 1
         self.losses.append(Loss(lag.master, lag.since, self.step))
-        # Leases that were lost are watched first, until their owners have ended.
+        for index, home in enumerate(self.homes):
+            if home == lag.master and self.redis.exists(self.keys(index)["lease"]):
+                self.redis.hset(self.keys(index)["lease"], "server", f"before {len(self.losses)}")
         for actor in list(self.actors):
             if actor.kind == "worker" and lag.master in self.masters_of(actor.name):
-                self.crash(actor)
+                if leases != self.leases_of(lag.master):
+                    self.crash(actor)
+                else:
+                    self.totals.survivors += 1
+                    self.totals.lost_claims += self.has_lost_claim(actor.name)
         self.retries.clear()
+
+    def leases_of(self, master: int) -> list[tuple[bytes | None, ...]]:
+        """Owners and epochs of its shards. One that was lost is watched first, until its owner has ended."""
+        shards = [index for index, home in enumerate(self.homes) if home == master]
+        return [tuple(self.redis.hmget(self.keys(n)["lease"], "owner", "epoch")) for n in shards]
+
+    def has_lost_claim(self, worker: str) -> bool:
+        """Whether it runs a job that its shard does not know to be in processing."""
+        mine = [(job_id, index) for job_id, (name, index) in self.running.items() if name == worker]
+        return any(self.redis.zscore(self.keys(index)["claimed"], job_id) is None for job_id, index in mine)
 
     def masters_of(self, worker: str) -> set[int]:
         """Those of the shards that it has had."""

@@ -7,6 +7,7 @@ on much later; each shard has a clock of its own.
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules import resharding as rules
-from celery_lowkiq.rules.claims import ClaimRequest, SettleRequest
+from celery_lowkiq.rules.claims import ClaimRequest, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreUnavailable
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.lease_watch import LeaseWatch
@@ -31,16 +32,16 @@ from celery_lowkiq.rules.models import (
     LeaseState,
     NewJob,
     QueueSpec,
-    Recorded,
     Settlement,
     ShardRef,
 )
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store import redis_store
 from celery_lowkiq.store.jobs import durability
-from celery_lowkiq.store.jobs.claims import claim_call, claimed, settle_calls
+from celery_lowkiq.store.jobs.claims import claim_call, claimed, release_call, settle_calls
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding import moving_shards
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
@@ -49,7 +50,7 @@ from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
 
 from . import failovers, operators
-from .resharding_checks import FinalChecks, Violation
+from .resharding_checks import FinalChecks, RunChecks, Violation
 from .virtual import Patient, VirtualClient, clocked
 
 QUEUE = "q"
@@ -62,8 +63,8 @@ LIMITS = (
     (rules, "TURN_JOBS", 8),
     (rules, "TURN_SHARDS", 4),
     (rules, "TRANSFER_IDS", 3),
-    (movers, "TRANSFER_PAYLOADS", 4),
-    (movers, "TRANSFER_BYTES", 1500),
+    (moving_shards, "TRANSFER_PAYLOADS", 4),
+    (moving_shards, "TRANSFER_BYTES", 1500),
     (durability, "SystemClock", lambda: Patient),
     (durability, "read_servers_steps", failovers.read_servers_steps),
     (movers, "read_servers_steps", failovers.read_servers_steps),
@@ -72,7 +73,16 @@ LIMITS = (
 SCRIPTS = (
     *("push", "claim", "settle", "delete_call_records", "acquire", "begin_migration", "set_phase", "fence"),
     *("open", "read_moves", "export", "import_jobs", "relay", "forget_transfer", "seal"),
-    *("pause_migration", "stay", "hold", "abort_migration", "restart_migration", "requeue", "hold_ids"),
+    *(
+        "pause_migration",
+        "stay",
+        "hold",
+        "abort_migration",
+        "restart_migration",
+        "requeue",
+        "hold_ids",
+        "release",
+    ),
     *("register", "set_shard_count", "largest_numbers", "repair_meta", "key_counts"),
 )
 #: What acts in each run.
@@ -104,6 +114,10 @@ class Totals:
     aborts: int = 0
     holds: int = 0
     failovers: int = 0
+    #: Workers that go on after a failover of a master on which they have shards.
+    survivors: int = 0
+    #: Those that ran a job whose claim it has lost.
+    lost_claims: int = 0
     requeued: int = 0
     gone_on: int = 0
     commands: int = 0
@@ -113,7 +127,7 @@ class Totals:
             setattr(self, name, getattr(self, name) + value)
 
 
-class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
+class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalChecks):
     """One run."""
 
     def __init__(self, client: redis.Redis, seed: int, steps: int = STEPS) -> None:
@@ -170,8 +184,10 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
         self.retries: dict[str, dict[bytes, int]] = defaultdict(dict)
         #: Payloads whose call records were deleted before they were settled, as far as known.
         self.ending: set[bytes] = set()
-        self.running: dict[str, str] = {}
+        #: By id, the worker that runs it, and the shard that it was claimed in.
+        self.running: dict[str, tuple[str, int]] = {}
         self.requests: Counter[Lease] = Counter()
+        self.last_claims: dict[ShardRef, int] = {}
 
     def keys(self, index: int) -> Any:
         return shard_keys(ShardRef(QUEUE, index))
@@ -278,26 +294,31 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
             if lease is None:
                 continue
             self.requests[lease] += 1
-            wish = ClaimRequest(self.queue, lease, self.requests[lease])
+            settled = OpenClaims(self.last_claims.get(lease.shard, 0))
+            wish = ClaimRequest(self.queue, lease, self.requests[lease], settled)
             reply = yield from self.one(claim_call(wish))
             if isinstance(reply, LowkiqError):
                 continue
             claim = claimed(wish, reply)
             assert not isinstance(claim, LowkiqError)
+            if claim.jobs:
+                self.last_claims[lease.shard] = claim.number
             for job in claim.jobs:
-                self.begins(me, job)
+                self.begins(me, job, index)
             for job in claim.jobs:
                 for _ in range(self.chance.choice([1, 1, 5, 40]) if self.faults else 1):
                     yield None  # type: ignore[misc]
                 yield from self.settle(lease, job)
 
     def a_shard(self) -> int:
-        """Any shard; after the faults one that has work, so that a run comes to rest soon."""
+        """Any shard; after the faults one that has work, or is to be taken anew, so that a run ends soon."""
         shards = range(self.highest)
         if self.faults:
             return self.chance.choice(shards)
         names = ("due", "due_prioritized", "claimed")
         busy = [n for n in shards if self.redis.exists(*(self.keys(n)[name] for name in names))]
+        servers = {n: self.redis.hget(self.keys(n)["lease"], "server") for n in shards}
+        busy += [n for n, server in servers.items() if server not in (None, self.server.encode())]
         return self.chance.choice(busy or shards)
 
     def acquire(self, me: str, shard: ShardRef) -> Steps[Lease | None]:
@@ -305,8 +326,13 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
         fields = ("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "counter", "server")
         (found,) = yield from self.client.command_steps([fields])
         owner, epoch, counter, server = ((value or b"").decode() for value in found)
-        if owner == me:
+        if owner == me and server == self.server:
             return Lease(shard, me, int(epoch), server)
+        if owner == me:
+            # It gives up what another server has given; a claim returns jobs that are still in processing.
+            lease = Lease(shard, me, int(epoch), self.server)
+            reply = yield from self.one(release_call(lease))
+            return lease if reply == 0 else None
         if owner in {actor.name for actor in self.actors}:
             return None
         yield None  # type: ignore[misc]
@@ -318,26 +344,6 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
             self.reopen(layout, shard.index)
             return None
         return Lease(shard, me, int(reply[0]), reply[1].decode())
-
-    def begins(self, me: str, job: Job) -> None:
-        if self.cut_off:
-            return
-        other = self.running.get(job.id, me)
-        if other != me and other in {actor.name for actor in self.actors}:
-            raise Violation(f"{job.id} runs twice")
-        self.running[job.id] = me
-        self.check_gate(job.id)
-        scores = [payload.score for payload in job.payloads]
-        if scores != sorted(scores):
-            raise Violation(f"{job.id}: {scores} do not ascend")
-        calls = Counter(record.payload for record in job.calls.records) if job.calls else Counter()
-        for position, payload in enumerate(job.payloads):
-            self.scores[payload.data] = payload.score
-            if job.retry_count < self.retries[job.id].get(payload.data, -1):
-                raise Violation(f"{payload.data!r} has failed, and is not known to have")
-            recorded = payload.recorded is Recorded.ALL and payload.data not in self.ending
-            if recorded and not calls[position]:
-                raise Violation(f"{payload.data!r} has lost its call record")
 
     def settle(self, lease: Lease, job: Job) -> Steps[None]:
         fate = self.chance.choices(
@@ -379,7 +385,8 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
     # -- movers
 
     def mover(self) -> Steps[None]:
-        mover, migrations = Mover(self.client, self.queue), Migrations(self.client, QUEUE)
+        mover = Mover(self.client, self.queue, lease_seconds=math.inf)
+        migrations = Migrations(self.client, QUEUE)
         while True:
             with suppress(StoreUnavailable):
                 yield None  # type: ignore[misc]
@@ -445,7 +452,7 @@ class Simulation(operators.Operators, failovers.Failovers, FinalChecks):
     def crash(self, actor: Actor) -> None:
         self.totals.crashes += 1
         self.actors.remove(actor)
-        self.running = {job_id: name for job_id, name in self.running.items() if name != actor.name}
+        self.running = {job_id: run for job_id, run in self.running.items() if run[0] != actor.name}
         self.add(actor.kind)
 
     # -- what must hold in the end

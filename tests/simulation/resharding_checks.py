@@ -1,4 +1,4 @@
-"""What must hold when a run of migrations has come to rest."""
+"""What must hold in a run of migrations: when a job begins, and when all has come to rest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.models import Job, Recorded
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS
 from celery_lowkiq.store.scripts.records import parse_items
 
@@ -16,6 +17,38 @@ class Violation(AssertionError):
 
 #: What a failover of a replica that was cut off may bring back, and does no harm where it is.
 HARMLESS = ("outbox", "done_scores")
+
+
+class RunChecks:
+    """Checks each job that a worker of a simulation begins."""
+
+    def begins(self, me: str, job: Job, index: int) -> None:
+        if self.cut_off:
+            return
+        other, _ = self.running.get(job.id, (me, index))
+        if other != me and other in {actor.name for actor in self.actors}:
+            raise Violation(f"{job.id} runs twice")
+        self.running[job.id] = me, index
+        self.check_alone(job.id, index)
+        self.check_gate(job.id)
+        scores = [payload.score for payload in job.payloads]
+        if scores != sorted(scores):
+            raise Violation(f"{job.id}: {scores} do not ascend")
+        calls = Counter(record.payload for record in job.calls.records) if job.calls else Counter()
+        for position, payload in enumerate(job.payloads):
+            self.scores[payload.data] = payload.score
+            if job.retry_count < self.retries[job.id].get(payload.data, -1):
+                raise Violation(f"{payload.data!r} has failed, and is not known to have")
+            recorded = payload.recorded is Recorded.ALL and payload.data not in self.ending
+            if recorded and not calls[position]:
+                raise Violation(f"{payload.data!r} has lost its call record")
+
+    def check_alone(self, job_id: str, index: int) -> None:
+        """No other shard runs the id, or could begin to."""
+        for other in set(range(self.highest)) - {index}:
+            for name in ("claimed", "due", "due_prioritized"):
+                if self.redis.zscore(self.keys(other)[name], job_id) is not None:
+                    raise Violation(f"{job_id} runs in shard {index}, and is {name} in shard {other}")
 
 
 class FinalChecks:

@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding import moving_shards
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from tests.chaos.mutants import script
@@ -128,7 +128,7 @@ def _on_its_way(store):
     """A job that has left its shard, and has not come to the other one."""
     job_id, mover = a_migration(store, (b"1", None, 1.0))
     to(store, mover, "move")
-    limits = {"limit": 1000, "max_bytes": 10**6, "counts": 0, "number": 0}
+    limits = {"limit": 1000, "max_bytes": 10**6, "counts": 0, "number": 0, "silent": ""}
     found = words.run(store, "export", 0, [job_id.encode()], gen=1, shard=1, **limits)
     return job_id, mover, found
 
@@ -162,7 +162,7 @@ def a_job_was_received_and_not_forgotten(store):
 def a_part_has_left(store):
     """Its last payloads come back behind those that have stayed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(movers, "TRANSFER_PAYLOADS", 3)
+        patch.setattr(moving_shards, "TRANSFER_PAYLOADS", 3)
         job_id = words.someone(2, home=1)
         sent = [b"%d" % n + b"x" * 400 for n in range(5)]
         store.push(ONE, [NewJob(job_id, data, 1.0 + n, perform_in=1.0) for n, data in enumerate(sent)])
@@ -182,7 +182,7 @@ def a_part_has_left(store):
 def parts_come_back_to_a_job_that_a_run_has_left(store):
     """No claim takes it before the last one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(movers, "TRANSFER_PAYLOADS", 3)
+        patch.setattr(moving_shards, "TRANSFER_PAYLOADS", 3)
         job_id, mover, lease, claim = _runs(store)
         sent = [b"%d" % n + b"x" * 400 for n in range(3, 8)]
         words.pushed(store, THERE, job_id, *sent, perform_in=1.0)

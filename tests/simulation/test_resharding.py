@@ -102,13 +102,13 @@ def found(client, changes, seeds):
 def _opens_after_each_fence(self, stored):
     migration = stored.migration
     for index in migration.shards:
-        fence = self._call("fence", index, gen=migration.gen, route=migration.layout.route)
-        ((_, gen, score, call, _),) = yield from self._send([fence])
+        fence = self._shards.call("fence", index, gen=migration.gen, route=migration.layout.route)
+        ((_, gen, score, call, _),) = yield from self._shards.send([fence])
         if int(gen) != migration.gen:
             return False
         floors = {"score": int(score), "last_call": int(call)}
         opens = [self._open_call(stored, n, floors) for n in migration.shards]
-        opened = yield from self._send(opens)
+        opened = yield from self._shards.send(opens)
     return all(route != b"closed" for route, _ in opened)
 
 
@@ -171,7 +171,7 @@ FAULTS = {
     "what is in processing leaves": (
         script(
             "export.lua",
-            "local is_busy = numbers[i] or redis.call('HEXISTS', processing, id) == 1",
+            "local is_busy = all_busy or numbers[i] or redis.call('HEXISTS', processing, id) == 1",
             "local is_busy = false",
         ),
     ),
@@ -313,7 +313,7 @@ def a_late_import(store):
     words.claimed(store, TWO, words.owned(store, TWO, 1))
     mover, queue = words.begun(store, TWO, 4), words.in_migration(TWO, 4)
     words.until(store.client.redis, mover, "move")
-    limits = {"limit": 1000, "max_bytes": 10**6, "counts": 0, "number": 0}
+    limits = {"limit": 1000, "max_bytes": 10**6, "counts": 0, "number": 0, "silent": ""}
     number, data, *_ = _run(store, "export", 0, [job_id.encode()], gen=1, shard=2, **limits)
     for _ in range(5):
         mover.turn()

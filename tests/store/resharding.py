@@ -73,6 +73,20 @@ def pushed(store, queue, job_id, *payloads, **when):
     return reply
 
 
+def copies(client, shard):
+    """What a replica has of a shard."""
+    return {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*")}
+
+
+def take_back(client, shard, former):
+    """Let the replica become the master: the lease names the server before."""
+    client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*"))
+    for name, data in former.items():
+        client.restore(name, 0, data)
+    if client.exists(key("lease", shard)):
+        client.hset(key("lease", shard), "server", "before")
+
+
 def owned(store, queue, index):
     shard = ShardRef(NAME, index)
     (seen,) = store.observe([shard])

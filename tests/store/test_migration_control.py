@@ -15,7 +15,7 @@ from celery_lowkiq.rules.policies import AfterFailure, Policies
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding import moving_shards
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.resharding.reshard import reshard
@@ -95,7 +95,7 @@ def test_a_call_is_found_at_the_next_look_in_any_of_many_shards(store, client):
 
 def test_an_id_of_which_a_part_has_left_leaves_in_a_pause(store, client, monkeypatch):
     """Its call records leave before its payloads: no claim takes it where it was."""
-    monkeypatch.setattr(movers, "TRANSFER_PAYLOADS", 3)
+    monkeypatch.setattr(moving_shards, "TRANSFER_PAYLOADS", 3)
     job_id = someone(2, 1)
     jobs = [NewJob(job_id, b"%d" % n, 1.0 + n, perform_in=1.0, record=b"call") for n in range(5)]
     store.push(ONE, jobs)

@@ -9,7 +9,7 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding import moving_shards
 from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
 
 from . import resharding as words
@@ -17,7 +17,7 @@ from . import resharding as words
 
 def _half_moved(store, monkeypatch):
     """A migration from one shard to two, in which only the dead payloads of a held id have left."""
-    monkeypatch.setattr(movers, "TRANSFER_PAYLOADS", 3)
+    monkeypatch.setattr(moving_shards, "TRANSFER_PAYLOADS", 3)
     queue = replace(words.ONE, policies=Policies(hold=10_000))
     job_id = words.someone(2, home=1)
     lease = words.owned(store, queue, 0)
@@ -57,7 +57,7 @@ def test_an_id_of_which_a_part_has_left_stays_held(store, actions, monkeypatch, 
 
 def test_a_large_dead_job_is_moved_before_the_waiting_one(store, monkeypatch):
     """The retry count of the waiting one moves with it, and no claim finds the shard damaged."""
-    monkeypatch.setattr(movers, "TRANSFER_BYTES", 2500)
+    monkeypatch.setattr(moving_shards, "TRANSFER_BYTES", 2500)
     job_id, lease = words.someone(2, home=1), words.owned(store, words.ONE, 0)
     store.push(words.ONE, [NewJob(job_id, b"%d" % n * 900, float(n)) for n in range(1, 10)])
     words.ended(

@@ -176,7 +176,7 @@ def test_payloads_and_order_are_the_same_after_migrations(store, client, shards)
 
 
 def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, client, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.store.resharding.mover.TRANSFER_PAYLOADS", 7)
+    monkeypatch.setattr("celery_lowkiq.store.resharding.moving_shards.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
     store.push(ONE, [NewJob(job_id, payload, 1.0, 1.0) for payload in LONG])
     queue = resharded(store, ONE, 2)
@@ -185,7 +185,7 @@ def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, clie
 
 
 def test_an_id_of_several_transfers_is_claimed_in_neither_shard_meanwhile(store, client, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.store.resharding.mover.TRANSFER_PAYLOADS", 7)
+    monkeypatch.setattr("celery_lowkiq.store.resharding.moving_shards.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
     store.push(ONE, [NewJob(job_id, payload, perform_in=1.0) for payload in LONG])
     mover, queue = begun(store, ONE, 2), in_migration(ONE, 2)

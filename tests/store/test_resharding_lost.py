@@ -20,7 +20,20 @@ from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.keys import FORMAT, SHARD_KEYS, queue_key
 
 from .helpers import contents
-from .resharding import NAME, ONE, begun, claimed, ended, key, owned, resharded, run, until
+from .resharding import (
+    NAME,
+    ONE,
+    begun,
+    claimed,
+    copies,
+    ended,
+    key,
+    owned,
+    resharded,
+    run,
+    take_back,
+    until,
+)
 
 
 @pytest.mark.parametrize("closed, open_", [(1, 0), (3, 0), (3, 1), (3, 5)])
@@ -272,16 +285,6 @@ def test_a_shard_that_a_failover_takes_back_over_two_migrations_is_moved_again(s
     kept = {one for one in ids if back_to == "sealing" or shard_of(one, 3) == 0 or shard_of(one, 2) == 1}
     assert done.keys() == kept | {call}
     assert [client.hget(key("meta", index), "shards") for index in range(2)] == [b"2", b"2"]
-
-
-def copies(client, shard):
-    return {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*")}
-
-
-def take_back(client, shard, former):
-    client.delete(*client.scan_iter(f"lowkiq:1:{{{NAME}:{shard}}}:*"))
-    for name, data in former.items():
-        client.restore(name, 0, data)
 
 
 def test_a_queue_that_has_lost_that_its_shards_close_goes_on(store, client):

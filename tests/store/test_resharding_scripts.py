@@ -48,7 +48,7 @@ def opened(store, index=0, gen=1, shards="1>2", **floor):
 
 
 def exported(store, ids, shard=1, gen=1, number=0, index=0):
-    limits = {"limit": 1000, "max_bytes": 1 << 20}
+    limits = {"limit": 1000, "max_bytes": 1 << 20, "silent": ""}
     rest = [job_id.encode() for job_id in ids]
     return run(store, "export", index, rest, gen=gen, shard=shard, number=number, counts=0, **limits)
 
@@ -176,7 +176,7 @@ def test_an_export_tells_of_ids_without_anything_and_of_ids_in_processing(store,
 def test_a_transfer_takes_no_more_than_its_limits(store, client):
     ids = [someone(2, 1) for _ in range(5)]
     a_pair(store, *ids)
-    limits = {"limit": 2, "max_bytes": 1 << 20, "counts": 0, "number": 0}
+    limits = {"limit": 2, "max_bytes": 1 << 20, "counts": 0, "number": 0, "silent": ""}
     run(store, "export", 0, [job_id.encode() for job_id in ids], gen=1, shard=1, **limits)
     assert client.hlen(key("jobs")) == 3
 

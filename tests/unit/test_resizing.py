@@ -31,6 +31,18 @@ def owned(node, owner="me"):
     return sorted(shard.index for shard, state in leases.items() if state.owner == owner)
 
 
+def turns(node, count):
+    """Wait for as many turns of ownership."""
+    seen = len(node.store.news)
+    eventually(lambda: len(node.store.news) > seen + count)
+
+
+def given_elsewhere(store, shard, server=""):
+    """A failover has taken place: the lease names the server before."""
+    with store.lock:
+        store.leases[shard] = replace(store.leases[shard], given_on="before", server=server)
+
+
 def per_lane(node):
     return [len(lane["shards"]) for lane in node.runtime.snapshot()["lanes"]]
 
@@ -170,6 +182,39 @@ class TestSharedShards:
         started.store.steal(ShardRef("q", 3))
         eventually(lambda: not table.retired)
         assert started.store.leases[ShardRef("q", 3)].owner == "thief"
+
+    def test_a_lease_that_another_server_gave_is_taken_anew_while_its_queue_moves(self, started):
+        before = dict(started.store.leases)
+        given_elsewhere(started.store, ShardRef("q", 2))
+        turns(started, 3)
+        assert started.store.leases[ShardRef("q", 2)].epoch == before[ShardRef("q", 2)].epoch
+        started.store.routes["q"] = "4>8"
+        eventually(lambda: started.store.leases[ShardRef("q", 2)].given_on == "")
+        eventually(lambda: owned(started) == list(range(8)))
+        turns(started, 3)
+        epochs = {shard.index: state.epoch for shard, state in started.store.leases.items()}
+        assert [epochs[n] - before[ShardRef("q", n)].epoch for n in range(4)] == [0, 0, 1, 0]
+
+    def test_a_lease_that_another_server_gave_ends_with_its_batch(self, started):
+        run_until_gate(started, ShardRef("q", 2))
+        started.store.push(ShardRef("q", 2), "waits")
+        epoch = started.store.leases[ShardRef("q", 2)].epoch
+        started.store.routes["q"] = "4>8"
+        given_elsewhere(started.store, ShardRef("q", 2))
+        turns(started, 3)
+        assert started.store.leases[ShardRef("q", 2)].epoch == epoch
+        started.gate.set()
+        started.ran("runs", "waits")
+        assert started.store.leases[ShardRef("q", 2)].epoch == epoch + 1
+
+    def test_a_shard_stays_when_its_node_does_not_know_the_server(self, started):
+        """A release would be refused there, and the lease would have to run out."""
+        started.store.routes["q"] = "4>8"
+        given_elsewhere(started.store, ShardRef("q", 2), server="unknown")
+        released, release = [], started.store._release
+        started.store._release = lambda *args: released.append(args) or release(*args)
+        turns(started, 3)
+        assert not released
 
     def test_a_node_that_starts_with_another_number_serves_the_stored_one(self, node):
         one = node(queues=[Q], splitter=lease_splitter)

@@ -89,7 +89,7 @@ class AppContext:
         client = opened(found, pool_size=connections, pool_timeout=self.settings.pool_timeout)
         check_arguments(client if is_cluster else client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
-        return RedisStore(client, durability)
+        return RedisStore(client, durability, lease_seconds=self.settings.lease_seconds)
 
     def check_server(self, queues: Sequence[QueueSpec]) -> None:
         """Check that the URL of one server names one that stores the queues. Raises ConfigurationError.

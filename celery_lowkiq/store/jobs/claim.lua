@@ -3,7 +3,7 @@
 -- Isolated jobs, whose batch failed as a whole (rules/isolation.py), share batches only with each other, and a batch
 -- has at most as many jobs as the smallest of their limits.
 --
--- KEYS: lease? meta? @waiting? jobs? spill? spill_order? failed? errors? claimed? processing? crash_marks? calls? arrived?
+-- KEYS: lease? meta? @waiting? jobs? spill? spill_order? failed? errors? claimed? processing? crash_marks? calls? arrived? inflight?
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait
 --   request: grows with each claim of an epoch; a repeated one returns the same batch
@@ -131,7 +131,7 @@ if is_new and policy == '' and not (any_special or any_long) and suspected + bus
   end
 end
 
--- USES: unacknowledged waiting_index payload_set_read payload_set restore processing suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
+-- USES: unacknowledged recover payload_set_read payload_set suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
 local recorded = {}
 -- True when a due job has lost its payloads.
 local payloads_lost = false
@@ -326,8 +326,7 @@ local kind = tonumber(known[6] or 0)
 if is_new then
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
   for _, id in ipairs(unacknowledged()) do
-    local job = take_processing(id)
-    restore_unfinished(id, job, job.items, seconds(now))
+    recover(id, take_processing(id), seconds(now))
   end
   kind = shard_paused and 0 or claim_due()
   if hooks.after_claim then

@@ -1,12 +1,12 @@
 -- Takes over a shard if its lease is unchanged since the caller read it, and returns the jobs that its former
 -- owner left in processing to the queue before any claim (rule 8).
 --
--- KEYS: lease meta @waiting jobs spill spill_order failed errors claimed processing crash_marks @morgue arrived?
+-- KEYS: lease meta @waiting jobs spill spill_order failed errors claimed processing crash_marks @morgue arrived? inflight?
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
 --   seen_server: the server that the lease was read from; another one may have lost later writes
 --   known_epoch: the largest known to the caller, so that a Redis restored from an old copy does not repeat an epoch
--- USES: format time server restore processing crashes policy_hold
+-- USES: format time server recover crashes policy_hold
 -- FLAGS: allow-oom
 -- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or
 --   DAMAGED processing when a key needed for the recovery was lost.
@@ -54,17 +54,17 @@ local crashed = former ~= '' and former ~= owner and current[4] ~= '1' and given
 -- Recovered jobs are due in the order of their claims. Times of jobs with a priority are less exact, so steps are larger.
 local at = now
 
-local function recover(id)
+local function take_over(id)
   local job = take_processing(id)
   if crashed and #job.items > 0 then
     suspect(id, job.items, now, current[2], max_crashes, poison_error)
   end
-  restore_unfinished(id, job, job.items, seconds(at))
+  recover(id, job, seconds(at))
   at = at + (job.priority > 0 and 32 or 1)
 end
 
 for _, id in ipairs(redis.call('ZRANGE', claimed, 0, -1)) do
-  recover(id)
+  take_over(id)
 end
 redis.call('HSET', lease, 'owner', owner, 'epoch', epoch, 'counter', string.format('%.0f', counter + 1), 'stopping', '0',
   'leaving', '0', 'server', server, 'since', now_s)

@@ -1,14 +1,16 @@
 -- Takes all that the shard knows of ids that belong to another shard, and writes it as a numbered transfer into `outbox`, where
--- it stays until that shard has received it. An id that is in processing stays. An id that is larger than a transfer leaves in
--- several, its last payloads first: no claim takes it until the last one.
+-- it stays until that shard has received it. An id that is in processing stays, and all ids stay while the owner may run jobs
+-- that the shard does not know (lib/given_elsewhere.lua). An id that is larger than a transfer leaves in several, its last
+-- payloads first: no claim takes it until the last one.
 --
--- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors claimed processing tries crash_marks @morgue inflight outbox
--- ARGV: gen shard number counts limit max_bytes [id]...
+-- KEYS: lease meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors claimed processing tries crash_marks @morgue inflight outbox
+-- ARGV: gen shard number counts limit max_bytes silent [id]...
 --   gen: number of the migration; shard: where the ids belong
 --   number: of the last transfer that it has received from here: a Redis with older data must not use a number twice
 --   counts: '1' takes the counts of the shard, after its ids: it will be retired
+--   silent: the owner of the shard, as read_moves.lua returns it, when its lease has run out since; else ''
 --   limit, max_bytes: maximum number of payloads and call records of a transfer, and of their bytes
--- USES: format payload_set_read payload_set_last moving_index migration transfer
+-- USES: format payload_set_read payload_set_last moving_index migration transfer given_elsewhere
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
 --   {} when the shard is not in this migration. With a pending transfer, that is all, and all that a closed shard gives.
@@ -33,9 +35,11 @@ local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spil
 local left, bytes_left = tonumber(limit), tonumber(max_bytes)
 local none, busy, ids = {}, {}, {}
 local given = {unpack(ARGV, rest)}
+local owner = given_elsewhere()
+local all_busy = owner ~= '' and owner ~= silent
 local numbers = #given > 0 and redis.call('ZMSCORE', claimed, unpack(given)) or {}
 for i, id in ipairs(given) do
-  local is_busy = numbers[i] or redis.call('HEXISTS', processing, id) == 1
+  local is_busy = all_busy or numbers[i] or redis.call('HEXISTS', processing, id) == 1
   table.insert(is_busy and busy or ids, id)
 end
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
-from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.resharding import (
     Export,
     Migration,
@@ -30,19 +28,18 @@ from celery_lowkiq.rules.resharding import (
     turns_of_round,
 )
 from celery_lowkiq.store.jobs.durability import Durability, Servers, read_servers_steps
-from celery_lowkiq.store.scripts.client import Client, raise_refused
-from celery_lowkiq.store.scripts.keys import announcement, shard_keys
-from celery_lowkiq.store.scripts.records import id_bytes, parse_id
+from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.replies import reads_replies
-from celery_lowkiq.store.scripts.script import ScriptCall, load
+from celery_lowkiq.store.scripts.script import ScriptCall
 from celery_lowkiq.store.scripts.steps import Steps
 
 from .migrations import Migrations, StoredMigration
+from .moving_shards import MovingShards
 from .strays import StraySearch
 
-#: Limits of a transfer: payloads and call records, and their bytes.
-TRANSFER_PAYLOADS = 1000
-TRANSFER_BYTES = 256 * 1024
+#: Lease time (s) of workers when nothing else is known.
+LEASE_SECONDS = 10.0
 #: Reply of ``import_jobs.lua`` when the shard is not in the migration.
 STALE = -1
 
@@ -57,7 +54,9 @@ class Mover:
         queue: QueueSpec,
         durability: Durability | None = None,
         clock: Clock | None = None,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
+        """``lease_seconds``: of the workers of the queue."""
         self.client: Client = client
         #: Number of jobs that became claimable by this mover.
         self.sorted_jobs: int = 0
@@ -65,6 +64,7 @@ class Mover:
         self._durability = durability or Durability()
         self._now = (clock or SystemClock()).monotonic
         self._migrations = Migrations(client, queue.name)
+        self._shards = MovingShards(client, queue, lease_seconds, self._now)
         self._pace = Pace()
         self._took = 0.0
         #: Whether shards have joined a later migration: a failover may have taken the queue's own key back.
@@ -126,9 +126,11 @@ class Mover:
         """Close all shards of both numbers, then open them. Return whether all are open."""
         migration = stored.migration
         route = migration.layout.route
-        fences = [self._call("fence", index, gen=migration.gen, route=route) for index in migration.shards]
+        fences = [
+            self._shards.call("fence", index, gen=migration.gen, route=route) for index in migration.shards
+        ]
         servers = yield from self._servers(migration.shards)
-        closed = yield from self._send(fences)
+        closed = yield from self._shards.send(fences)
         if any(int(gen) != migration.gen for _, gen, *_ in closed):
             self._is_behind = True
             return False
@@ -139,7 +141,9 @@ class Mover:
             "score": max(int(score) for _, _, score, _, _ in closed),
             "last_call": max(int(call) for _, _, _, call, _ in closed),
         }
-        opened = yield from self._send([self._open_call(stored, index, floors) for index in migration.shards])
+        opened = yield from self._shards.send(
+            [self._open_call(stored, index, floors) for index in migration.shards]
+        )
         # Some are sealed already when the queue's own key was lost.
         routes = [(route, migration.sealed(index)) for index in migration.shards]
         return all(
@@ -159,7 +163,7 @@ class Mover:
 
     def _open_call(self, stored: StoredMigration, index: int, floors: Mapping[str, int]) -> ScriptCall:
         migration = stored.migration
-        return self._call(
+        return self._shards.call(
             "open",
             index,
             shards=migration.layout.route,
@@ -192,7 +196,9 @@ class Mover:
         if stored.is_paused:
             return (yield from self._pause(migration, moves))
         if staying := [index for index, found in moves.items() if found.staying]:
-            yield from self._send([self._call("hold", index, gen=migration.gen) for index in staying])
+            yield from self._shards.send(
+                [self._shards.call("hold", index, gen=migration.gen) for index in staying]
+            )
             return True
         if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(moves)):
             # Another mover has found that out, and has closed the shard again.
@@ -205,10 +211,8 @@ class Mover:
         last = [found for index in searched if (found := last_export(migration, index, moves[index]))]
         self._finished.update(n for n in searched if is_finished(migration, n, moves[n]))
         if len(self._finished) == migration.former:
-            # What is sealed takes no transfer: none may come back with a failover.
-            yield from self._confirm(migration.shards, (yield from self._servers(migration.shards)))
-            return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
-        relays = [self._release("relay", migration, *of_shard) for of_shard in done.relays.items()]
+            return (yield from self._finish(migration))
+        relays = [self._shards.release("relay", migration, *of_shard) for of_shard in done.relays.items()]
         self.sorted_jobs += sum(map(len, done.relays.values()))
         moved = yield from self._transfer(migration, moves, [*done.exports, *last], relays)
         return self._goes_on(migration, bool(relays or moved or searching))
@@ -217,12 +221,25 @@ class Mover:
         self._idle_turns = 0 if done else self._idle_turns + 1
         return self._idle_turns < turns_of_round(migration)
 
+    def _finish(self, migration: Migration) -> Steps[bool]:
+        """Begin the last phase, if no failover has brought anything back to a source meanwhile."""
+        servers = yield from self._servers(migration.shards)
+        moves = yield from self._read(migration, migration.sources)
+        if not all(is_finished(migration, index, found) for index, found in moves.items()):
+            self._begin(migration.gen)
+            return True
+        # What is sealed takes no transfer, and lets calls run: no failover may bring a job back from now on.
+        yield from self._confirm(migration.shards, servers)
+        if len(moves) < migration.former:
+            return False
+        return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
+
     def _pause(self, migration: Migration, moves: Mapping[int, ShardMoves]) -> Steps[bool]:
         """Hold nothing back: jobs that leave may be claimed where they are, unless calls wait for them."""
         staying, done = paused_turn(migration, moves)
-        stays = [self._release("stay", migration, *of_shard) for of_shard in staying.items()]
-        relays = [self._release("relay", migration, *of_shard) for of_shard in done.relays.items()]
-        parted = yield from self._send(stays)
+        stays = [self._shards.release("stay", migration, *of_shard) for of_shard in staying.items()]
+        relays = [self._shards.release("relay", migration, *of_shard) for of_shard in done.relays.items()]
+        parted = yield from self._shards.send(stays)
         rest = [
             Export(index, migration.layout.home(job_id), (job_id,))
             for index, ids in zip(staying, parted, strict=True)
@@ -234,14 +251,7 @@ class Mover:
     def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
         """Read what shards have to do. Leaves out those whose masters are away, unless that is all."""
         pages = pages_of(migration, shards)
-        calls = [
-            self._call("read_moves", index, limit=page + self._stuck[index]) for index, page in pages.items()
-        ]
-        replies = yield from self._send_here(calls)
-        found = dict(zip(shards, replies, strict=True))
-        if not any(found.values()):
-            raise StoreUnavailable("Redis is not available: the masters of these shards are away")
-        return {index: _moves(reply) for index, reply in found.items() if reply is not None}
+        return self._shards.read({index: page + self._stuck[index] for index, page in pages.items()})
 
     def _transfer(
         self,
@@ -254,11 +264,12 @@ class Mover:
 
         What comes from a master that is away, or goes to one, has its turn later.
         """
+        shards = self._shards
         servers = yield from self._servers(index for each in exports for index in (each.source, each.shard))
-        numbers = yield from self._received(exports)
+        numbers = yield from shards.received(exports)
         exports = [export for export in exports if export in numbers]
-        calls = [self._export(migration, export, numbers[export]) for export in exports]
-        replies = yield from self._send_here([*calls, *relays])
+        calls = [shards.export(migration, export, numbers[export]) for export in exports]
+        replies = yield from shards.send_here([*calls, *relays])
         for index in moves:
             self._stuck[index] = 0
         taken: list[tuple[Export, int]] = []
@@ -269,67 +280,30 @@ class Mover:
             number, data, none, busy = reply
             if ids := [parse_id(job_id) for job_id in none]:
                 self._search.forget(export.source, ids)
-                answered.append(self._release("relay", migration, export.shard, ids))
+                answered.append(shards.release("relay", migration, export.shard, ids))
             self._count_stuck(moves, export, {parse_id(job_id) for job_id in busy})
             if number:
                 taken.append((export, number))
                 self.sorted_jobs += len(export.ids) - len(none) - len(busy)
-                imports.append(self._import(migration, export, number, data))
-        # A source that a failover takes back to before an export would send the same payloads again.
-        yield from self._confirm((export.source for export, _ in taken), servers)
-        received = yield from self._send_here([*imports, *answered])
+                imports.append(shards.import_jobs(migration, export, number, data))
+        # A source that a failover takes back to before an export would send the same payloads again, and one
+        # that it takes back to before the end of a run would run that again beside others of the id.
+        told = (export.source for export, reply in zip(exports, replies, strict=False) if _has_told(reply))
+        yield from self._confirm(told, servers)
+        received = yield from shards.send_here([*imports, *answered])
         if STALE in received:
             # A failover has lost the end of a transfer, and the phase after it, in which shards were sealed.
             return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
         arrived = [each for each, reply in zip(taken, received, strict=False) if reply not in (STALE, None)]
         yield from self._confirm((export.shard for export, _ in arrived), servers)
         forgets = [
-            self._call("forget_transfer", export.source, gen=migration.gen, shard=export.shard, number=number)
+            shards.call(
+                "forget_transfer", export.source, gen=migration.gen, shard=export.shard, number=number
+            )
             for export, number in arrived
         ]
-        yield from self._send_here(forgets)
+        yield from shards.send_here(forgets)
         return bool(arrived or answered)
-
-    def _received(self, exports: Sequence[Export]) -> Steps[dict[Export, int]]:
-        """Read the numbers of the last transfers by source and shard, but of masters that are away."""
-        keys = [shard_keys(self._shard(export.shard))["outbox"] for export in exports]
-        commands = [
-            ("HGET", key, f"received:{export.source}") for key, export in zip(keys, exports, strict=True)
-        ]
-        replies = (yield from self.client.answer_steps(commands)) if commands else []
-        found = zip(exports, replies, strict=True)
-        return {export: int(reply or 0) for export, reply in found if not isinstance(reply, StoreUnavailable)}
-
-    def _export(self, migration: Migration, export: Export, number: int) -> ScriptCall:
-        return self._call(
-            "export",
-            export.source,
-            list(map(id_bytes, export.ids)),
-            gen=migration.gen,
-            shard=export.shard,
-            number=number,
-            counts=int(export.counts),
-            limit=TRANSFER_PAYLOADS,
-            max_bytes=TRANSFER_BYTES,
-        )
-
-    def _import(self, migration: Migration, export: Export, number: int, data: bytes) -> ScriptCall:
-        queue = replace(self._queue, shards=migration.layout.shards)
-        return self._call(
-            "import_jobs",
-            export.shard,
-            merge=queue.merge.value,
-            policy=queue.policy,
-            gen=migration.gen,
-            shard=export.source,
-            number=number,
-            data=data,
-            **announcement(self._shard(export.shard)),
-        )
-
-    def _release(self, script: str, migration: Migration, index: int, ids: Sequence[str]) -> ScriptCall:
-        names = list(map(id_bytes, ids))
-        return self._call(script, index, names, gen=migration.gen, **announcement(self._shard(index)))
 
     def _count_stuck(self, moves: Mapping[int, ShardMoves], export: Export, busy: set[str]) -> None:
         for index in moves.keys() & {export.source, export.shard}:
@@ -340,9 +314,9 @@ class Mover:
     def _seal(self, migration: Migration) -> Steps[bool]:
         """End the migration in each shard. Calls that came since the last turn have nothing elsewhere."""
         ends = {"shards": migration.layout.route, "gen": migration.gen}
-        seals = [self._call("seal", n, sealed=migration.sealed(n), **ends) for n in migration.shards]
+        seals = [self._shards.call("seal", n, sealed=migration.sealed(n), **ends) for n in migration.shards]
         servers = yield from self._servers(migration.shards)
-        replies = yield from self._send(seals)
+        replies = yield from self._shards.send(seals)
         if all(sealed and not left for sealed, left in replies):
             # The end stands in the queue's own key, which on a cluster is another master's: a failover that
             # loses a seal would leave a shard in a migration that nobody goes on with.
@@ -353,48 +327,22 @@ class Mover:
             # A failover has lost that the shard took part: it is to be emptied, and sealed ones take nothing.
             return (yield from self._migrations.restart_steps(migration.gen, Phase.SEAL))
         relays = [
-            self._release("relay", migration, n, found.moving) for n, found in moves.items() if found.moving
+            self._shards.release("relay", migration, n, found.moving)
+            for n, found in moves.items()
+            if found.moving
         ]
-        yield from self._send(relays)
+        yield from self._shards.send(relays)
         return bool(relays)
 
     # -- Redis
 
-    def _shard(self, index: int) -> ShardRef:
-        return ShardRef(self._queue.name, index)
-
-    def _call(self, name: str, index: int, rest: Sequence[bytes] = (), /, **args: Any) -> ScriptCall:
-        return load(name).call(shard_keys(self._shard(index)), rest, **args)
-
-    def _send(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        if not calls:
-            return []
-        replies = yield from self.client.call_steps(calls)
-        return raise_refused(replies)
-
-    def _send_here(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        """As :meth:`_send`; on a cluster, None from a master that is away."""
-        if not calls:
-            return []
-        replies = self.client.but_away((yield from self.client.call_steps(calls)))
-        return [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
-
     def _servers(self, shards: Iterable[int]) -> Steps[Servers]:
-        return read_servers_steps(self.client, map(self._shard, shards))
+        return read_servers_steps(self.client, map(self._shards.ref, shards))
 
     def _confirm(self, shards: Iterable[int], servers: Servers) -> Steps[None]:
-        return self._durability.confirm_move_steps(self.client, map(self._shard, shards), servers)
+        return self._durability.confirm_move_steps(self.client, map(self._shards.ref, shards), servers)
 
 
-def _moves(reply: list[Any]) -> ShardMoves:
-    route, gen, moving, waiting, inflight, pending, counts, staying = reply
-    return ShardMoves(
-        route.decode(),
-        int(gen),
-        tuple(map(parse_id, moving)),
-        waiting,
-        tuple(map(parse_id, inflight)),
-        tuple(map(int, pending)),
-        counts,
-        bool(staying),
-    )
+def _has_told(reply: list[Any] | None) -> bool:
+    """Whether a source has sent a transfer, or told that nothing of an id is left in it."""
+    return bool(reply and (reply[0] or reply[2]))

@@ -148,6 +148,7 @@ class Ownership:
             if self._ctx.auto_reshard and self._membership.shared:
                 self._auto_reshard.check(routes)
             self._resizing.give_up()
+            self._resizing.leave_given_elsewhere(away)
             done = self._rebalancing.share(
                 self._served, away, lambda: self._ctx.clock.monotonic() < self._renew_at
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.loggers import worker_logger as logger
@@ -45,6 +45,23 @@ class Resizing:
         if changes and not (self._shared or self._routes):
             self._table.deal_again(self._deal(list(self._queues.values())))
         self._routes |= changed
+
+    def leave_given_elsewhere(self, away: Collection[ShardRef]) -> None:
+        """Leave shards of moving queues whose lease another server gave, to be acquired anew.
+
+        A failover may have lost claims of what runs, so nothing leaves such a shard (``export.lua``) before
+        its batch has ended, and a lease of this server knows all. ``away``: shards whose master is away.
+        """
+        moving = [
+            owned
+            for owned in self._table.owned()
+            if owned.queue.former_shards is not None and not owned.leaving and owned.shard not in away
+        ]
+        states = self._store.observe([owned.shard for owned in moving]) if moving else []
+        for owned, state in zip(moving, states, strict=True):
+            # Any other server refuses the release.
+            if state is not None and state.given_on != state.server == owned.lease.server:
+                self._table.leave(owned.shard)
 
     def _apply(self, change: Resize) -> None:
         dealt = self._deal([change.queue])

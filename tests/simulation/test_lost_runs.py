@@ -1,0 +1,257 @@
+"""Failovers that lose claims and settles of jobs, while their queue moves to another number of shards.
+
+Each test has a fault of the code, with which it fails.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from celery_lowkiq.rules.claims import OpenClaims
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.resharding import SilentOwners
+from celery_lowkiq.store.resharding import mover as movers
+from celery_lowkiq.store.resharding.mover import Mover
+from tests.chaos.mutants import script
+from tests.simulation.test_resharding import seeded, without
+from tests.store import resharding as words
+
+TWO = QueueSpec(words.NAME, shards=2, batch_size=100)
+FOUR = words.in_migration(TWO, 4)
+#: Turns in which a mover does all that it can do.
+TURNS = 40
+
+
+class Moving:
+    """An id with a job in shard 0, which it leaves for shard 2 when the queue moves from 2 to 4 shards."""
+
+    def __init__(self, store, monkeypatch):
+        self.store, self.redis = store, store.client.redis
+        self.id = words.someone(4, home=2)
+        #: Shards whose replicas lag: they confirm nothing.
+        self.lagging = set()
+        self._monkeypatch = monkeypatch
+        self.mover = None
+        store.push(TWO, [NewJob(self.id, b"1", perform_in=1.0)])
+        # The migration goes on as long as this one runs.
+        store.push(TWO, [NewJob(words.someone(4, home=3), b"", perform_in=1.0)])
+        self._running = words.owned(store, TWO, 1)
+        self._run = words.claimed(store, TWO, self._running)
+
+    def begin(self):
+        self.mover = words.begun(self.store, TWO, 4)
+        self._monkeypatch.setattr(self.mover, "_confirm", self._confirm)
+        words.until(self.redis, self.mover, "move")
+
+    def _confirm(self, shards, servers):
+        if self.lagging.intersection(shards):
+            raise StoreUnavailable("not confirmed")
+        return iter(())
+
+    def turns(self):
+        for _ in range(TURNS):
+            with suppress(StoreUnavailable):
+                self.mover.turn()
+
+    def before_the_last_phase(self, act):
+        finish, acts = self.mover._finish, [act]
+
+        def finish_after(migration):
+            while acts:
+                acts.pop()()
+            return finish(migration)
+
+        self._monkeypatch.setattr(self.mover, "_finish", finish_after)
+
+    def let_end(self):
+        words.ended(self.store, TWO, self._running, self._run)
+
+    def end(self):
+        """End the migration; return the id's payloads in its new shard."""
+        home = words.owned(self.store, FOUR, 2)
+        words.until(self.redis, self.mover, "idle")
+        return self.payloads(home)
+
+    def call_again(self):
+        assert words.pushed(self.store, FOUR, self.id, b"2", perform_in=1.0) == 1
+
+    def claim(self, lease):
+        """The payloads of the id that an owner gets which has settled all that it knows of."""
+        claim = self.store.claim(FOUR, lease, next(words._requests), OpenClaims())
+        return claim, {job.id: [payload.data for payload in job.payloads] for job in claim.jobs}
+
+    def payloads(self, lease):
+        return self.claim(lease)[1].get(self.id, [])
+
+
+@pytest.fixture
+def moving(store, monkeypatch):
+    return Moving(store, monkeypatch)
+
+
+def a_call_waits_until_a_replica_knows_the_end_of_the_run_before(moving):
+    """A failover that lost the end would have it run again beside the call."""
+    source = words.owned(moving.store, TWO, 0)
+    claim = words.claimed(moving.store, TWO, source)
+    moving.begin()
+    moving.call_again()
+    moving.turns()
+    moving.lagging.add(0)
+    words.ended(moving.store, TWO, source, claim)
+    moving.turns()
+    home = words.owned(moving.store, FOUR, 2)
+    assert moving.payloads(home) == []
+    moving.lagging.clear()
+    moving.turns()
+    assert moving.payloads(home) == [b"2"]
+
+
+def a_run_whose_end_was_lost_comes_back_to_a_mover(moving):
+    """No replica was asked, and the next call runs where the id went."""
+    source = words.owned(moving.store, TWO, 0)
+    claim = words.claimed(moving.store, TWO, source)
+    moving.begin()
+    moving.call_again()
+    moving.turns()
+    before = words.copies(moving.redis, 0)
+    words.ended(moving.store, TWO, source, claim)
+    moving.turns()
+    home = words.owned(moving.store, FOUR, 2)
+    later, found = moving.claim(home)
+    assert found == {moving.id: [b"2"]}
+    words.take_back(moving.redis, 0, before)
+    assert moving.payloads(source) == []
+    moving.turns()
+    words.ended(moving.store, FOUR, home, later)
+    assert moving.store.release(source)
+    moving.let_end()
+    assert moving.end() == [b"1"]
+
+
+def a_run_whose_end_was_lost_comes_back_to_a_mover_from_its_next_owner(moving):
+    """As before, and the owner has died since."""
+    source = words.owned(moving.store, TWO, 0)
+    words.claimed(moving.store, TWO, source)
+    moving.begin()
+    moving.call_again()
+    moving.turns()
+    words.take_back(moving.redis, 0, words.copies(moving.redis, 0))
+    assert moving.payloads(words.owned(moving.store, FOUR, 0)) == []
+    moving.let_end()
+    assert moving.end() == [b"1", b"2"]
+
+
+def a_run_whose_claim_was_lost_is_not_moved(moving):
+    """Its shard has the job once more, and its owner knows of no loss."""
+    source = words.owned(moving.store, TWO, 0)
+    before = words.copies(moving.redis, 0)
+    claim = words.claimed(moving.store, TWO, source)
+    words.take_back(moving.redis, 0, before)
+    moving.begin()
+    moving.turns()
+    home = words.owned(moving.store, FOUR, 2)
+    assert moving.payloads(home) == []
+    words.ended(moving.store, TWO, source, claim)
+    moving.turns()
+    assert moving.payloads(home) == []
+    assert moving.store.release(source)
+    moving.turns()
+    assert moving.payloads(home) == [b"1"]
+
+
+def a_run_of_which_nothing_is_known_is_waited_for(moving):
+    """Its call was lost, too. Calls of the id that come later wait for the run."""
+    source = words.owned(moving.store, TWO, 0)
+    claim = words.claimed(moving.store, TWO, source)
+    before = words.copies(moving.redis, 0)
+    lost = [name for name in before if name.endswith((b"claimed", b"processing"))]
+    words.take_back(moving.redis, 0, {name: data for name, data in before.items() if name not in lost})
+    moving.begin()
+    moving.turns()
+    moving.call_again()
+    moving.let_end()
+    moving.turns()
+    assert words.phase(moving.redis) == "move"
+    assert moving.payloads(words.owned(moving.store, FOUR, 2)) == []
+    words.ended(moving.store, TWO, source, claim)
+    assert moving.store.release(source)
+    assert moving.end() == [b"2"]
+
+
+def an_owner_that_is_silent_is_not_waited_for(moving):
+    """Only a command moves the queue: all its workers have died, and the server was replaced."""
+    words.owned(moving.store, TWO, 0)
+    words.take_back(moving.redis, 0, words.copies(moving.redis, 0))
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    moving.begin()
+    moving.mover = Mover(moving.store.client, TWO, clock=clock, lease_seconds=10.0)
+    home = words.owned(moving.store, FOUR, 2)
+    for now in (0.0, 10.4):
+        clock.now = now
+        moving.turns()
+        assert moving.payloads(home) == []
+    moving.redis.hincrby(words.key("lease", 0), "counter", 1)
+    for now in (10.6, 21.0):
+        clock.now = now
+        moving.turns()
+        assert moving.payloads(home) == []
+    clock.now = 21.2
+    moving.turns()
+    assert moving.payloads(home) == [b"1"]
+    moving.let_end()
+    moving.end()
+
+
+def what_a_failover_brings_back_before_the_last_phase_moves_again(moving):
+    """All sources were empty when they were read."""
+    source = words.owned(moving.store, TWO, 0)
+    claim = words.claimed(moving.store, TWO, source)
+    moving.begin()
+    moving.turns()
+    before = words.copies(moving.redis, 0)
+    moving.before_the_last_phase(lambda: words.take_back(moving.redis, 0, before))
+    words.ended(moving.store, TWO, source, claim)
+    moving.let_end()
+    moving.turns()
+    assert words.phase(moving.redis) == "move"
+    assert moving.payloads(source) == []
+    moving.turns()
+    assert moving.store.release(source)
+    assert moving.end() == [b"1"]
+
+
+KNOWS_ALL = script("lib/given_elsewhere.lua", "or found[2] == server then", "or true then")
+HIDES = script("lib/recover.lua", "    hold(id)\n", "")
+#: By test, a fault with which it fails.
+FAULTS = {
+    a_call_waits_until_a_replica_knows_the_end_of_the_run_before: (
+        movers,
+        "_has_told",
+        lambda reply: reply and reply[0],
+    ),
+    a_run_whose_end_was_lost_comes_back_to_a_mover: HIDES,
+    a_run_whose_end_was_lost_comes_back_to_a_mover_from_its_next_owner: HIDES,
+    a_run_whose_claim_was_lost_is_not_moved: KNOWS_ALL,
+    a_run_of_which_nothing_is_known_is_waited_for: script("read_moves.lua", "given_elsewhere(),", "'',"),
+    an_owner_that_is_silent_is_not_waited_for: (SilentOwners, "silent", lambda *_: ""),
+    what_a_failover_brings_back_before_the_last_phase_moves_again: without(
+        "_finish",
+        "if not all(is_finished(migration, index, found) for index, found in moves.items()):",
+        "if False:",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_no_run_is_lost_sight_of(moving, case):
+    case(moving)
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_its_fault_is_found(moving, case):
+    with seeded(FAULTS[case]), pytest.raises(AssertionError):
+        case(moving)
