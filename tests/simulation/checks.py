@@ -213,7 +213,8 @@ class Checks:
 
     def _wants(self, node: Node, shard: ShardRef) -> bool:
         server = self.server
-        calm_since = max(server.up_since, server.silent_until, *server.away_until, node.disturbed_until)
+        away_until = server.away_until[server.master_of[shard]]
+        calm_since = max(server.up_since, server.silent_until, away_until, node.disturbed_until)
         if node.dead or node.ending or self._world.now < calm_since + CALM * self._lease:
             return False
         return node.wants(shard)

@@ -15,9 +15,10 @@ import pytest
 from celery_lowkiq.rules.balance import Member
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.worker.ownership.acquisition import Acquisition
 from celery_lowkiq.worker.ownership.lease_table import LeaseTable
 from tests.marks import other_each_time
-from tests.simulation.checks import Checks
+from tests.simulation.checks import HAND_OVER, Checks
 from tests.simulation.node import Network, Node
 from tests.simulation.planted_faults import (
     AFTER_FAILOVERS,
@@ -172,6 +173,54 @@ def taken_after(seed, begins=None, lease_seconds=1.0, away=None):
         world.end()
         assert not world.violations
         return (taken_at - died_at) / lease_seconds
+
+
+def test_released_shards_have_an_owner_at_once_beside_free_ones_of_a_master_that_is_away():
+    assert max(handed_over_after(seed) for seed in range(6)) < HAND_OVER
+
+
+def test_free_shards_of_a_master_that_is_away_and_fill_the_room_are_found():
+    with patched(Acquisition, "_may_be_refused", value=lambda self, shard: False):
+        assert max(handed_over_after(seed) for seed in range(6)) > HAND_OVER
+
+
+def handed_over_after(seed, away=1, lease_seconds=1.0):
+    """Lease times until all shards of a node that stops have another owner.
+
+    One master is away before and after. Its shards wait out a lease of another process, which then ends.
+    """
+    with simulated() as threading:
+        world, queue = World(seed), QueueSpec("q", shards=24)
+        server = Server(world, queue.shard_refs())
+        left = [state for shard, state in server.shards.items() if server.master_of[shard] != away]
+        free = [state for shard, state in server.shards.items() if server.master_of[shard] == away]
+        for shard in free:
+            shard.epoch, shard.counter, shard.given_on = 5, 3, "before the failover"
+        network = Network(world, server, lease_seconds)
+        checks = Checks(world, server, "q", strict=False, lease_seconds=lease_seconds)
+        for number in range(3):
+            node = Node(
+                network, threading, checks, queue, f"n{number}", strict=False, lanes=2, restart=lambda: None
+            )
+            checks.nodes[node.name] = node
+        world.at(0.7 * lease_seconds, partial(server.be_away, away, 60.0))
+        stops_at = world.random.uniform(2, 3) * lease_seconds
+        world.run(stops_at)
+        assert all(state.owner for state in left)
+        most = max(checks.nodes.values(), key=lambda one: len(one.owned()))
+        most.shut_down()
+        done = world.run(
+            stops_at + 3 * lease_seconds, lambda: all(state.owner not in ("", most.name) for state in left)
+        )
+        taken_at = world.now if done else math.inf
+        assert not any(state.owner for state in free)
+        server.away_until[away] = world.now
+        shared = {node.name: 12 for node in checks.nodes.values() if node is not most}
+        within = world.now + 5 * lease_seconds
+        assert world.run(within, lambda: Counter(one.owner for one in server.shards.values()) == shared)
+        world.end()
+        assert not world.violations
+        return (taken_at - stops_at) / lease_seconds
 
 
 @pytest.mark.parametrize("seed", range(5))

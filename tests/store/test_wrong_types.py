@@ -109,7 +109,7 @@ def arguments(state):
         ),
         "edit_dead": ({**words, **ANNOUNCED, "id": "dead", **EDITED}, ()),
         "export": (
-            {"gen": 1, "shard": 1, "number": 0, "counts": 1, **bounds},
+            {"gen": 1, "shard": 1, "number": 0, "counts": 1, "silent": "", **bounds},
             ("long", "failed", "dead", "recorded", "held"),
         ),
         "fence": ({"gen": 1, "route": "1>2"}, ()),

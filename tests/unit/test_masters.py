@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
+from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, LeaseState, QueueSpec
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.worker.lane import claim_cycle, lane
@@ -14,7 +14,7 @@ from celery_lowkiq.worker.ownership import acquisition
 from tests.waiting import eventually
 
 from .fakes import FakeStore
-from .nodes import SHARDS, Q
+from .nodes import SHARDS, Node, Q
 
 AWAY = StoreUnavailable("Redis is not available: its master is away")
 HERE, THERE = SHARDS[1], SHARDS[0]
@@ -313,6 +313,54 @@ def test_a_shard_that_was_released_while_its_master_was_away_is_acquired_soon(no
     eventually(lambda: set(one.owns()) == {*SHARDS} - {THERE})
     store.away = set()
     eventually(lambda: THERE in one.owns(), 10)
+
+
+@pytest.mark.parametrize(
+    "refusal, turns",
+    [(None, 1), (AWAY, 2), (ShardDamaged("q", 0, "no meta"), 2)],
+    ids=["away", "answers reads only", "damaged"],
+)
+def test_free_shards_that_cannot_be_acquired_leave_room_for_others(refusal, turns, monkeypatch):
+    """They come first by name, and filled the node's share in each turn. It learns of a refusal in one."""
+    monkeypatch.setattr(acquisition, "DAMAGED_RETRY", 0.0)
+    first, second, kept, released = SHARDS
+    store = Masters()
+    store.leases = {shard: LeaseState("", 1, 1) for shard in (first, second)}
+    store.leases |= {shard: LeaseState("other", 1, 1) for shard in (kept, released)}
+    one = Node(store=store, splitter=lease_splitter, lease_seconds=600.0)
+    looks, membership, table = _parts_of(one)
+    for number in (1, 2):
+        store.members = {Q.name: {"other": (2, number)}}
+        membership.update()
+    looks.observe(SHARDS)
+    refused = {first, second}
+    if refusal is None:
+        store.away = refused
+    acquire_all = store.acquire_all
+    store.acquire_all = lambda wanted, owner: [
+        refusal if refusal and each.shard in refused else acquire_all([each], owner)[0] for each in wanted
+    ]
+
+    def turn():
+        wanted = table.wanted({Q.name})
+        looks.observe(wanted)
+        assert looks.acquire(wanted, go_on=lambda: True)
+        return one.owns()
+
+    store.leases[released] = LeaseState("", 1, 2)
+    assert [turn() for _ in range(turns)] == [[]] * (turns - 1) + [[released]]
+    # The others have their turn later, within the node's share.
+    refused.clear()
+    assert len(turn()) == 2
+    store.members, store.leases[kept] = {Q.name: {}}, LeaseState("", 1, 2)
+    membership.update()
+    assert turn() == [*SHARDS]
+    assert not looks._refused
+
+
+def _parts_of(node):
+    ownership = node.runtime._ownership
+    return ownership._acquisition, ownership._membership, ownership._table
 
 
 def test_a_lease_whose_master_was_away_is_renewed_soon(node):

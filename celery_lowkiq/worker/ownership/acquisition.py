@@ -60,6 +60,8 @@ class Acquisition:
         self._read: frozenset[ShardRef] = frozenset()
         #: Since when (monotonic) the master of a shard has not answered.
         self._away: dict[ShardRef, float] = {}
+        #: The shards that Redis refused when they were last to be acquired, other than for a faster node.
+        self._refused: set[ShardRef] = set()
 
     def observe(self, shards: Sequence[ShardRef], everything: bool = False) -> None:
         """Read the leases of these shards that may be free, or ``everything``. Raises StoreError."""
@@ -169,16 +171,22 @@ class Acquisition:
         return all(now.seen == before.seen for now, before in zip(observed, overtaken, strict=True))
 
     def _free_ones(self, shards: Iterable[ShardRef]) -> list[LeaseWatch]:
-        """Return free shards in the given order, up to the node's share."""
+        """Return free shards up to the node's share, in the given order, but those that may be refused last.
+
+        Else these would use up the share in each turn, and no other shard would be acquired.
+        """
         room = self._room()
         found = []
-        for shard in shards:
+        for shard in sorted(shards, key=self._may_be_refused):
             watch = self._table.watch(shard)
             if self._free(watch, room):
                 found.append(watch)
                 if room is not None:
                     room.fill(shard.queue)
         return found
+
+    def _may_be_refused(self, shard: ShardRef) -> bool:
+        return shard in self._away or shard in self._refused
 
     def _room(self) -> QuotaRoom | None:
         return self._membership.room(
@@ -205,7 +213,10 @@ class Acquisition:
         answers = self._ctx.store.acquire_all(watches, self._ctx.owner)
         overtaken: list[LeaseWatch] = []
         refused: dict[str, LowkiqError] = {}
+        self._refused.difference_update(watch.shard for watch in watches)
         for watch, answer in zip(watches, answers, strict=True):
+            if not isinstance(answer, (Lease, NotOwner)):
+                self._refused.add(watch.shard)
             if isinstance(answer, StoreUnavailable):
                 self._doubt(watch.shard, sent_at)
             elif isinstance(answer, Lease):
