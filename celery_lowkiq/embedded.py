@@ -22,6 +22,10 @@ from celery_lowkiq.rules.errors import LowkiqError
 
 #: Timeout in s for the server's first PING, and for its end.
 TIMEOUT = 15.0
+#: Maximum number of ports that are tried: another process may take a free one before the server does.
+PORT_TRIES = 5
+#: What a server writes then.
+IN_USE = "Address already in use"
 #: Maximum length of the path of a unix socket, in bytes.
 MAX_SOCKET_PATH = 100
 NOT_STARTED = "the server is not started: call start() or use it in a with statement"
@@ -135,9 +139,20 @@ class EmbeddedServer:
         if self._watcher is not None:
             return self
         executable = self.executable or find_server()
+        chooses = self.port == 0
+        tries = PORT_TRIES if chooses else 1
+        while True:
+            if chooses:
+                self.port = _free_port()
+            try:
+                return self._start(executable)
+            except ServerFailed as error:
+                tries -= 1
+                if not tries or IN_USE not in str(error):
+                    raise
+
+    def _start(self, executable: Path) -> EmbeddedServer:
         self._directory = _private_directory()
-        if self.port == 0:
-            self.port = _free_port()
         self._watcher = subprocess.Popen(  # noqa: S603 - a list of our own words
             [sys.executable, "-I", "-S", "-c", WATCHER, str(self._directory), *self._command(executable)],
             stdin=subprocess.PIPE,

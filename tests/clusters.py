@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +16,10 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, ServerNotFound, find_server
 
+from .ports import free_port
 from .waiting import eventually
 
 SLOTS = 16384
-#: Of the bus of a cluster, above the port of the server.
-BUS = 10_000
 #: Timeout in s of a node of a test.
 ANSWER = 10.0
 #: Of each server; a dead master refuses its own slots only.
@@ -235,17 +233,6 @@ def _is_redis(server: str) -> bool:
     """Whether it is no Valkey: distributions give that the name of Redis, too."""
     about = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
     return about.stdout.startswith("Redis")
-
-
-def free_port() -> int:
-    """A port whose bus is free, too."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        with contextlib.suppress(OSError, OverflowError), socket.socket() as bus:
-            bus.bind(("127.0.0.1", port + BUS))
-            return port
 
 
 if __name__ == "__main__":

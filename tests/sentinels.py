@@ -12,7 +12,7 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
 
-from .clusters import free_port
+from .ports import free_port
 from .waiting import eventually
 
 NAME = "mymaster"

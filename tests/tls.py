@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 
 from celery_lowkiq.embedded import EmbeddedServer, ServerFailed, find_server
 
-from .clusters import free_port
+from .ports import free_port
 
 #: What a key may be used for; a certificate says yes or no to each.
 USAGES = (

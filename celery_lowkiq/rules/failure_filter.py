@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from dataclasses import dataclass
-from functools import cached_property
+
+from .cached_property import cached_property
 
 #: Seconds of a unit of ages.
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
+from .cached_property import cached_property
 from .errors import StoreError
 from .history import Counters
 from .models import QueueSpec, ShardRef

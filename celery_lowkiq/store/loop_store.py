@@ -6,12 +6,13 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import redis.asyncio
 from redis import exceptions
 
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.store.jobs.sender_queue import SenderQueue

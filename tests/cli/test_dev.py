@@ -22,6 +22,7 @@ from celery import Celery
 
 from celery_lowkiq.cli.commands.dev import STOP, _Dev, _environ, _in_shell
 from celery_lowkiq.cli.file_watcher import SourceTree, poll_files, source_tree_of, watch_files
+from tests.ports import free_port
 from tests.processes import ROOT
 from tests.waiting import eventually
 
@@ -97,12 +98,6 @@ class Dev:
     def _environ(self, **more: str) -> dict[str, str]:
         path = f"{self._directory}:{ROOT}"
         return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **more}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

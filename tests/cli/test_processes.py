@@ -17,7 +17,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import Disposition
 from tests.cli import proj
 from tests.cli.conftest import APP, done, end_all, start
-from tests.clusters import free_port
+from tests.ports import free_port
 from tests.processes import ROOT
 from tests.waiting import eventually
 from tests.worker.nodes import worker

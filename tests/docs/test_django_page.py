@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from celery_lowkiq.embedded import _free_port
+from tests.ports import free_port
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.out = ""
-        self.site, self.redis = str(_free_port()), str(_free_port())
+        self.site, self.redis = str(free_port()), str(free_port())
         self._running: list[subprocess.Popen[bytes]] = []
         self._env = {
             **{name: value for name, value in os.environ.items() if "BROKER" not in name},

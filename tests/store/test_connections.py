@@ -30,7 +30,8 @@ from celery_lowkiq.rules.findings import ERROR
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.redis_errors import store_error
-from tests.clusters import free_port, running_cluster
+from tests.clusters import running_cluster
+from tests.ports import free_port
 from tests.sentinels import PASSWORD, running_sentinels
 from tests.tls import serving
 from tests.waiting import eventually

@@ -13,7 +13,8 @@ import redis
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import LoginRefused, StoreUnavailable
-from tests.clusters import free_port, running_cluster
+from tests.clusters import running_cluster
+from tests.ports import free_port
 from tests.sentinels import NAME, PASSWORD, running_sentinels
 from tests.tls import Authority, find_tls_server, tls_files
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,22 @@ def test_a_long_tmpdir_does_not_break_the_socket(monkeypatch, tmp_path):
     with EmbeddedServer() as server:
         assert ping(server)
         assert len(server.socket_path) <= embedded.MAX_SOCKET_PATH
+
+
+def test_another_port_is_tried_when_one_is_taken_before_the_server_listens(monkeypatch):
+    """It was an error: "Failed listening on port"."""
+    free = embedded._free_port
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = iter([port, port])
+        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports, None) or free())
+        with EmbeddedServer(port=0) as server:
+            assert redis.Redis.from_url(server.url).ping()
+            assert server.port != port
+        monkeypatch.setattr(embedded, "_free_port", lambda: port)
+        for wanted in (0, port):
+            with pytest.raises(ServerFailed, match="Address already in use"):
+                EmbeddedServer(port=wanted).start()
 
 
 def test_two_servers_do_not_meet():

@@ -115,3 +115,38 @@ prepares.wait()
 fork(calls)
 """
     assert python(script)[0] == 7
+
+
+def test_a_task_is_ready_in_a_fork_while_a_thread_of_the_worker_prepares_another_one():
+    """The same lock, of what the publish signals are told."""
+    script = """
+from celery import Celery
+from celery_lowkiq import ordered_task
+from celery_lowkiq.integration.task import call_mixin
+
+app = Celery("forks", broker="memory://", set_as_current=False)
+
+def function(payloads_by_id):
+    pass
+
+slow, other = (ordered_task(app=app, name=name)(function) for name in ("slow", "other"))
+prepares, made = threading.Event(), call_mixin.StoreRouter
+
+def router(name):
+    if name == "slow":
+        prepares.set()
+        threading.Event().wait()
+    return made(name)
+
+def calls():
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(20)
+    os._exit(7 if other._router else 1)
+
+app.finalize()
+call_mixin.StoreRouter = router
+threading.Thread(target=lambda: slow._router, daemon=True).start()
+prepares.wait()
+fork(calls)
+"""
+    assert python(script)[0] == 7

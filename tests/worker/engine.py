@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from celery_lowkiq.embedded import EmbeddedServer
@@ -23,8 +24,8 @@ from tests.waiting import eventually
 QUEUE = QueueSpec("q", shards=4, batch_size=3)
 
 
-def open_store(path: str, callers: int = 8) -> RedisStore:
-    return RedisStore(connect({"path": path, **SOCKET_TIMEOUTS}, pool_size=callers, pool_timeout=5))
+def open_store(path: str, callers: int = 8, **login: str) -> RedisStore:
+    return RedisStore(connect({"path": path, **login, **SOCKET_TIMEOUTS}, pool_size=callers, pool_timeout=5))
 
 
 class Engine:
@@ -36,6 +37,7 @@ class Engine:
         path: str | None = None,
         runner: Any = None,
         queues: Sequence[QueueSpec] = (QUEUE,),
+        login: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> None:
         self.pushes = open_store(server.socket_path)
@@ -52,7 +54,7 @@ class Engine:
             **options,
         }
         self.runtime = Runtime(
-            open_store(path or server.socket_path),
+            open_store(path or server.socket_path, **login),
             self.runner,
             self.host,
             list(queues),

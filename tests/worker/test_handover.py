@@ -21,7 +21,8 @@ from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.connect import connect, connect_cluster
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.worker.runtime import Runtime
-from tests.clusters import free_port, running_cluster
+from tests.clusters import running_cluster
+from tests.ports import free_port
 from tests.unit.fakes import FakeHost, FakeRunner
 from tests.waiting import eventually
 

@@ -6,12 +6,13 @@ import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
 from celery import Celery
 
 from celery_lowkiq.rules import schedulers, splitters
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.redaction import Redactor, redactor_of
 from celery_lowkiq.rules.validators import Option, Validator, boolean, invalid, one_of, seconds, text, whole

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, TypeVar
 
 from celery.app.task import Task
 from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 from vine import promise
+
+from celery_lowkiq.rules.cached_property import cached_property
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class _LazyResult(_AsyncResult):  # type: ignore[misc]
     @cached_property
     def id(self) -> str:
         """The task id. Threads that ask at the same time get the same one."""
-        return str(self.__dict__.setdefault("id", uuid()))
+        return str(uuid())
 
     @cached_property
     def backend(self) -> Any:

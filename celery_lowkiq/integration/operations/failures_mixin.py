@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, islice
 from threading import Event
 from time import monotonic
@@ -14,6 +14,7 @@ from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.error_text import load_error
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.failure_filter import FailureFilter
 from celery_lowkiq.rules.fingerprints import read_mark, text_fingerprint
 from celery_lowkiq.rules.models import QueueSpec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import cached_property
 from typing import Any
 
 from celery import platforms
@@ -22,6 +21,7 @@ from celery_lowkiq.integration.runs.request import (
     show_arguments,
 )
 from celery_lowkiq.integration.runs.run import Run
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.models import Batch
 
 from .lane_process import LaneProcess

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from celery_lowkiq.integration.app.signing import SIGNING_OFF, Signing
 from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import (
     Batch,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -14,6 +13,7 @@ from celery.exceptions import Ignore, Reject
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.forks import staying
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
 from uuid import UUID
 
@@ -45,6 +45,7 @@ from celery_lowkiq.integration.records.call_record import make_record
 from celery_lowkiq.integration.runs import eager
 from celery_lowkiq.integration.tracking.announce import Push, TrackedPush
 from celery_lowkiq.integration.tracking.tracker import Tracker, track, tracker_of
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -20,6 +20,7 @@ from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.records.orphans import finish_orphaned_calls
 from celery_lowkiq.integration.runs.outcomes import BusinessFailure
 from celery_lowkiq.integration.runs.task_function import adapt_function
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.diagnosis import Terms
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Merge, QueueSpec

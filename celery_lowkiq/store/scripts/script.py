@@ -21,10 +21,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from celery_lowkiq.rules.cached_property import cached_property
 
 from .keys import KEY_GROUPS, KEY_TYPES, ShardKeys
 
@@ -65,21 +67,6 @@ class Script:
     policy_keys: int = 0
     #: Names of the keys that the script gets of each of many shards or queues.
     repeated_keys: tuple[str, ...] = ()
-    _arg_names: frozenset[str] = field(init=False, repr=False)
-    _keys_without_policy: tuple[str, ...] = field(init=False, repr=False)
-    #: Without and with flags.
-    _shas: tuple[str, str] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # Not when it is first needed: before Python 3.12, a cached_property takes a lock, which nobody would
-        # ever release in a process that is forked meanwhile.
-        derived = {
-            "_arg_names": frozenset(self.args),
-            "_keys_without_policy": self.keys[: len(self.keys) - self.policy_keys],
-            "_shas": (sha_of(self.text(False)), sha_of(self.text(True))),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
 
     def call_many(self, keys: Sequence[str], rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
         """Bind ``keys``, the ``repeated_keys`` of each shard or queue; otherwise as :meth:`call`."""
@@ -105,6 +92,19 @@ class Script:
     def sha(self, flags: bool) -> str:
         """Return the SHA1 of ``text(flags)``."""
         return self._shas[flags]
+
+    @cached_property
+    def _arg_names(self) -> frozenset[str]:
+        return frozenset(self.args)
+
+    @cached_property
+    def _keys_without_policy(self) -> tuple[str, ...]:
+        return self.keys[: len(self.keys) - self.policy_keys]
+
+    @cached_property
+    def _shas(self) -> tuple[str, str]:
+        """Without and with flags."""
+        return sha_of(self.text(False)), sha_of(self.text(True))
 
 
 def sha_of(text: str) -> str:

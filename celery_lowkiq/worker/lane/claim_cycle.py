@@ -6,7 +6,7 @@ import os
 from collections.abc import KeysView
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import AccessDenied, NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, Settlement, ShardRef
 from celery_lowkiq.rules.rate import Tokens, run_count
@@ -36,8 +36,8 @@ class ClaimCycle:
         self._ctx = ctx
         #: The claim that is not settled yet.
         self._window: ClaimWindow | None = None
-        #: Claims that could not be settled, by shard: their masters are away. Replaced as a whole, since
-        #: other threads read it.
+        #: Claims that could not be settled, by shard: their masters are away, or Redis denies the right.
+        #: Replaced as a whole, since other threads read it.
         self._aside: dict[ShardRef, ClaimWindow] = {}
         #: Monotonic time at which they are tried again.
         self._try_aside_at = 0.0
@@ -51,7 +51,7 @@ class ClaimCycle:
 
     @property
     def aside(self) -> KeysView[ShardRef]:
-        """The shards of claims that could not be settled yet, since their masters are away."""
+        """The shards of claims that could not be settled yet: their masters are away, or deny the right."""
         return self._aside.keys()
 
     def run_next(self, owned: OwnedShard) -> None:
@@ -61,6 +61,9 @@ class ClaimCycle:
             if self._window is not None:
                 self.settle()
             self._window = self._take_aside(owned.shard)
+            self.settle()
+            if owned.shard in self._aside:
+                return
         wanted = batches_to_claim(self._mean_durations.get(queue.name), self._ctx.window)
         surplus = 0
         try:
@@ -69,7 +72,8 @@ class ClaimCycle:
             if batches:
                 surplus = self._claim_and_run(owned, batches)
         except StoreError as error:
-            self._on_store_error(owned, error)
+            if owned.shard not in self._aside:
+                self._on_store_error(owned, error)
         self._return_tokens(queue.name, surplus)
 
     def settle_aside(self, at_once: bool = False) -> None:
@@ -87,7 +91,7 @@ class ClaimCycle:
         if self._aside and self._state.gives_up():
             for shard, window in self._aside.items():
                 self._take_aside(shard)
-                self._on_store_error(window.owned, StoreUnavailable("its master is away"))
+                self._on_store_error(window.owned, StoreUnavailable("it could not be settled"))
 
     def _take_aside(self, shard: ShardRef) -> ClaimWindow:
         window = self._aside[shard]
@@ -222,12 +226,13 @@ class ClaimCycle:
             self._window = None
             assert settled is not None
             assert to_settle is not None
-            if isinstance(settled, StoreUnavailable):
+            if isinstance(settled, (AccessDenied, StoreUnavailable)):
                 window.restore(to_settle)
-                if not self._aside:
-                    self._try_aside_at = self._ctx.clock.monotonic() + PARKED
-                self._aside = {**self._aside, window.owned.shard: window}
-                self._state.defer(window.owned.shard, PARKED)
+                self._set_aside(window, settled)
+                if to_claim is not None and to_claim.lease.shard == window.owned.shard:
+                    # What was claimed nevertheless goes back with the next claim: a second window of the
+                    # shard would take the place of this one.
+                    raise settled
             else:
                 self._on_settled(window, settled)
         if isinstance(claim, StoreError):
@@ -235,6 +240,20 @@ class ClaimCycle:
         if claim is not None and to_claim is not None:
             self._state.record(to_claim.lease.shard, Due(claim.next_due, claim.now))
         return claim
+
+    def _set_aside(self, window: ClaimWindow, error: StoreError) -> None:
+        now = self._ctx.clock.monotonic()
+        if not self._aside:
+            self._try_aside_at = now + PARKED
+        shard = window.owned.shard
+        self._aside = {**self._aside, shard: window}
+        self._state.defer(shard, PARKED)
+        # What a master of a cluster denies is logged for all its shards.
+        if not isinstance(error, StoreUnavailable):
+            self._ctx.meter.refused()
+            if window.denied_at is None:
+                window.denied_at = now
+                logger.error("what ran of shard %s is not settled until Redis permits it: %s", shard, error)
 
     def _settle_request(self, window: ClaimWindow) -> SettleRequest:
         """Return the request that settles what has run, and releases the shard if it is leaving."""
@@ -247,6 +266,9 @@ class ClaimCycle:
     def _on_settled(self, window: ClaimWindow, settled: SettleReply | StoreError) -> None:
         owned = window.owned
         owned.close_claim(window.number)
+        if window.denied_at is not None and not isinstance(settled, StoreError):
+            seconds = self._ctx.clock.monotonic() - window.denied_at
+            logger.warning("what ran of shard %s is settled after %.1f s", owned.shard, seconds)
         if isinstance(settled, StoreError):
             self._on_store_error(owned, settled)
         else:

@@ -50,6 +50,8 @@ class ClaimWindow:
         self._redis_time = claim.now
         self.claimed_at = claimed_at
         self.ran: list[Batch] = []
+        #: Monotonic time at which Redis first denied the right to settle it.
+        self.denied_at: float | None = None
         self._settlements: list[Settlement] = []
         size = owned.queue.batch_size
         #: Taken from one end, by one method of ``deque``: so each batch goes to one thread, without a lock.

@@ -1,0 +1,105 @@
+"""One server denies the right to settle what has run of a shard."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from celery_lowkiq.rules.errors import AccessDenied
+from celery_lowkiq.worker.lane import claim_cycle, lane
+from tests.waiting import eventually
+
+from .fakes import FakeStore
+from .nodes import SHARDS
+
+DENIED, OTHER = SHARDS[:2]
+
+
+class Denying(FakeStore):
+    """Denies settles of the shards in ``denied``; their claims are answered."""
+
+    def __init__(self):
+        super().__init__()
+        self.denied = set()
+        #: Shards of the claims that were sent while their settles were denied.
+        self.claimed_meanwhile = []
+        self.denials = 0
+
+    def settle(self, asked):
+        if asked.lease.shard in self.denied:
+            self.denials += 1
+            raise AccessDenied("Redis does not permit this (NOPERM): no")
+        return super().settle(asked)
+
+    def claim(self, wish):
+        if wish.lease.shard in self.denied:
+            self.claimed_meanwhile.append(wish.lease.shard)
+        return super().claim(wish)
+
+
+@pytest.fixture
+def one(node, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(claim_cycle, "PARKED", 0.02)
+    monkeypatch.setattr(lane, "PARKED", 0.02)
+    return node(store=Denying(), lanes=1, poll_interval=0.05, lease_seconds=5.0)
+
+
+def denied_with_run(one):
+    """A run has ended whose settle is denied."""
+    one.start_with_run("1", DENIED)
+    one.store.denied = {DENIED}
+    one.gate.set()
+    eventually(lambda: one.store.denials > 3)
+
+
+def ids(store):
+    return [job_id for job_id, _ in store.settled]
+
+
+def test_a_denied_settle_is_tried_again_and_the_other_shards_go_on(one, caplog):
+    """It was dropped, and its job ran once more."""
+    denied_with_run(one)
+    one.store.push(OTHER, "other")
+    one.ran("other")
+    assert "1" not in ids(one.store)
+    one.store.denied = set()
+    one.ran("1")
+    (only,) = one.runtime._lanes
+    eventually(lambda: not only.working)
+    assert one.runner.ids.count("1") == 1
+    lines = [record.getMessage() for record in caplog.records if str(DENIED) in record.getMessage()]
+    begin, end = (line.removeprefix(f"what ran of shard {DENIED} ") for line in lines)
+    assert begin.startswith("is not settled until Redis permits it: Redis does not permit this (NOPERM)")
+    assert end.startswith("is settled after ")
+
+
+def test_nothing_is_claimed_of_a_shard_until_its_settle_is_permitted(one):
+    """Its next claim would have to be settled, too, and would take the place of this one."""
+    denied_with_run(one)
+    claims = len(one.store.claimed_meanwhile)
+    one.store.push(DENIED, "next")
+    denials = one.store.denials
+    eventually(lambda: one.store.denials > denials + 5)
+    assert len(one.store.claimed_meanwhile) == claims
+    assert "next" not in one.runner.ids
+    one.store.denied = set()
+    one.ran("1", "next")
+
+
+def test_a_denied_settle_is_given_up_when_the_lease_is_lost(one):
+    denied_with_run(one)
+    one.store.steal(DENIED)
+    one.store.denied = set()
+    (only,) = one.runtime._lanes
+    eventually(lambda: DENIED not in only.working)
+    assert "1" not in ids(one.store)
+
+
+def test_a_node_that_stops_waits_for_it_for_a_lease_time(one):
+    denied_with_run(one)
+    one.runtime.drain()
+    one.store.denied = set()
+    assert one.runtime.join(10)
+    assert ids(one.store) == ["1"]
