@@ -87,7 +87,7 @@ SLOW_LINE = value(redis_store.RedisStore, "acquire_all", _slow_acquire)
 
 EPOCH = "math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))"
 COMPARE = "former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter"
-PUT_BACK = "restore_unfinished(id, job, job.items, seconds(at))"
+PUT_BACK = "recover(id, job, seconds(at))"
 
 MUTANTS = {
     "no epoch check": Mutant(
@@ -101,7 +101,7 @@ MUTANTS = {
         frozenset({"lost payloads"}),
     ),
     "half a recovery": Mutant(
-        script("acquire.lua", PUT_BACK, PUT_BACK.replace("job.items,", "{job.items[1]},")),
+        script("acquire.lua", PUT_BACK, "job.items = {job.items[1]}\n" + PUT_BACK),
         frozenset({"kill"}),
         frozenset({"lost payloads"}),
     ),

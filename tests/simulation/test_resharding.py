@@ -212,10 +212,6 @@ FAULTS = {
         FAILING,
         without("_move", 'any(found.route == "closed" for found in moves.values())', "False"),
     ),
-    "a migration does not begin once more": (
-        *OWN_KEY,
-        script("restart_migration.lua", "if stored[1] ~= gen or stored[2] ~= phase then", "if true then"),
-    ),
     "a migration has the number of one that the queue has lost": (
         *OWN_KEY,
         (Migrations, "catch_up", lambda self, shards: None),
@@ -245,7 +241,6 @@ FIRST_SEEDS = {
     "a mover waits for no replica": 4,
     "a transfer is forgotten before a replica has it": 1,
     "a shard opens before a replica knows that others are closed": 5,
-    "a migration does not begin once more": 479,
     "a migration has the number of one that the queue has lost": 488,
     "a queue keeps the phase of a migration before its last one": 104404492,
 }

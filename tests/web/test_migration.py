@@ -8,6 +8,7 @@ from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.rules.errors import MigrationAborted, NotAbortable, NotMigrating
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
 from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.resharding.moving_shards import MovingShards
 from celery_lowkiq.web.errors import status_of
 from celery_lowkiq.web.migration import MAX_BARS, picture_of
 from tests.waiting import eventually
@@ -103,7 +104,7 @@ def test_jobs_that_a_frozen_mover_has_taken_are_named(browser, app, queue, monke
     def freeze(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Mover, "_import", freeze)
+    monkeypatch.setattr(MovingShards, "import_jobs", freeze)
     with pytest.raises(KeyboardInterrupt):
         mover.turn()
     transfers = sum(shard.transfers for shard in queue.migration().progress)
