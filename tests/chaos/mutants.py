@@ -241,7 +241,7 @@ OF_HOLDS = {
     ),
     "a load that holds nothing": script("load.lua", "  begin_hold(id, when)\n", ""),
     "a takeover whose poison pill holds nothing": script(
-        "acquire.lua", "processing crashes policy_hold", "processing crashes"
+        "acquire.lua", "recover crashes policy_hold", "recover crashes"
     ),
     "a settle whose deaths hold nothing": script(
         "settle.lua", "policy_rate_per_id policy_hold", "policy_rate_per_id"
