@@ -48,7 +48,11 @@ class Member:
 
     def silent(self, now: float, lease_seconds: float, read_since: float = -math.inf) -> bool:
         """Whether heartbeats are missing, although they could be read from ``read_since`` (monotonic) on."""
-        return now >= max(self.since, read_since) + SILENT_LEASES * lease_seconds
+        return now >= self.silent_at(lease_seconds, read_since)
+
+    def silent_at(self, lease_seconds: float, read_since: float = -math.inf) -> float:
+        """Return the monotonic time from which on the node is silent, unless its heartbeat moves before."""
+        return max(self.since, read_since) + SILENT_LEASES * lease_seconds
 
     def alive(self, now: float, lease_seconds: float) -> bool:
         """Whether the node counts for quotas."""

@@ -100,6 +100,16 @@ def test_leases_of_a_node_that_died_are_read_and_free_as_soon_as_if_they_always_
     assert pair.owned() == OURS + THEIRS
 
 
+def test_a_shard_that_was_released_for_a_node_that_died_is_taken_when_that_is_silent(pair):
+    """Not a turn later: nothing announces that a node is silent."""
+    pair.turns(3)
+    last_beat = pair.now - TURN
+    pair.our_turn()
+    pair.store.leases[THEIRS[0]] = LeaseState("", 1, 99)
+    pair.announce(THEIRS[0])
+    assert pair.until_owned(THEIRS[0]) == pytest.approx(last_beat + 0.3 * T)
+
+
 def test_a_renewal_after_the_last_heartbeat_counts(pair):
     """The node died in between."""
     pair.turns(3)

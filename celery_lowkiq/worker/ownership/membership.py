@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.balance import Member, Pool, QuotaRoom, quotas, surplus_shards
@@ -128,6 +129,20 @@ class Membership:
         # Silent ones keep what they have, but take nothing: nobody would serve a shard that was left to them.
         quota = quota_without(silent)
         return Pool(frozenset(queues), quota, max(quota, quota_without(new | silent)))
+
+    def seconds_to_silence(self) -> float:
+        """Return the seconds until a node counts as silent whose heartbeat does not move; infinite for none.
+
+        A shard that was released for it has a new owner from then on, and no announcement says so.
+        """
+        now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
+        times = (
+            one.silent_at(lease_seconds, read_since) - now
+            for queue, read_since in self._read_since.items()
+            if queue in self._others
+            for one in self._others[queue].values()
+        )
+        return min((seconds for seconds in times if seconds > 0), default=math.inf)
 
     def _silent(self, queues: Sequence[str]) -> set[str]:
         """Return the nodes whose heartbeats are missing in each of these queues that can be read.

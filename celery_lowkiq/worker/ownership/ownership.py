@@ -169,7 +169,12 @@ class Ownership:
             return 0.0
         seconds_to_observation = self._acquisition.seconds_to_observation(self._wanted())
         seconds_to_renewal = AWAY_RETRY if self._may_be_renewed(away) else math.inf
-        return min(self._ctx.lease_seconds / RENEWALS_PER_LEASE, seconds_to_observation, seconds_to_renewal)
+        return min(
+            self._ctx.lease_seconds / RENEWALS_PER_LEASE,
+            seconds_to_observation,
+            seconds_to_renewal,
+            self._membership.seconds_to_silence(),
+        )
 
     def _may_be_renewed(self, away: Collection[ShardRef]) -> bool:
         """Whether the lease of such a shard lasts: its master, or a replica, may be back before its end."""
