@@ -212,10 +212,6 @@ FAULTS = {
         FAILING,
         without("_move", 'any(found.route == "closed" for found in moves.values())', "False"),
     ),
-    "a migration has the number of one that the queue has lost": (
-        *OWN_KEY,
-        (Migrations, "catch_up", lambda self, shards: None),
-    ),
     "a queue keeps the phase of a migration before its last one": (
         *OWN_KEY,
         script("register.lua", "  if gen ~= '0' then\n", KEEPS_ENDED),
@@ -241,12 +237,10 @@ FIRST_SEEDS = {
     "a mover waits for no replica": 4,
     "a transfer is forgotten before a replica has it": 1,
     "a shard opens before a replica knows that others are closed": 1130,
-    "a migration has the number of one that the queue has lost": 488,
     "a queue keeps the phase of a migration before its last one": 104404492,
 }
 #: Faults that it takes long to find.
 RARE = {
-    "a migration has the number of one that the queue has lost",
     "a part of an id is claimed where it was",
     "a shard opens before a replica knows that others are closed",
     "a shard stays closed whose opening a failover has lost",
