@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.resharding import (
     Export,
@@ -97,6 +98,9 @@ class Mover:
             stored = yield from self._migrations.read_steps()
             self._pace.asked(self._now() - asked_at)
             return stored is not None and (yield from self._turn(stored))
+        except StoreUnavailable:
+            self._shards.doubt()
+            raise
         finally:
             self._took = self._now() - began_at
 
