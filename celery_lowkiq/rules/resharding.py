@@ -101,8 +101,9 @@ class ShardMoves:
     counts: int = 0
     #: Whether jobs that leave may be claimed here: the migration was paused.
     staying: bool = False
-    #: The owner whose lease another server gave, with its epoch and counter; '' without one. It may run jobs
-    #: that the shard does not know, since a failover has lost their claims.
+    #: The owner of a lease that another server gave, with epoch, counter and this server; '' without such a
+    #: lease. It, or an unknown next one, may run jobs that the shard does not know, since a failover has lost
+    #: their claims.
     given_elsewhere: str = ""
 
 
@@ -115,6 +116,11 @@ class Export:
     ids: tuple[str, ...] = ()
     #: Whether the counts of the source go with them.
     counts: bool = False
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        """The source, and the shard where its ids go."""
+        return self.source, self.shard
 
 
 class SilentOwners:
@@ -131,6 +137,11 @@ class SilentOwners:
             self._seen.pop(index, None)
         elif self._seen.get(index, ("", 0.0))[0] != owner:
             self._seen[index] = owner, now
+
+    def doubted(self, shards: Iterable[int] | None = None) -> None:
+        """Watch shards, or all, from anew: in an outage of Redis, their owners cannot renew either."""
+        for index in list(self._seen) if shards is None else shards:
+            self._seen.pop(index, None)
 
     def silent(self, index: int, now: float) -> str:
         """Return the owner of a shard if its lease has run out at ``now``; else ''."""

@@ -5,10 +5,13 @@ Each test has a fault of the code, with which it fails.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import itertools
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+from redis import exceptions
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreUnavailable
@@ -16,6 +19,7 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.resharding import SilentOwners
 from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.scripts.steps import Send
 from tests.chaos.mutants import script
 from tests.simulation.test_resharding import seeded, without
 from tests.store import resharding as words
@@ -51,6 +55,29 @@ class Moving:
         if self.lagging.intersection(shards):
             raise StoreUnavailable("not confirmed")
         return iter(())
+
+    def on_clock(self):
+        """Another mover, with a clock of its own."""
+        clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+        self.mover = Mover(self.store.client, TWO, clock=clock, lease_seconds=10.0)
+        return clock
+
+    @contextmanager
+    def away(self, *shards):
+        """Redis does not answer, or on a cluster, the masters of some shards."""
+        client, keys = self.store.client, [words.key("meta", index) for index in shards]
+
+        def answer(step, act=client.act):
+            if not shards:
+                raise StoreUnavailable("away")
+            lost = [any(key in command for key in keys) for command in step.commands]
+            return [
+                exceptions.ConnectionError() if gone else act(Send([command]))[0]
+                for gone, command in zip(lost, step.commands, strict=True)
+            ]
+
+        with mock.patch.multiple(client, act=answer, check_away=lambda replies: None):
+            yield
 
     def turns(self):
         for _ in range(TURNS):
@@ -186,24 +213,89 @@ def an_owner_that_is_silent_is_not_waited_for(moving):
     """Only a command moves the queue: all its workers have died, and the server was replaced."""
     words.owned(moving.store, TWO, 0)
     words.take_back(moving.redis, 0, words.copies(moving.redis, 0))
-    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     moving.begin()
-    moving.mover = Mover(moving.store.client, TWO, clock=clock, lease_seconds=10.0)
+    clock = moving.on_clock()
     home = words.owned(moving.store, FOUR, 2)
-    for now in (0.0, 10.4):
-        clock.now = now
-        moving.turns()
-        assert moving.payloads(home) == []
+    it_stays(moving, clock, home, 0.0, 10.4)
     moving.redis.hincrby(words.key("lease", 0), "counter", 1)
-    for now in (10.6, 21.0):
-        clock.now = now
-        moving.turns()
-        assert moving.payloads(home) == []
+    it_stays(moving, clock, home, 10.6, 21.0)
     clock.now = 21.2
     moving.turns()
     assert moving.payloads(home) == [b"1"]
     moving.let_end()
     moving.end()
+
+
+def it_stays(moving, clock, home, *times):
+    for now in times:
+        clock.now = now
+        moving.turns()
+        assert moving.payloads(home) == []
+
+
+def an_outage_is_no_silence(moving, *shards):
+    """The owner could not renew, and runs what nothing is known of."""
+    source = words.owned(moving.store, TWO, 0)
+    before = words.copies(moving.redis, 0)
+    claim = words.claimed(moving.store, TWO, source)
+    words.take_back(moving.redis, 0, before)
+    moving.begin()
+    clock = moving.on_clock()
+    moving.turns()
+    with moving.away(*shards):
+        clock.now = 12.0
+        moving.turns()
+    moving.turns()
+    home = words.owned(moving.store, FOUR, 2)
+    assert moving.payloads(home) == []
+    clock.now = 22.6
+    moving.turns()
+    assert moving.payloads(home) == [b"1"]
+    words.ended(moving.store, TWO, source, claim)
+
+
+def an_outage_of_its_master_is_no_silence(moving):
+    an_outage_is_no_silence(moving, 0)
+
+
+def a_run_of_an_unknown_owner_is_waited_for(moving):
+    """The failover has lost that it acquired the shard, which another one had released."""
+    assert moving.store.release(words.owned(moving.store, TWO, 0))
+    before = words.copies(moving.redis, 0)
+    words.claimed(moving.store, TWO, words.owned(moving.store, TWO, 0))
+    words.take_back(moving.redis, 0, before)
+    it_waits_for_the_next_owner(moving)
+
+
+def a_run_under_a_lost_lease_is_waited_for(moving):
+    """The failover has lost its claim, and the lease."""
+    source = words.owned(moving.store, TWO, 0)
+    words.ended(moving.store, TWO, source, words.claimed(moving.store, TWO, source))
+    assert words.pushed(moving.store, TWO, moving.id, b"1", perform_in=1.0) == 1
+    before = words.copies(moving.redis, 0)
+    words.claimed(moving.store, TWO, source)
+    del before[words.key("lease", 0).encode()]
+    words.take_back(moving.redis, 0, before)
+    it_waits_for_the_next_owner(moving)
+
+
+def a_run_that_its_owner_has_left_is_waited_for(moving):
+    """Its process is about to end, and the run with it."""
+    source = words.owned(moving.store, TWO, 0)
+    before = words.copies(moving.redis, 0)
+    words.claimed(moving.store, TWO, source)
+    words.take_back(moving.redis, 0, before)
+    assert moving.store.release(source, unsettled=True)
+    it_waits_for_the_next_owner(moving)
+
+
+def it_waits_for_the_next_owner(moving):
+    moving.begin()
+    clock, home = moving.on_clock(), words.owned(moving.store, FOUR, 2)
+    it_stays(moving, clock, home, 0.0, 10.4)
+    clock.now = 10.6
+    moving.turns()
+    assert moving.payloads(home) == [b"1"]
 
 
 def what_a_failover_brings_back_before_the_last_phase_moves_again(moving):
@@ -224,10 +316,33 @@ def what_a_failover_brings_back_before_the_last_phase_moves_again(moving):
     assert moving.end() == [b"1"]
 
 
-KNOWS_ALL = script("lib/given_elsewhere.lua", "or found[2] == server then", "or true then")
+def calls_behind_those_that_wait_for_an_owner_are_not_held_up(moving):
+    """More than a turn asks for wait in shard 2 for shard 0. One that waits for shard 1 comes last."""
+    words.owned(moving.store, TWO, 0)
+    words.take_back(moving.redis, 0, words.copies(moving.redis, 0))
+    three = words.in_migration(TWO, 3)
+    moving.mover = words.begun(moving.store, TWO, 3)
+    words.until(moving.redis, moving.mover, "move")
+
+    def ids(source):
+        names = map("of-{}".format, itertools.count())
+        homes = three.layout.former_home, three.layout.home
+        return (name for name in names if [home(name) for home in homes] == [source, 2])
+
+    wait = [NewJob(job_id, b"", perform_in=1.0) for job_id in itertools.islice(ids(0), 1200)]
+    last = next(ids(1))
+    moving.store.push(three, [*wait, NewJob(last, b"", perform_in=2.0)])
+    moving.turns()
+    claim = words.claimed(moving.store, three, words.owned(moving.store, three, 2))
+    assert [job.id for job in claim.jobs] == [last]
+
+
+KNOWS_ALL = script("lib/given_elsewhere.lua", "or found[2] == server and", "or true or")
 HIDES = script("lib/recover.lua", "    hold(id)\n", "")
+NEVER_DOUBTS = (SilentOwners, "doubted", lambda *_: None)
 #: By test, a fault with which it fails.
 FAULTS = {
+    calls_behind_those_that_wait_for_an_owner_are_not_held_up: (movers, "STUCK_IDS", 0),
     a_call_waits_until_a_replica_knows_the_end_of_the_run_before: (
         movers,
         "_has_told",
@@ -237,6 +352,17 @@ FAULTS = {
     a_run_whose_end_was_lost_comes_back_to_a_mover_from_its_next_owner: HIDES,
     a_run_whose_claim_was_lost_is_not_moved: KNOWS_ALL,
     a_run_of_which_nothing_is_known_is_waited_for: script("read_moves.lua", "given_elsewhere(),", "'',"),
+    a_run_of_an_unknown_owner_is_waited_for: script(
+        "lib/given_elsewhere.lua", "= had_owner and", "= (found[1] or '') ~= '' and"
+    ),
+    a_run_under_a_lost_lease_is_waited_for: script(
+        "lib/given_elsewhere.lua", "redis.call('HEXISTS', meta, 'request') == 1", "false"
+    ),
+    a_run_that_its_owner_has_left_is_waited_for: script(
+        "lib/given_elsewhere.lua", " and found[3] ~= '1'", ""
+    ),
+    an_outage_is_no_silence: NEVER_DOUBTS,
+    an_outage_of_its_master_is_no_silence: NEVER_DOUBTS,
     an_owner_that_is_silent_is_not_waited_for: (SilentOwners, "silent", lambda *_: ""),
     what_a_failover_brings_back_before_the_last_phase_moves_again: without(
         "_finish",

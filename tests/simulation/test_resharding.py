@@ -236,7 +236,7 @@ FIRST_SEEDS = {
     "a requeue opens the id in its first step": 3,
     "a mover waits for no replica": 4,
     "a transfer is forgotten before a replica has it": 1,
-    "a shard opens before a replica knows that others are closed": 1130,
+    "a shard opens before a replica knows that others are closed": 2,
     "a queue keeps the phase of a migration before its last one": 104404492,
 }
 #: Faults that it takes long to find.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from celery_lowkiq.rules.clock import Clock, SystemClock
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.resharding import (
     Export,
@@ -40,6 +41,8 @@ from .strays import StraySearch
 
 #: Lease time (s) of workers when nothing else is known.
 LEASE_SECONDS = 10.0
+#: Ids that cannot move, up to which a turn looks behind them: Redis returns as many in some ms.
+STUCK_IDS = 10_000
 #: Reply of ``import_jobs.lua`` when the shard is not in the migration.
 STALE = -1
 
@@ -97,6 +100,9 @@ class Mover:
             stored = yield from self._migrations.read_steps()
             self._pace.asked(self._now() - asked_at)
             return stored is not None and (yield from self._turn(stored))
+        except StoreUnavailable:
+            self._shards.doubt()
+            raise
         finally:
             self._took = self._now() - began_at
 
@@ -251,7 +257,8 @@ class Mover:
     def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
         """Read what shards have to do. Leaves out those whose masters are away, unless that is all."""
         pages = pages_of(migration, shards)
-        return self._shards.read({index: page + self._stuck[index] for index, page in pages.items()})
+        limits = {index: page + min(self._stuck[index], STUCK_IDS) for index, page in pages.items()}
+        return self._shards.read(limits)
 
     def _transfer(
         self,
@@ -281,7 +288,7 @@ class Mover:
             if ids := [parse_id(job_id) for job_id in none]:
                 self._search.forget(export.source, ids)
                 answered.append(shards.release("relay", migration, export.shard, ids))
-            self._count_stuck(moves, export, {parse_id(job_id) for job_id in busy})
+            self._count_stuck(migration, moves, export, {parse_id(job_id) for job_id in busy})
             if number:
                 taken.append((export, number))
                 self.sorted_jobs += len(export.ids) - len(none) - len(busy)
@@ -305,9 +312,19 @@ class Mover:
         yield from shards.send_here(forgets)
         return bool(arrived or answered)
 
-    def _count_stuck(self, moves: Mapping[int, ShardMoves], export: Export, busy: set[str]) -> None:
+    def _count_stuck(
+        self, migration: Migration, moves: Mapping[int, ShardMoves], export: Export, busy: set[str]
+    ) -> None:
+        """Note ids that could not move: the next turn reads as many more, since those behind them may."""
+        layout = migration.layout
+        # When all of a transfer stay, so may those for which it had no room.
+        all_stay = len(busy) == len(export.ids) > 0
         for index in moves.keys() & {export.source, export.shard}:
-            self._stuck[index] += len(busy.intersection(moves[index].moving))
+            self._stuck[index] += sum(
+                job_id in busy
+                or (all_stay and (layout.former_home(job_id), layout.home(job_id)) == export.pair)
+                for job_id in moves[index].moving
+            )
 
     # -- seal
 

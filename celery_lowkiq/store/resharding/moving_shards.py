@@ -10,7 +10,7 @@ from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Export, Migration, ShardMoves, SilentOwners
 from celery_lowkiq.store.scripts.client import Client, raise_refused
-from celery_lowkiq.store.scripts.keys import announcement, shard_keys
+from celery_lowkiq.store.scripts.keys import announcement, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.records import id_bytes, parse_id
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
@@ -51,7 +51,10 @@ class MovingShards:
         if not calls:
             return []
         replies = self._client.but_away((yield from self._client.call_steps(calls)))
-        return [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
+        answers = [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
+        silent = [call.keys[0] for call, answer in zip(calls, answers, strict=True) if answer is None]
+        self._owners.doubted(shard.index for shard in map(shard_of_key, silent) if shard is not None)
+        return answers
 
     # -- what shards have to do
 
@@ -65,6 +68,10 @@ class MovingShards:
         if not any(replies.values()):
             raise StoreUnavailable("Redis is not available: the masters of these shards are away")
         return {index: self._moves(index, reply) for index, reply in replies.items() if reply is not None}
+
+    def doubt(self) -> None:
+        """Watch the owners of all shards from anew: Redis does not answer."""
+        self._owners.doubted()
 
     def _moves(self, index: int, reply: list[Any]) -> ShardMoves:
         route, gen, moving, waiting, inflight, pending, counts, staying, owner = reply
