@@ -276,6 +276,20 @@ def is_finished(migration: Migration, index: int, moves: ShardMoves) -> bool:
     return has_sorted(migration, index, moves) and not moves.pending and not _counts(migration, index, moves)
 
 
+def has_come_back(migration: Migration, index: int, moves: ShardMoves) -> bool:
+    """Whether a failover has brought something back to a source that was finished.
+
+    Calls of ids that stay may wait there meanwhile.
+    """
+    return (
+        moves.gen != migration.gen
+        or moves.staying
+        or bool(moves.given_elsewhere or moves.pending)
+        or has_leavers(migration, index, moves)
+        or _counts(migration, index, moves)
+    )
+
+
 def last_export(migration: Migration, index: int, moves: ShardMoves) -> Export | None:
     """Return the export of the counts of a source that will be retired, after everything else has left."""
     if has_sorted(migration, index, moves) and not moves.pending and _counts(migration, index, moves):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from celery_lowkiq.rules import resharding
@@ -15,7 +17,9 @@ from celery_lowkiq.rules.resharding import (
     Pace,
     Phase,
     ShardMoves,
+    SilentOwners,
     cost,
+    has_come_back,
     has_sorted,
     is_finished,
     last_export,
@@ -92,6 +96,38 @@ def test_a_source_is_finished_when_nothing_is_on_its_way():
     stays = ids(GROWS, 0, 0)
     assert is_finished(GROWS, 0, moves(*stays, inflight=stays))
     assert not is_finished(GROWS, 0, moves(pending=(2,)))
+
+
+def test_what_comes_back_to_a_finished_source_is_all_that_leaves_it():
+    stays, leaves = ids(SHRINKS, 0, 0), ids(SHRINKS, 3, 1)
+    assert not has_come_back(SHRINKS, 0, moves(*stays, inflight=stays, counts=5))
+    # More wait than were read.
+    assert not has_come_back(SHRINKS, 0, replace(moves(*stays), waiting=100))
+    back = {"pending": (1,), "staying": True, "given_elsewhere": "a 1 1 server", "counts": 5, "gen": 0}
+    for name, value in back.items():
+        assert has_come_back(SHRINKS, 3, replace(moves(), **{name: value}))
+    assert has_come_back(SHRINKS, 3, moves(*leaves))
+    assert has_come_back(SHRINKS, 3, moves(inflight=leaves))
+
+
+def test_an_owner_is_silent_when_its_lease_has_not_changed_for_its_time():
+    owners = SilentOwners(10.0)
+    owners.observed(3, "a 1 1", 0.0)
+    owners.observed(3, "a 1 1", 10.0)
+    assert [owners.silent(3, now) for now in (0.0, 10.4, 10.5)] == ["", "", "a 1 1"]
+    owners.observed(3, "a 1 2", 11.0)
+    assert [owners.silent(3, now) for now in (11.0, 21.4, 21.5)] == ["", "", "a 1 2"]
+    owners.observed(3, "", 30.0)
+    assert owners.silent(3, 100.0) == owners.silent(4, 100.0) == ""
+
+
+@pytest.mark.parametrize("shards, left", [(None, ["", ""]), ([1], ["", "b"])])
+def test_an_owner_that_could_not_renew_is_watched_from_anew(shards, left):
+    owners = SilentOwners(10.0)
+    owners.observed(1, "a", 0.0)
+    owners.observed(2, "b", 0.0)
+    owners.doubted(shards)
+    assert [owners.silent(index, 20.0) for index in (1, 2)] == left
 
 
 def test_counts_leave_a_shard_that_is_retired_after_all_else():

@@ -18,6 +18,7 @@ from celery_lowkiq.rules.resharding import (
     Pace,
     Phase,
     ShardMoves,
+    has_come_back,
     has_leavers,
     has_sorted,
     is_finished,
@@ -231,7 +232,7 @@ class Mover:
         """Begin the last phase, if no failover has brought anything back to a source meanwhile."""
         servers = yield from self._servers(migration.shards)
         moves = yield from self._read(migration, migration.sources)
-        if not all(is_finished(migration, index, found) for index, found in moves.items()):
+        if any(has_come_back(migration, index, found) for index, found in moves.items()):
             self._begin(migration.gen)
             return True
         # What is sealed takes no transfer, and lets calls run: no failover may bring a job back from now on.
