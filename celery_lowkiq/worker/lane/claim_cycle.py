@@ -85,6 +85,8 @@ class ClaimCycle:
         if not self._aside or (now < self._try_aside_at and not at_once):
             return
         self._try_aside_at = now + PARKED
+        if self._window is not None:
+            self.settle()
         for shard in self._aside:
             self._window = self._take_aside(shard)
             self.settle()
