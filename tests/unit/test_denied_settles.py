@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from celery_lowkiq.rules.errors import AccessDenied
+from celery_lowkiq.rules.errors import AccessDenied, NotOwner, StoreUnavailable
+from celery_lowkiq.store.jobs.claims import SettleCalls
 from celery_lowkiq.worker.lane import claim_cycle, lane
 from tests.waiting import eventually
 
@@ -105,6 +106,15 @@ def test_a_lane_that_always_has_jobs_settles_a_shard_that_it_leaves(one):
     one.runtime._ownership._table.leave(DENIED)
     one.store.denied = set()
     one.ran("1")
+
+
+@pytest.mark.parametrize("error, lines", [(AccessDenied, 0), (StoreUnavailable, 0), (NotOwner, 1)])
+def test_what_failed_beside_a_settle_is_logged_when_that_is_not_sent_again(error, lines, caplog):
+    """It was a line for each try of a denied settle."""
+    settling = SettleCalls(DENIED, [], tracker_calls=1, side_calls=1, done=frozenset(), releases=False)
+    answer = error("no")
+    assert settling.reply([AccessDenied("no"), answer]) is answer
+    assert len(caplog.records) == lines
 
 
 def test_a_denied_settle_is_given_up_when_the_lease_is_lost(one):
