@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .errors import AccessDenied, StoreUnavailable
 from .models import Job, Lease, QueueSpec, Settlement
+
+#: Errors of a settle that is sent again.
+SENT_AGAIN = (AccessDenied, StoreUnavailable)
 
 
 @dataclass(frozen=True)

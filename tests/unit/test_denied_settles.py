@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import pytest
 
-from celery_lowkiq.rules.errors import AccessDenied
+from celery_lowkiq.rules.errors import AccessDenied, NotOwner, StoreUnavailable
+from celery_lowkiq.store.jobs.claims import SettleCalls
 from celery_lowkiq.worker.lane import claim_cycle, lane
 from tests.waiting import eventually
 
@@ -58,6 +60,13 @@ def ids(store):
     return [job_id for job_id, _ in store.settled]
 
 
+def of_denied(caplog):
+    """What the lines of the log say of the shard."""
+    start = f"what ran of shard {DENIED} "
+    lines = [record.getMessage() for record in caplog.records]
+    return [line.removeprefix(start) for line in lines if str(DENIED) in line]
+
+
 def test_a_denied_settle_is_tried_again_and_the_other_shards_go_on(one, caplog):
     """It was dropped, and its job ran once more."""
     denied_with_run(one)
@@ -66,11 +75,9 @@ def test_a_denied_settle_is_tried_again_and_the_other_shards_go_on(one, caplog):
     assert "1" not in ids(one.store)
     one.store.denied = set()
     one.ran("1")
-    (only,) = one.runtime._lanes
-    eventually(lambda: not only.working)
+    # The lane logs the end after the store has the settle.
+    begin, end = eventually(lambda: len(lines := of_denied(caplog)) > 1 and lines)
     assert one.runner.ids.count("1") == 1
-    lines = [record.getMessage() for record in caplog.records if str(DENIED) in record.getMessage()]
-    begin, end = (line.removeprefix(f"what ran of shard {DENIED} ") for line in lines)
     assert begin.startswith("is not settled until Redis permits it: Redis does not permit this (NOPERM)")
     assert end.startswith("is settled after ")
 
@@ -86,6 +93,28 @@ def test_nothing_is_claimed_of_a_shard_until_its_settle_is_permitted(one):
     assert "next" not in one.runner.ids
     one.store.denied = set()
     one.ran("1", "next")
+
+
+def test_a_lane_that_always_has_jobs_settles_a_shard_that_it_leaves(one):
+    """It tried that only when nothing was due: the shard's next owner waited for it."""
+    denied_with_run(one)
+    numbers = itertools.count()
+    one.runner.act = lambda batch: one.store.push(OTHER, f"other {next(numbers)}", 1.0)
+    for number in range(200):
+        one.store.push(OTHER, str(-number), 1.0)
+    one.ran("other 5")
+    one.runtime._ownership._table.leave(DENIED)
+    one.store.denied = set()
+    one.ran("1")
+
+
+@pytest.mark.parametrize("error, lines", [(AccessDenied, 0), (StoreUnavailable, 0), (NotOwner, 1)])
+def test_what_failed_beside_a_settle_is_logged_when_that_is_not_sent_again(error, lines, caplog):
+    """It was a line for each try of a denied settle."""
+    settling = SettleCalls(DENIED, [], tracker_calls=1, side_calls=1, done=frozenset(), releases=False)
+    answer = error("no")
+    assert settling.reply([AccessDenied("no"), answer]) is answer
+    assert len(caplog.records) == lines
 
 
 def test_a_denied_settle_is_given_up_when_the_lease_is_lost(one):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from celery_lowkiq.rules.claims import Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import LowkiqError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.claims import SENT_AGAIN, Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
+from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.loggers import store_logger as logger
 from celery_lowkiq.rules.models import Disposition, Job, Lease, Settlement, ShardRef
 from celery_lowkiq.rules.priorities import turn
@@ -135,7 +135,8 @@ class SettleCalls:
     def reply(self, replies: Sequence[Any]) -> SettleReply | StoreError:
         """Read the replies; the first error among them.
 
-        Errors of side calls are logged. A release that fails leaves the shard to its owner.
+        Errors of side calls are logged, unless the settle is sent again. A release that fails leaves the
+        shard to its owner.
         """
         released = False
         if self.releases:
@@ -143,7 +144,7 @@ class SettleCalls:
             released = release_reply == 1
         answer = replies[-1]
         for reply in replies[: self.side_calls]:
-            if isinstance(reply, StoreError) and not isinstance(answer, StoreUnavailable):
+            if isinstance(reply, StoreError) and not isinstance(answer, SENT_AGAIN):
                 logger.warning(
                     "trackers and failures: the end of some calls of shard %s is unknown: %s",
                     self.shard,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import KeysView
 
-from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, SettleReply, SettleRequest
-from celery_lowkiq.rules.errors import AccessDenied, NotOwner, ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.claims import SENT_AGAIN, Claim, ClaimRequest, Due, SettleReply, SettleRequest
+from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import Batch, Settlement, ShardRef
 from celery_lowkiq.rules.rate import Tokens, run_count
@@ -85,6 +85,8 @@ class ClaimCycle:
         if not self._aside or (now < self._try_aside_at and not at_once):
             return
         self._try_aside_at = now + PARKED
+        if self._window is not None:
+            self.settle()
         for shard in self._aside:
             self._window = self._take_aside(shard)
             self.settle()
@@ -226,7 +228,7 @@ class ClaimCycle:
             self._window = None
             assert settled is not None
             assert to_settle is not None
-            if isinstance(settled, (AccessDenied, StoreUnavailable)):
+            if isinstance(settled, SENT_AGAIN):
                 window.restore(to_settle)
                 self._set_aside(window, settled)
                 if to_claim is not None and to_claim.lease.shard == window.owned.shard:

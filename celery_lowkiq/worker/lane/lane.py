@@ -74,9 +74,10 @@ class Lane(LaneState):
         everything = self.take_poll()
         if everything is not None:
             self._poll(everything)
+        # Also of a lane that always has something to run: the next owner of a shard may wait for it.
+        self._cycle.settle_aside()
         if self._cycle.unsettled:
             return self.begin_next(self._picker.pick, 0.0)
-        self._cycle.settle_aside()
         return self.begin_next(self._picker.pick, PARKED if self._cycle.aside else math.inf)
 
     def _poll(self, everything: bool) -> None:
