@@ -100,15 +100,22 @@ class Leases:
                     yield f"shard {shard}: epoch {grant.epoch} granted at {grant.at:.3f} to {grant.owner}"
 
     def held_at(self, pid: int, at: float) -> dict[int, int]:
-        """Shards that a process had at a time, and their epochs."""
+        """Shards that a process had at a time, and their epochs.
+
+        None that it had given up without an answer to its release: it renewed others since.
+        """
         held = {}
         for shard, grants in self._grants.items():
             before = [one for one in grants if one.at <= at]
             if before and before[-1].pid == pid:
                 released = self._released.get((shard, before[-1].epoch))
-                if released is None or released > at:
+                if (released is None or released > at) and not self._ended(before[-1], at):
                     held[shard] = before[-1].epoch
         return held
+
+    def _ended(self, grant: Acquire, at: float) -> bool:
+        renewed = [one for one in self._renewed[grant.shard, grant.epoch] if one <= at]
+        return bool(self._history.renewals) and at >= max(renewed) + self._history.lease
 
     def changes(self, shard: int, since: float, until: float) -> Iterator[tuple[Acquire, Acquire]]:
         """The grants of that time, each after the one before it."""

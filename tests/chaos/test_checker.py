@@ -240,6 +240,15 @@ def test_the_takeover_is_measured_from_the_death_to_the_answer(kind):
     assert gate.limit == pytest.approx(2.25)
 
 
+def test_a_shard_that_its_owner_had_given_up_before_its_death_has_no_takeover():
+    """A failover lost the answer to the release of a retired shard, and nobody needed it any more."""
+    gave_up = with_(acquires=(Acquire(ONE, "one", 7, 3, 0.0, 0.1),), renewals=(Renewal(7, 3, 3.9),))
+    assert check(gave_up).passed
+    assert check(with_(acquires=gave_up.acquires[-1:], renewals=(Renewal(7, 3, 4.1),))).failed() == {
+        "takeover s"
+    }
+
+
 def test_the_takeover_counts_from_when_a_node_watches_that_lives_on():
     """TWO begins after the death, and 103 dies before it could take the shard."""
     late = replace(
