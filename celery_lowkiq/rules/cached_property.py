@@ -1,7 +1,8 @@
 """``cached_property`` without a lock, for all classes of the package.
 
 Before Python 3.12, that of :mod:`functools` locks for all objects of a class while it makes a value. In a
-process that is forked meanwhile, the thread that would unlock is missing: who asks there waits for ever.
+process that is forked meanwhile, the thread that would unlock is missing: the next one that asks there waits
+for ever.
 """
 
 from __future__ import annotations

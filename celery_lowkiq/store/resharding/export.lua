@@ -14,7 +14,7 @@
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
 --   {} when the shard is not in this migration. With a pending transfer, that is all, and all that a closed shard gives.
--- Cost: O(log n) a payload. Repeated: the same transfer, until it is forgotten.
+-- Cost: O(log n) a payload, and INFO. Repeated: the same transfer, until it is forgotten.
 local pending = has_joined(gen) and redis.call('HGET', outbox, shard)
 if pending then
   local last, data = string.match(pending, '^(%d+) (.*)$')

@@ -93,7 +93,7 @@ class ClaimCycle:
         if self._aside and self._state.gives_up():
             for shard, window in self._aside.items():
                 self._take_aside(shard)
-                self._on_store_error(window.owned, StoreUnavailable("it could not be settled"))
+                self._on_store_error(window.owned, StoreUnavailable("what ran is not settled"))
 
     def _take_aside(self, shard: ShardRef) -> ClaimWindow:
         window = self._aside[shard]
@@ -143,9 +143,7 @@ class ClaimCycle:
         elif isinstance(error, StoreUnavailable) and not self._state.gives_up():
             self._state.defer(owned.shard, PARKED)
         elif isinstance(error, StoreUnavailable):
-            logger.error(
-                "stopping without Redis: jobs of %s that were claimed will be recovered", owned.shard
-            )
+            logger.error("stopping: jobs of %s that were claimed will be recovered: %s", owned.shard, error)
         else:
             self._ctx.meter.refused()
             # The text of a damage needs no traceback.

@@ -60,7 +60,7 @@ class Acquisition:
         self._read: frozenset[ShardRef] = frozenset()
         #: Since when (monotonic) the master of a shard has not answered.
         self._away: dict[ShardRef, float] = {}
-        #: The shards that Redis refused when they were last to be acquired, other than for a faster node.
+        #: Shards whose last acquire was refused or not answered, unless another node was faster.
         self._refused: set[ShardRef] = set()
 
     def observe(self, shards: Sequence[ShardRef], everything: bool = False) -> None:

@@ -49,8 +49,8 @@ class Resizing:
     def leave_given_elsewhere(self, away: Collection[ShardRef]) -> None:
         """Leave shards of moving queues whose lease another server gave, to be acquired anew.
 
-        A failover may have lost claims of what runs, so nothing leaves such a shard (``export.lua``) before
-        its batch has ended, and a lease of this server knows all. ``away``: shards whose master is away.
+        A failover may have lost claims of what runs, so nothing leaves such a shard (``export.lua``) until
+        its batch has ended and this server has given a lease. ``away``: shards whose master is away.
         """
         moving = [
             owned

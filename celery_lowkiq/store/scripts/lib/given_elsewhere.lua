@@ -2,9 +2,9 @@
 --
 -- KEYS: lease meta
 -- USES: server
--- Its owner may run jobs by claims that a failover has lost: only under a lease of this server, the shard knows all of them. So
--- may one that is unknown, when the failover has lost that a released shard was acquired, or when the lease itself was lost;
--- and for a moment a process that has released the shard before its batch has ended.
+-- Its owner may run jobs whose claims a failover has lost: the shard knows all claims only under a lease of this server. So may
+-- an unknown owner, when the failover has lost the lease, or that a released shard was acquired. A process that has released
+-- the shard before the end of its batch may run on, too: such a lease of this server counts like one of another server.
 
 -- The lease as '<owner> <epoch> <counter> <this server>'; '' for one of this server, for a shard that has never had an owner,
 -- and for a user who may not ask which server this is.
