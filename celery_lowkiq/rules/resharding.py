@@ -257,11 +257,14 @@ def has_sorted(migration: Migration, index: int, moves: ShardMoves) -> bool:
 
     None comes back then: calls go elsewhere, and only those in processing can be restored.
     """
+    return moves.waiting == len(moves.moving) and _shows_none_that_leaves(migration, index, moves)
+
+
+def _shows_none_that_leaves(migration: Migration, index: int, moves: ShardMoves) -> bool:
     return (
         moves.gen == migration.gen
         and not moves.staying
         and not moves.given_elsewhere
-        and moves.waiting == len(moves.moving)
         and not has_leavers(migration, index, moves)
     )
 
@@ -282,10 +285,8 @@ def has_come_back(migration: Migration, index: int, moves: ShardMoves) -> bool:
     Calls of ids that stay may wait there meanwhile.
     """
     return (
-        moves.gen != migration.gen
-        or moves.staying
-        or bool(moves.given_elsewhere or moves.pending)
-        or has_leavers(migration, index, moves)
+        not _shows_none_that_leaves(migration, index, moves)
+        or bool(moves.pending)
         or _counts(migration, index, moves)
     )
 

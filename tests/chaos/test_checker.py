@@ -241,7 +241,7 @@ def test_the_takeover_is_measured_from_the_death_to_the_answer(kind):
 
 
 def test_a_shard_that_its_owner_had_given_up_before_its_death_has_no_takeover():
-    """A failover lost the answer to the release of a retired shard, and nobody needed it any more."""
+    """A failover lost the answer to the release of a retired shard, which needs no owner."""
     gave_up = with_(acquires=(Acquire(ONE, "one", 7, 3, 0.0, 0.1),), renewals=(Renewal(7, 3, 3.9),))
     assert check(gave_up).passed
     assert check(with_(acquires=gave_up.acquires[-1:], renewals=(Renewal(7, 3, 4.1),))).failed() == {
