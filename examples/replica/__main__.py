@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from celery_lowkiq import LowkiqError
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app import redis_params
 
+from . import interrupts
 from .report import as_json, table
 from .repository import read_history, read_tree
 from .run import RedisInUse, Stalled, run_side
@@ -32,7 +32,7 @@ BROKER_VARIABLES = ("BROKER_URL", "CELERY_BROKER_URL")
 SCHEMES = ("redis://", "rediss://", "redis+socket://", "sentinel://")
 # Celery has no broker for a cluster: a private server is that.
 CLUSTER_SCHEMES = tuple(f"{scheme}://" for scheme in redis_params.CLUSTER_SCHEMES)
-NOT_CLEAN, FAILED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+NOT_CLEAN, FAILED, INTERRUPTED = 1, 2, 130
 EXPECTED_ERRORS = (StreamError, RedisInUse, Stalled, WorkerDied, LowkiqError, OperationalError)
 
 
@@ -102,9 +102,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and turn expected errors into a message and an exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    # A shell ignores Ctrl-C for what it starts in the background; a SIGINT that is sent is meant.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.handle()
     try:
         return run(parse(arguments))
     except EXPECTED_ERRORS as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from . import interrupts
 from .mirror import Mirror
 from .progress import Progress
 from .report import Outcome
@@ -81,6 +82,7 @@ def _send_and_wait(side: Side, messages: Sequence[Event], mirror: Mirror, worker
             if number % SHOW_EVERY == 0:
                 left(number)
             side.send(message)
+            interrupts.check()
         _until(left, STALL_SECONDS, "another message to be done", worker)
         return time.monotonic() - started
 
@@ -89,6 +91,7 @@ def _until(left: Callable[[], int], patience: float, what: str, worker: Worker) 
     """Poll until nothing is left; the number may stay the same for ``patience`` seconds."""
     least, deadline = sys.maxsize, time.monotonic() + patience
     while (now := left()) > 0:
+        interrupts.check()
         worker.check()
         if now < least:
             least, deadline = now, time.monotonic() + patience

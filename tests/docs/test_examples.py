@@ -202,6 +202,27 @@ def test_an_interrupted_replica_leaves_no_worker(start: Starts, tmp_path: Path) 
     assert not run.has_left_something()
 
 
+#: Python drops an exception of a ``__del__``: that of a Ctrl-C there, too.
+INTERRUPTED_IN_A_DEL = """
+import signal, sys
+from celery.result import AsyncResult
+from examples.replica.__main__ import main
+
+interrupts = iter([signal.SIGINT])
+AsyncResult.__del__ = lambda result: [signal.raise_signal(number) for number in interrupts]
+sys.exit(main(["--events", sys.argv[1]]))
+"""
+
+
+@pytest.mark.full
+def test_a_replica_is_interrupted_where_python_drops_exceptions(start: Starts, tmp_path: Path) -> None:
+    run = start("-c", INTERRUPTED_IN_A_DEL, stream(tmp_path, 400))
+    assert run.end() in (130, -signal.SIGINT)
+    assert "Exception ignored in" in run.err, "Python dropped it"
+    assert run.err.splitlines()[-1] == "interrupted"
+    assert not run.has_left_something()
+
+
 @pytest.mark.full
 def test_a_replica_whose_worker_dies_says_so(start: Starts, tmp_path: Path) -> None:
     run = start("-m", "examples.replica", "--events", stream(tmp_path, 2000))
