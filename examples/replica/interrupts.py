@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM, which end a run at once.
 
-Python drops an exception that is raised in a ``__del__`` or in the callback of a weak reference, and with it a
-Ctrl-C that comes then: :func:`check` raises it again.
+Python drops an exception that is raised in a ``__del__`` or in the callback of a weak reference, and with it
+a Ctrl-C that comes then: :func:`check` raises it again.
 """
 
 from __future__ import annotations

@@ -9,9 +9,12 @@ import threading
 import pytest
 import redis
 
+from celery_lowkiq.rules.models import Disposition, Failure, Settlement
+from celery_lowkiq.store.inspect.failures import FailureReader
+from celery_lowkiq.store.inspect.queries import Queries
 from tests.unit.meters import Tally
 from tests.waiting import eventually
-from tests.worker.engine import Engine
+from tests.worker.engine import QUEUE, Engine
 
 LOGIN = {"username": "denied", "password": "of the test"}
 BEGINS, ENDS = "is not settled until Redis permits it: ", "is settled after "
@@ -27,13 +30,23 @@ def admin(empty_redis):
         client.execute_command("ACL", "DELUSER", LOGIN["username"])
 
 
-@pytest.mark.parametrize("command", ["evalsha", "zmscore"], ids=["each script", "settles only"])
-def test_what_ran_is_settled_when_that_is_permitted_again(empty_redis, admin, caplog, command):
-    """The settle was dropped: the finished jobs ran once more."""
+@pytest.fixture
+def tally():
+    return Tally()
+
+
+@pytest.fixture
+def one_lane(empty_redis, caplog, tally):
     caplog.set_level(logging.WARNING)
-    gate, tally = threading.Event(), Tally()
     options = {"lanes": 1, "poll_interval": 0.05, "lease_seconds": 30.0, "meter": tally}
-    with Engine(empty_redis, login=LOGIN, **options) as engine:
+    return Engine(empty_redis, login=LOGIN, **options)
+
+
+@pytest.mark.parametrize("command", ["evalsha", "zmscore"], ids=["each script", "settles only"])
+def test_what_ran_is_settled_when_that_is_permitted_again(admin, one_lane, tally, caplog, command):
+    """The settle was dropped: the finished jobs ran once more."""
+    gate = threading.Event()
+    with one_lane as engine:
         engine.runner.act = lambda batch: gate.wait(30) and None
         engine.push(20)
         eventually(lambda: engine.runner.ids)
@@ -48,6 +61,24 @@ def test_what_ran_is_settled_when_that_is_permitted_again(empty_redis, admin, ca
     # Two lines for each of the shards.
     begun = shards(caplog, BEGINS)
     assert sorted(begun) == sorted(shards(caplog, ENDS)) == sorted(set(begun))
+
+
+def test_a_failed_run_is_counted_once_however_often_its_settle_is_tried(admin, one_lane, tally):
+    """Each try counted it in its group."""
+
+    def fail(batch):
+        admin.execute_command("ACL", "SETUSER", LOGIN["username"], "-zscore")
+        (job,) = batch.jobs
+        return (Settlement(job.id, job.claim, Disposition.BURY, failure=Failure("f", b"about")),)
+
+    with one_lane as engine:
+        engine.runner.act = fail
+        engine.push(1)
+        eventually(lambda: tally.refusals > 3)
+        admin.execute_command("ACL", "SETUSER", LOGIN["username"], "+zscore")
+        eventually(lambda: Queries(engine.pushes).stats(QUEUE).dead == 1)
+        (group,) = FailureReader(engine.pushes.client).groups(QUEUE)
+    assert group.count == 1
 
 
 def shards(caplog, text):

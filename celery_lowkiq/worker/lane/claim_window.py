@@ -79,8 +79,11 @@ class ClaimWindow:
         return SettleRequest(self.owned.queue, self.owned.lease, settlements, release)
 
     def restore(self, request: SettleRequest) -> None:
-        """Take back what :meth:`to_settle` returned and could not be settled."""
-        self._settlements = list(request.settlements)
+        """Take back what :meth:`to_settle` returned and could not be settled.
+
+        Its failures were counted beside the settle: a later try would count them again.
+        """
+        self._settlements = [each._replace(failure=None) for each in request.settlements]
 
     def take_unstarted(self, now: float) -> SettleRequest | None:
         """Remove the batches that have waited too long at ``now`` (monotonic), to be returned."""
