@@ -310,7 +310,7 @@ def test_the_exit_status_tells_whether_the_ordered_side_is_clean(
 ) -> None:
     outcomes = {"celery": PLAIN, "ordered": ordered}
     monkeypatch.setattr(command, "run_side", lambda side, *_: outcomes[side.name])
-    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command.interrupts, "handle", lambda: None)
     monkeypatch.setattr(type(command.mirror_ordered.ordered_queue), "stats", lambda _: None)
     for name in command.BROKER_VARIABLES:
         monkeypatch.setenv(name, "")  # so that it is restored afterwards
