@@ -241,11 +241,15 @@ FIRST_SEEDS = {
 }
 #: Faults that it takes long to find.
 RARE = {
+    "a job leaves before its dead payloads",
+    "a migration ends with jobs on their way",
     "a part of an id is claimed where it was",
+    "a queue keeps the phase of a migration before its last one",
     "a shard opens before a replica knows that others are closed",
     "a shard stays closed whose opening a failover has lost",
     "a part of an id is claimed where it was, in a pause",
     "a shard opens with its own last score",
+    "shards open before all are closed",
     "a repeated push is refused for its route",
 }
 

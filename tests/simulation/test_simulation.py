@@ -17,7 +17,7 @@ from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.worker.ownership.acquisition import Acquisition
 from celery_lowkiq.worker.ownership.lease_table import LeaseTable
-from tests.marks import other_each_time
+from tests.marks import first_often, other_each_time
 from tests.simulation.checks import HAND_OVER, Checks
 from tests.simulation.node import Network, Node
 from tests.simulation.planted_faults import (
@@ -323,7 +323,7 @@ def test_an_outage_that_resets_nothing_that_was_seen_is_found():
     assert found(SILENT, 20, ("silence",))
 
 
-@pytest.mark.parametrize("fault", AFTER_FAILOVERS)
+@pytest.mark.parametrize("fault", first_often(AFTER_FAILOVERS))
 def test_a_planted_fault_is_found_after_a_failover(fault):
     """By its first seed; by a later one when another change has altered what happens in that."""
     mutant, only, seed = AFTER_FAILOVERS[fault]
