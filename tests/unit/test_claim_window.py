@@ -9,6 +9,7 @@ import pytest
 from celery_lowkiq.rules.claims import Claim, OpenClaims
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, Job, Lease, QueueSpec
+from celery_lowkiq.worker.lane import claim_window
 from celery_lowkiq.worker.lane.claim_window import ClaimWindow, batches_to_claim, mean_duration
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.nodes import SHARDS, Node
@@ -60,6 +61,13 @@ def node():
         one.runtime.join(10)
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """On a busy machine, batches would go back before they start."""
+    for name in ("MAX_WINDOW_AGE", "MAX_WAIT_BEHIND_RUN"):
+        monkeypatch.setattr(claim_window, name, 60.0)
+
+
 def settles(one):
     """Ids of each settle."""
     calls = []
@@ -77,7 +85,7 @@ def numbered(count):
     return [f"{number:02}" for number in range(count)]
 
 
-def test_short_runs_are_claimed_and_settled_together(node):
+def test_short_runs_are_claimed_and_settled_together(node, patient):
     gate = threading.Event()
     one = node({0: numbered(20)}, lambda batch: gate.wait(10) and None)
     eventually(lambda: one.runner.ids)
@@ -141,8 +149,8 @@ def test_after_a_slow_run_another_shard_is_not_kept_waiting(node):
     eventually(lambda: one.runner.ids)
     one.store.push(SHARDS[1], "b", perform_in=1.5)
     gate.set()
-    one.ran("a", "b", "c")
-    assert one.runner.ids == ["a", "b", "c"]
+    # What went back counts as settled, too.
+    eventually(lambda: one.runner.ids == ["a", "b", "c"])
     assert ("c", Disposition.RETURN) in one.store.settled
 
 
@@ -175,7 +183,7 @@ def test_a_crash_leaves_only_what_was_running(node):
     assert set(one.store.waiting[SHARDS[0]]) == {"03", "04"}
 
 
-def test_settlements_that_are_held_back_are_settled_with_their_window(node):
+def test_settlements_that_are_held_back_are_settled_with_their_window(node, patient):
     gate = threading.Event()
     one = node({0: numbered(4)}, lambda batch: gate.wait(10) and None)
     one.runner.holds = lambda batch: batch.jobs[0].id in ("00", "02", "03")

@@ -126,6 +126,20 @@ def test_a_denied_settle_is_given_up_when_the_lease_is_lost(one):
     assert "1" not in ids(one.store)
 
 
+def test_a_lane_that_ends_tries_once_more(one):
+    """It settled its other batches only: what had run counted as a crash of its next owner's."""
+    denied_with_run(one)
+
+    def end(batch):
+        one.store.denied = set()
+        raise SystemExit(3)
+
+    one.runner.act = end
+    one.store.push(OTHER, "other")
+    eventually(lambda: one.host.stops)
+    assert ids(one.store) == ["1"]
+
+
 def test_a_node_that_stops_waits_for_it_for_a_lease_time(one):
     denied_with_run(one)
     one.runtime.drain()

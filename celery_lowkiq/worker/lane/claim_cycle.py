@@ -111,14 +111,17 @@ class ClaimCycle:
 
     def settle_after_crash(self) -> None:
         """Settle all batches of a crashed lane but the running one: only that counts as crashed."""
-        if self._window is None or self.batch is None:
+        if self.batch is None:
             return
-        self._window.add_settlements(self._ctx.runner.flush())
-        error = self._try_settle(self._window.to_settle())
-        if error is not None:
-            logger.error(
-                "%s could not settle the batches that ran before its crash: %s", self._state.name, error
-            )
+        windows = [*self._aside.values()]
+        if self._window is not None:
+            self._window.add_settlements(self._ctx.runner.flush())
+            windows.append(self._window)
+        for window in windows:
+            error = self._try_settle(window.to_settle())
+            if error is not None:
+                shard = window.owned.shard
+                logger.error("%s could not settle what ran of %s before: %s", self._state.name, shard, error)
 
     def return_unstarted(self, now: float) -> None:
         """Return batches that have waited too long behind a running one; ``now`` is monotonic."""
