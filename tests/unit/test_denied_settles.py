@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from .fakes import FakeStore
 from .nodes import SHARDS
 
-DENIED, OTHER = SHARDS[:2]
+DENIED, OTHER, THIRD = SHARDS[:3]
 
 
 class Denying(FakeStore):
@@ -24,6 +24,7 @@ class Denying(FakeStore):
     def __init__(self):
         super().__init__()
         self.denied = set()
+        self.error = AccessDenied("Redis does not permit this (NOPERM): no")
         #: Shards of the claims that were sent while their settles were denied.
         self.claimed_meanwhile = []
         self.denials = 0
@@ -31,7 +32,7 @@ class Denying(FakeStore):
     def settle(self, asked):
         if asked.lease.shard in self.denied:
             self.denials += 1
-            raise AccessDenied("Redis does not permit this (NOPERM): no")
+            raise self.error
         return super().settle(asked)
 
     def claim(self, wish):
@@ -138,6 +139,26 @@ def test_a_lane_that_ends_tries_once_more(one):
     one.store.push(OTHER, "other")
     eventually(lambda: one.host.stops)
     assert ids(one.store) == ["1"]
+
+
+@pytest.mark.parametrize("error, tries", [(AccessDenied("no"), 2), (StoreUnavailable("no"), 1)])
+def test_a_lane_that_ends_waits_for_one_server_that_is_away(one, error, tries):
+    """The worker waits for it."""
+    denied_with_run(one)
+    one.store.denied |= {THIRD}
+    one.store.push(THIRD, "3")
+    eventually(lambda: len(one.runtime._lanes[0]._cycle.aside) == 2)
+    before = []
+
+    def end(batch):
+        one.store.error = error
+        before.append(one.store.denials)
+        raise SystemExit(3)
+
+    one.runner.act = end
+    one.store.push(OTHER, "other")
+    eventually(lambda: one.host.stops)
+    assert one.store.denials == before[0] + tries
 
 
 def test_a_node_that_stops_waits_for_it_for_a_lease_time(one):

@@ -110,18 +110,23 @@ class ClaimCycle:
                 self._on_settled(window, error)
 
     def settle_after_crash(self) -> None:
-        """Settle all batches of a crashed lane but the running one: only that counts as crashed."""
+        """Settle all batches of a crashed lane but the running one: only that counts as crashed.
+
+        No further one when a server is away: the worker waits for this before it stops.
+        """
         if self.batch is None:
             return
         windows = [*self._aside.values()]
         if self._window is not None:
             self._window.add_settlements(self._ctx.runner.flush())
-            windows.append(self._window)
+            windows.insert(0, self._window)
         for window in windows:
             error = self._try_settle(window.to_settle())
             if error is not None:
                 shard = window.owned.shard
                 logger.error("%s could not settle what ran of %s before: %s", self._state.name, shard, error)
+            if isinstance(error, StoreUnavailable):
+                break
 
     def return_unstarted(self, now: float) -> None:
         """Return batches that have waited too long behind a running one; ``now`` is monotonic."""
