@@ -34,6 +34,8 @@ CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 ELSEWHERE = "not full and not chaos and not browser"
 #: One more than cores of a small machine: many tests wait for processes.
 PARALLEL = ("-n", "3")
+#: The test command has no long computations: it keeps two cores busy with one more.
+SHORT_PARALLEL = ("-n", "4")
 #: Minutes of `random`, when `--minutes` does not say.
 RANDOM_MINUTES = 5.0
 HERE = Path(__file__).parent
@@ -102,7 +104,7 @@ def tests(session: nox.Session) -> None:
     """Lint, then all tests but the long ones; arguments go to pytest. At most 5 minutes on two cores."""
     _install(session)
     _lint(session)
-    session.run("pytest", *PARALLEL, "-m", ELSEWHERE, *session.posargs)
+    session.run("pytest", *SHORT_PARALLEL, "-m", ELSEWHERE, *session.posargs)
 
 
 @nox.session
