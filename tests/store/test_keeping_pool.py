@@ -148,7 +148,7 @@ def test_a_connection_that_the_server_has_closed_is_opened_again(make, admin):
 
 
 def test_a_server_that_was_started_again(make):
-    with EmbeddedServer(appendonly=True) as server:
+    with EmbeddedServer(appendonly=True, config={"appendfsync": "always"}) as server:
         store = make(server=server)
         push(store, "1", ("a", 1))
         with away(server):

@@ -27,7 +27,7 @@ IDS = {f"id-{number}" for number in range(3000)}
 
 @pytest.fixture
 def server():
-    with EmbeddedServer(appendonly=True) as server:
+    with EmbeddedServer(appendonly=True, config={"appendfsync": "always"}) as server:
         yield server
 
 
