@@ -34,7 +34,7 @@ CODE = ("celery_lowkiq", "tests", "examples", "benchmarks", "noxfile.py")
 ELSEWHERE = "not full and not chaos and not browser"
 #: One more than cores of a small machine: many tests wait for processes.
 PARALLEL = ("-n", "3")
-#: The test command has no long computations: it keeps two cores busy with one more.
+#: Most tests of the test command wait more than they compute: three processes leave two cores idle at times.
 SHORT_PARALLEL = ("-n", "4")
 #: Minutes of `random`, when `--minutes` does not say.
 RANDOM_MINUTES = 5.0

@@ -128,7 +128,7 @@ def test_a_denied_settle_is_given_up_when_the_lease_is_lost(one):
 
 
 def test_a_lane_that_ends_tries_once_more(one):
-    """It settled its other batches only: what had run counted as a crash of its next owner's."""
+    """It settled its other batches only: the next owner counted a crash of what had run."""
     denied_with_run(one)
 
     def end(batch):
@@ -143,7 +143,7 @@ def test_a_lane_that_ends_tries_once_more(one):
 
 @pytest.mark.parametrize("error, tries", [(AccessDenied("no"), 2), (StoreUnavailable("no"), 1)])
 def test_a_lane_that_ends_waits_for_one_server_that_is_away(one, error, tries):
-    """The worker waits for it."""
+    """The worker stops only after the lane's last settles, which may each wait for a timeout."""
     denied_with_run(one)
     one.store.denied |= {THIRD}
     one.store.push(THIRD, "3")

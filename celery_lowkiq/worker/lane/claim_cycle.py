@@ -112,11 +112,11 @@ class ClaimCycle:
     def settle_after_crash(self) -> None:
         """Settle all batches of a crashed lane but the running one: only that counts as crashed.
 
-        No further one when a server is away: the worker waits for this before it stops.
+        End at the first server that is away: the worker stops only after this.
         """
         if self.batch is None:
             return
-        windows = [*self._aside.values()]
+        windows = list(self._aside.values())
         if self._window is not None:
             self._window.add_settlements(self._ctx.runner.flush())
             windows.insert(0, self._window)
