@@ -20,6 +20,8 @@ nox.options.reuse_venv = "yes"
 OF_CELERY = ("tests/unit", "tests/store", "tests/features", "tests/worker", "tests/flower")
 #: Tests of workers with users of their own in Redis.
 OF_WORKERS = ("tests/worker/test_running.py", "tests/worker/test_by_name.py", "tests/worker/test_commands.py")
+#: Folders of tests with real worker processes.
+WITH_WORKERS = ("tests/worker", "tests/features")
 #: Tests of workers that run on a cluster, too.
 ON_A_CLUSTER = (
     *OF_WORKERS,
@@ -121,8 +123,8 @@ def full(session: nox.Session) -> None:
     """The long tests, and all examples of random ones, which are the same in each run. 20 minutes."""
     _install(session)
     env = {"LOWKIQ_SIMULATIONS": "1000", "HYPOTHESIS_PROFILE": "full"}
-    words = ("-m", "(full or random) and not chaos and not browser", *session.posargs)
-    session.run("pytest", *PARALLEL, *words, env=env)
+    words = (*PARALLEL, "-m", "(full or random) and not chaos and not browser", "--", *session.posargs)
+    session.run("python", "-m", "tests.second_chance", *words, env=env)
 
 
 @nox.session
@@ -174,7 +176,7 @@ def mutants(session: nox.Session) -> None:
 def browser(session: nox.Session) -> None:
     """Pages in a headless Chromium; skipped where there is none."""
     _install(session)
-    session.run("pytest", "-m", "browser", *session.posargs)
+    session.run("python", "-m", "tests.second_chance", "-m", "browser", "--", *session.posargs)
 
 
 @nox.session
@@ -272,11 +274,26 @@ def _starting_clusters() -> list[str]:
 
 @nox.session
 def repeat(session: nox.Session) -> None:
-    """The tests with real worker processes, 20 times."""
+    """The tests with real worker processes, 20 times beside two computing processes.
+
+    ``-- --since REV``: those that the commits since then have changed or added. Other arguments go to pytest.
+    """
     _install(session)
+    paths = session.posargs or list(WITH_WORKERS)
+    if "--since" in paths:
+        at = paths.index("--since")
+        paths = [*paths[:at], *paths[at + 2 :], *_changed(session, paths[at + 1])]
     for _ in range(20):
-        paths = session.posargs or ["tests/worker", "tests/features"]
-        session.run("pytest", "-x", "-q", *PARALLEL, "-m", "not chaos", *paths)
+        words = ("-x", "-q", *PARALLEL, "-m", "not chaos and not browser", *paths)
+        session.run("python", "-m", "tests.busy", "2", "pytest", *words)
+
+
+def _changed(session: nox.Session, revision: str) -> list[str]:
+    """Test files of workers that are not as they were at the revision."""
+    names = ("git", "diff", "--name-only", "--diff-filter=d", revision, "--", *WITH_WORKERS)
+    files = str(session.run(*names, silent=True, external=True)).splitlines()
+    tests = [name for name in files if Path(name).name.startswith("test_")]
+    return tests or session.error(f"no test of workers has changed since {revision}")
 
 
 @nox.session
