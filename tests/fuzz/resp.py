@@ -33,6 +33,7 @@ ODD_REPLIES = (
         b"*-5\r\n",
         b"*x\r\n",
         b"*1\r\n" * 2000,
+        b"*1\r\n" * 100_000 + b":1\r\n",
         b"-ERR x\r\n",
         b"-LOADING x\r\n",
         b"-MOVED 1 127.0.0.1:1\r\n",

@@ -8,6 +8,8 @@ import time
 from random import Random
 
 import pytest
+from redis._parsers import _RESP2Parser
+from redis.connection import DefaultParser
 
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
@@ -47,8 +49,9 @@ LIES, RATE = 1.5, 0.1
 class Caller:
     """Does all that workers, callers and operators do."""
 
-    def __init__(self, path, lease):
-        self._store = store = RedisStore(connect({"path": path, **SHORT}, pool_size=2, pool_timeout=0.2))
+    def __init__(self, path, lease, **options):
+        options |= {"path": path, **SHORT}
+        self._store = store = RedisStore(connect(options, pool_size=2, pool_timeout=0.2))
         self._numbers, self._lease, self._claimed = itertools.count(1), lease, ()
         queries, actions, pausing = Queries(store), Actions(store), Pausing(store.client)
         trackers, reports, failures = (
@@ -178,6 +181,18 @@ def test_changed_replies(empty_redis, front, fuzz, monkeypatch):
             act()
 
     fuzz(attack)
+
+
+@pytest.mark.parametrize("parser", [_RESP2Parser, DefaultParser], ids=["python", "installed"])
+def test_arrays_in_arrays_without_end(empty_redis, front, monkeypatch, parser):
+    """redis-py's own parser calls itself for each of them, and ended the worker with a RecursionError."""
+    monkeypatch.setattr(listener, "SUBSCRIBE_TIMEOUT", SHORT["socket_timeout"])
+    monkeypatch.setattr("celery_lowkiq.store.scripts.connect.RETRIES", 0)
+    caller = Caller(front.path, Lease(SHARD, "me", 1), parser_class=parser)
+    front.change = lambda data: b"*1\r\n" * 100_000 + b":1\r\n"
+    for act in caller.acts:
+        with contextlib.suppress(LowkiqError):
+            act()
 
 
 def test_a_node_survives_changed_replies(empty_redis, front, fuzz):

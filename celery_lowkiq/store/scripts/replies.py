@@ -13,8 +13,18 @@ from celery_lowkiq.rules.errors import LowkiqError, StoreError
 
 T = TypeVar("T")
 
-#: What readers of replies raise for unexpected ones; some errors of the package are ValueErrors, too.
-UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError)
+#: What readers of replies raise for unexpected ones, redis-py's own parser among them (arrays in arrays
+#: without end); some errors of the package are ValueErrors, too.
+UNREADABLE = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+    MemoryError,
+)
 
 
 class UnexpectedReply(StoreError):
