@@ -182,6 +182,30 @@ def test_a_body_is_cancelled_where_it_awaits(loops, reason):
     assert not loops.cancel(run.batch, reason)
 
 
+def test_a_limit_counts_from_the_beginning_of_its_bodies(loops):
+    """Not from when their lane gave them to the loop, nor from when the loop, busy meanwhile, took them."""
+    far, seen = time.monotonic() + 1e6, []
+
+    async def waits():
+        seen.append("began")
+        await asyncio.sleep(600)
+
+    limited = SimpleNamespace(name="sync", soft_time_limit=10)
+    bodies = Bodies(limited, {"1": waits(), "2": waits()}, "lane-0", new_batch())
+    begin = bodies.begin
+
+    def looked_at_meanwhile(loop):
+        bodies.check(far)
+        begin(loop)
+        bodies.check(far)
+        seen.append(bodies.reason)
+        loop.call_later(0.01, lambda: (seen.append(bodies.reason), bodies.check(far)))
+
+    bodies.begin = looked_at_meanwhile
+    loops.run(bodies)
+    assert (seen, bodies.reason) == ([None, "began", "began", None], Cancelled.TIMEOUT)
+
+
 def test_a_body_that_does_not_obey_is_logged_with_its_stack(node, monkeypatch, caplog):
     monkeypatch.setattr(bodies_module, "PATIENCE", 0.1)
     go_on = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -56,7 +57,9 @@ class Bodies:
         self._left = len(self.by_id)
         self._tasks: list[asyncio.Task[Any]] = []
         self._limit: float | None = task.soft_time_limit
-        self._began_at = self._cancelled_at = 0.0
+        #: Monotonic time when their time is up. A busy loop may begin them long after they were given to it.
+        self._deadline = math.inf
+        self._cancelled_at = 0.0
 
     @property
     def over(self) -> bool:
@@ -65,17 +68,22 @@ class Bodies:
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make a task of each body, in the current context."""
-        self._began_at = time.monotonic()
         self._tasks = [loop.create_task(body) for body in self.by_id.values()]
         if self.reason is not None:
             self._cancel_tasks()
+        elif self._limit:
+            # Called after the first step of the last one.
+            loop.call_soon(self._limit_time, self._limit)
+
+    def _limit_time(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
 
     def check(self, now: float) -> None:
         """Cancel them if their time is up, or log one that was cancelled and goes on. ``now``: monotonic."""
         if self.reason is None:
             if self.batch is not None and self.batch.lost.is_set():
                 self.cancel(Cancelled.LOST)
-            elif self._limit and now - self._began_at >= self._limit:
+            elif now >= self._deadline:
                 self.cancel(Cancelled.TIMEOUT)
         elif self._cancelled_at and now - self._cancelled_at >= PATIENCE:
             self._cancelled_at = 0.0

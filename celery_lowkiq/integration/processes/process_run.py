@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Any
@@ -35,9 +36,9 @@ class ProcessRun:
     def __init__(self, rules: RunRules, consumer: Any, batch: Batch) -> None:
         self.batch = batch
         self.task: Any = rules.task
-        #: The signal by which it was terminated, and when (monotonic s); 0: it was not.
+        #: The signal by which it was terminated, and when (monotonic s); 0 and infinity: it was not.
         self.terminated: int = 0
-        self.terminated_at: float = 0.0
+        self.terminated_at: float = math.inf
         self._rules = rules
         self._consumer = consumer
         self._process: LaneProcess | None = None

@@ -206,6 +206,8 @@ class ProcessRunner:
             assert self._options is not None
             process = lane.running_process(self._options)
             process.runs += 1
+            # Not with the start of its process, which may take longer than the run.
+            run.batch.began_at = time.monotonic()
             if process.send(self._message(process, run.batch)):
                 run.runs_in(process)
                 try:
@@ -229,7 +231,6 @@ class ProcessRunner:
         task, worker, batch = run.task, self._consumer.controller, run.batch
         hard = task.time_limit or worker.time_limit
         soft = task.soft_time_limit or worker.soft_time_limit
-        began_at = time.monotonic()
         was_lost = batch.lost.is_set()
         while True:
             answer = process.receive()
@@ -237,7 +238,7 @@ class ProcessRunner:
                 return answer
             if answer is not None:
                 report(self._send_event, *answer[1:])
-            ran = time.monotonic() - began_at
+            ran = time.monotonic() - batch.began_at
             if hard and ran >= hard:
                 process.kill()
                 raise TimeLimitExceeded(hard)
@@ -245,7 +246,7 @@ class ProcessRunner:
                 logger.warning("soft time limit (%s s) exceeded for %s[%s]", soft, task.name, run.id)
                 process.signal(signal.SIGUSR1)
                 soft = None
-            if run.terminated and time.monotonic() - run.terminated_at >= END_TIMEOUT:
+            if time.monotonic() - run.terminated_at >= END_TIMEOUT:
                 process.signal(signal.SIGKILL, whole_group=True)
             if batch.lost.is_set() is not was_lost:
                 was_lost = not was_lost
