@@ -81,7 +81,9 @@ def test_a_queue_that_nobody_serves_waits(app, start_worker, ledger):
 
 def test_a_queue_that_was_not_chosen_can_be_added(app, start_worker, ledger, redis_server):
     """Also to a worker that serves none; and broker queues are what they were."""
-    start_worker("-Q", "celery")
+    node = start_worker("-Q", "celery")
+    node.wait_for_log("add -X lowkiq if other workers serve them")
+    assert any("WARNING" in line and "add -X lowkiq" in line for line in node.logs().splitlines())
     assert active(app, "w0@test") == {"celery"}
     assert command(app, "add_consumer", "w0@test", queue="record") == [{"ok": "add consumer record"}]
     app.tasks["record"].delay("1")
@@ -100,6 +102,18 @@ def test_minus_q_makes_no_broker_queue_of_an_ordered_one(app, start_worker, ledg
     ledger.wait_for("end")
     assert active(app, "w0@test") == {"record"}
     assert "record" not in broker_queues(redis_server)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("words", ["celery,rec*", "celery,lowkiq"])
+def test_minus_q_takes_patterns_and_a_word_for_all_ordered_queues(
+    app, start_worker, ledger, redis_server, words
+):
+    start_worker("-Q", words)
+    app.tasks["record"].delay("1")
+    ledger.wait_for("end")
+    assert ("gated" in active(app, "w0@test")) is ("lowkiq" in words)
+    assert not broker_queues(redis_server) & {"rec*", "lowkiq"}
 
 
 @pytest.mark.full

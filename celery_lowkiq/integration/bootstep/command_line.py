@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from celery import Celery
@@ -12,8 +13,8 @@ from celery_lowkiq.integration.task.unsupported import FIXED
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.names import did_you_mean, full_names
 
-#: Why a queue is not served.
-NOT_NAMED, EXCLUDED, CANCELLED = "-Q does not name it", "-X names it", "cancel_consumer"
+from .service import ALL_ORDERED, CANCELLED, EXCLUDED, NOT_NAMED
+
 NO_CHILD = "there is no child to replace"
 ENDLESS = "a lane is a thread, which cannot be stopped from outside"
 #: Attributes of a worker that Celery's thread pool ignores: the setting of each, and the reason.
@@ -28,22 +29,33 @@ WITHOUT_EFFECT = {
 def chosen(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
     """Return the queues of ``names`` that the worker's -Q and -X select."""
     include, exclude = _listed(options.get("queues")), _listed(options.get("exclude_queues"))
-    return [name for name in names if (not include or name in include) and name not in exclude]
+    return [
+        name for name in names if (not include or _selects(include, name)) and not _selects(exclude, name)
+    ]
 
 
 def named(names: Collection[str], options: Mapping[str, Any]) -> list[str]:
-    """Return the queues of ``names`` that -Q lists explicitly."""
+    """Return the queues of ``names`` that -Q asks for: by name, by a pattern, or by the word for all."""
     include = _listed(options.get("queues"))
-    return [name for name in names if name in include]
+    return [name for name in names if _selects(include, name)]
 
 
 def reasons(names: Collection[str], options: Mapping[str, Any]) -> dict[str, str]:
     """Return why a worker with these -Q and -X does not serve these queues."""
     include, exclude = _listed(options.get("queues")), _listed(options.get("exclude_queues"))
     return {
-        name: NOT_NAMED if include and name not in include else EXCLUDED if name in exclude else CANCELLED
+        name: EXCLUDED
+        if _selects(exclude, name)
+        else NOT_NAMED
+        if include and not _selects(include, name)
+        else CANCELLED
         for name in sorted(names)
     }
+
+
+def _selects(words: Collection[str], name: str) -> bool:
+    """Decide whether a word is the name, a pattern (``*``, ``?``, ``[...]``) of it, or the word for all."""
+    return any(word in (name, ALL_ORDERED) or fnmatchcase(name, word) for word in words)
 
 
 def check_threads(controller: Any, any_process: bool) -> None:
@@ -92,10 +104,23 @@ def warn_short_names(app: Celery, names: Collection[str], options: Mapping[str, 
                 )
 
 
-def deselect_from_broker(app: Celery, names: Collection[str]) -> None:
-    """Do not consume ordered queues named by -Q from the broker, unless task_queues has them, too."""
-    declared = _declared_broker_queues(app)
-    app.amqp.queues.deselect([name for name in names if name not in declared])
+def deselect_from_broker(app: Celery, names: Collection[str], options: Mapping[str, Any]) -> None:
+    """Do not consume from the broker words of -Q for the ordered queues, unless task_queues has them.
+
+    Warn of a pattern that matches no ordered queue.
+    """
+    words = [word for word in _listed(options.get("queues")) if word not in _declared_broker_queues(app)]
+    ordered = [word for word in words if word in names or _is_pattern(word)]
+    for word in ordered:
+        if not any(_selects([word], name) for name in names):
+            logger.warning(
+                "-Q has %s, which matches no ordered queue: they are %s", word, ", ".join(names) or "none"
+            )
+    app.amqp.queues.deselect(ordered)
+
+
+def _is_pattern(word: str) -> bool:
+    return word == ALL_ORDERED or any(sign in word for sign in "*?[")
 
 
 def _declared_broker_queues(app: Celery) -> set[Any]:

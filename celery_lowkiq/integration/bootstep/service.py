@@ -7,6 +7,15 @@ from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.text import count_of, listed
 
+#: Why a queue is not served.
+NOT_NAMED, EXCLUDED, CANCELLED = "-Q does not name it", "-X names it", "cancel_consumer"
+#: The word of -Q and -X for all ordered queues.
+ALL_ORDERED = "lowkiq"
+#: Advice to a worker whose -Q names no ordered queue.
+NAME_THEM = (
+    f"add their names, a pattern, or {ALL_ORDERED} for all of them to -Q; "
+    f"add -X {ALL_ORDERED} if other workers serve them"
+)
 #: Maximum number of queues that the log line, or a line of the banner, names for one reason.
 LISTED = 10
 
@@ -45,7 +54,13 @@ class Service:
                 f"exclusion: {self.exclusion}",
                 f"store: {self.store}",
             ]
-        return "; ".join([*parts, *(f"not served: {text}" for text in self._not_served())])
+        advice = [NAME_THEM] if self.is_overlooked else []
+        return "; ".join([*parts, *(f"not served: {text}" for text in self._not_served()), *advice])
+
+    @property
+    def is_overlooked(self) -> bool:
+        """Whether the worker serves no ordered queue, and its -Q does not name some."""
+        return not self.shards and NOT_NAMED in self.reasons.values()
 
     def _not_served(self) -> list[str]:
         by_reason: dict[str, list[str]] = {}

@@ -75,7 +75,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         except ConfigurationError as error:
             raise WorkerRefused(str(error)) from error
         warn_short_names(consumer.app, self.tasks, options)
-        deselect_from_broker(consumer.app, explicit)
+        deselect_from_broker(consumer.app, self.tasks, options)
         _dump_stacks_on_ttin()
         self._list_in_banner(consumer.controller)
         self._late = LateTasks(consumer, self.tasks, self._begin_with)
@@ -129,10 +129,13 @@ class OrderedQueues(bootsteps.StartStopStep):
     def _log_service(self) -> None:
         """Write what is served, if that is new. With an obstacle, a warning has said it."""
         if self.tasks and not (self._obstacle and self._served):
-            text = self._service().sentence()
+            service = self._service()
+            text = service.sentence()
             if text != self._logged:
                 self._logged = text
-                logger.info("%s", text)
+                # With -Q of a time before the ordered tasks, nothing else would tell why their calls wait.
+                log = logger.warning if service.is_overlooked else logger.info
+                log("%s", text)
 
     # -- bootstep
 
