@@ -89,7 +89,7 @@ def test_the_readme_begins_with_one_line_of_a_plain_task():
 
 
 def test_the_readmes_example_is_the_quickstarts():
-    readme, _ = blocks("README.md")
+    readme, *_ = blocks("README.md")
     quickstart = (ROOT / "examples" / "quickstart.py").read_text()
     for line in readme.splitlines():
         if line.strip() and "print" not in line and "delay" not in line and "proj" not in line:
