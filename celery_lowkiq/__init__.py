@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from celery_lowkiq.integration.calls.validation import BulkEntry
+from celery_lowkiq.integration.records.orphans import BuriedByOperator
 from celery_lowkiq.integration.runs.base_exceptions import RunAborted
-from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure, ById, JobsFailed
+from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure, ById, JobsFailed, PoisonPill
 from celery_lowkiq.integration.task.decorator import ordered_task
 from celery_lowkiq.integration.task.task import OrderedTask
 from celery_lowkiq.integration.tracking.tracker import Tracker, track, trackers
@@ -28,6 +29,7 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    UndecodablePayload,
     UnknownTracker,
 )
 from celery_lowkiq.rules.failure_filter import FailureFilter
@@ -41,6 +43,7 @@ __all__ = [
     "AccessDenied",
     "Again",
     "BulkEntry",
+    "BuriedByOperator",
     "BusinessFailure",
     "ById",
     "ConfigurationError",
@@ -55,6 +58,7 @@ __all__ = [
     "OrderedTask",
     "OutdatedNodes",
     "PayloadError",
+    "PoisonPill",
     "QueueFull",
     "QueueMigrating",
     "QueueResharded",
@@ -65,6 +69,7 @@ __all__ = [
     "StoreFull",
     "StoreUnavailable",
     "Tracker",
+    "UndecodablePayload",
     "UnknownTracker",
     "ordered_task",
     "track",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
-from celery.exceptions import MaxRetriesExceededError, Retry
+from celery.exceptions import MaxRetriesExceededError, Reject, Retry
 
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.error_text import (
@@ -23,7 +23,7 @@ from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.cached_property import cached_property
-from celery_lowkiq.rules.errors import LowkiqError, UndecodablePayload
+from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import (
     Batch,
     Disposition,
@@ -38,21 +38,23 @@ from celery_lowkiq.store.scripts.records import try_text
 
 from .base_exceptions import original_error
 from .decode import NO_POSITIONS, Checks, DecodedBatch, DecodedJob, Positions, RunJob, decode_batch
-from .outcomes import Again, BusinessFailure, CallOutcome, Part, cause_of, delay_of, outcomes, unwrap
+from .outcomes import (
+    Again,
+    BusinessFailure,
+    CallOutcome,
+    Part,
+    PoisonPill,
+    cause_of,
+    delay_of,
+    outcomes,
+    unwrap,
+)
 
 #: Delay in s before a job that goes back without a result may run again.
 RETURN_DELAY = 1.0
 #: Delay in s before the rest of a job runs again at once. At its own time it would stay the oldest job of the
 #: lane, and no other would run.
 AT_ONCE = 1e-6
-
-
-class PoisonPill(LowkiqError):
-    """A payload is in the morgue, since it crashed its worker or process too often."""
-
-
-class Rejected(LowkiqError):
-    """The task raised Reject: its payloads are in the morgue."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ class Decision(NamedTuple):
 def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> Decision:
     """What becomes of the jobs of a run that raised ``error``.
 
-    Raises NotHanded and PayloadError when the error is an Again with wrong payloads.
+    Raises InvalidCall when the error is an Again with wrong payloads.
     """
     found, together = outcomes(error, batch.jobs, rules.codec.dump)
     texts = _ErrorTexts(batch, rules)
@@ -235,7 +237,7 @@ def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: R
     """
     reason = getattr(error, "reason", error)
     data = dump_error_text(rules.settings, f"Reject: {reason}")
-    rejected = Rejected(str(reason))
+    rejected = Reject(reason, requeue=False)
     disposition, delay = (Disposition.RETURN, RETURN_DELAY) if requeue else (Disposition.BURY, 0.0)
 
     def decide(job: DecodedJob) -> JobDecision:

@@ -11,7 +11,7 @@ from celery.exceptions import Retry
 from celery.utils.saferepr import saferepr
 
 from celery_lowkiq.integration.calls.validation import read_delay
-from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
 
 from .base_exceptions import as_failure, may_fail
 from .decode import RunJob
@@ -83,8 +83,8 @@ class JobsFailed(LowkiqError):
         return type(self), (self.errors or str(self), self.results)
 
 
-class NotHanded(LowkiqError):
-    """An Again names a payload that the run was not called with."""
+class PoisonPill(LowkiqError):
+    """The payload of the call crashed its worker or process too often, and is in the morgue."""
 
 
 class Part(NamedTuple):
@@ -109,8 +109,8 @@ def outcomes(
 ) -> tuple[dict[str, Exception | Part], int]:
     """What becomes of the jobs of a run that raised, by id; jobs without an entry are done.
 
-    Also returns how many jobs failed as a whole; 0 when the error names those that failed. Raises NotHanded,
-    and PayloadError for an object that cannot be a payload.
+    Also returns how many jobs failed as a whole; 0 when the error names those that failed. Raises InvalidCall
+    for an Again with other payloads than the run was called with.
     """
     error = unwrap(error)
     by_id = {job.id: job for job in jobs}
@@ -155,7 +155,7 @@ def _parts(again: Again, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]) -
             by_data = by_data or _places(jobs, dump)
             found = by_data.get(dump(payload))
         if found is None:
-            raise NotHanded(
+            raise InvalidCall(
                 f"Again: {saferepr(payload, SHOWN)} was not handed to {', '.join(map(repr, left))}; allowed "
                 "are payloads that the run was called with: enqueue new ones with delay()"
             )

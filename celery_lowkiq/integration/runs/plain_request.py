@@ -175,11 +175,14 @@ class RepeatedRequest:
         #: With what the function wrote into its request.
         self.request_dict: dict[str, Any] = {**vars(context), "_protected": 0}
 
+        self._request = request
+
     def vanishes(self) -> None:
         """Its PlainRequest counts its end."""
 
     def on_success(self, outcome: tuple[Any, ...]) -> None:
-        """Its PlainRequest counts its end."""
+        """Its PlainRequest counts its end; a Reject has a result."""
+        self._request.quiet.on_success(outcome)
 
 
 class PlainContext(Context):

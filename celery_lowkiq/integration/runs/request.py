@@ -11,9 +11,11 @@ from typing import Any
 
 from celery import signals
 from celery.app.task import Context
+from celery.exceptions import Reject
 from celery.utils.saferepr import saferepr
 from celery.worker import state
 from celery.worker.request import Request
+from kombu.utils.encoding import safe_repr
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
@@ -35,6 +37,12 @@ if hasattr(os, "register_at_fork"):
 _FIXED = 0x4 << 76 | 0x8 << 60
 _NOT_FIXED = ~(0xF << 76 | 0xC << 60)
 IGNORED_RESULT = {"ignore_result": True}
+
+
+def _rejection(info: Any) -> Any:
+    """The Reject of an ExceptionInfo; None for another error."""
+    error = getattr(info.exception, "exc", info.exception)
+    return error if isinstance(error, Reject) else None
 
 
 class LaneRequest(Request):
@@ -98,6 +106,31 @@ class LaneRequest(Request):
             fields |= {name: redactor.text(fields[name], secrets) for name in names}
         super().send_event(type, **fields)
 
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """End as FAILURE with a Reject that does not requeue, as Celery does from 5.7 on."""
+        error = _rejection(exc_info)
+        if error is None:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        state.task_ready(self)
+        if not error.requeue:
+            self._fail(error, exc_info)
+        self.reject(error.requeue)
+
+    def _fail(self, error: Exception, info: Any) -> None:
+        task: Any = self.task
+        context: Any = self._context  # type: ignore[attr-defined]
+        task.backend.mark_as_failure(self.id, error, request=context, store_result=self.store_errors)
+        signals.task_failure.send(
+            task,
+            task_id=self.id,
+            exception=error,
+            args=self.args,
+            kwargs=self.kwargs,
+            traceback=info.traceback,
+            einfo=info,
+        )
+        self.send_event("task-failed", exception=safe_repr(error), traceback=info.traceback)
+
     def vanishes(self) -> None:
         """End without an event."""
         state.task_ready(self)
@@ -150,6 +183,9 @@ class QuietRequest:
     def on_success(self, outcome: tuple[Any, ...]) -> None:
         """Count the request as ended."""
         self.vanishes()
+        if outcome[0] and _rejection(outcome[1]) is not None:
+            # The tracer stores no result.
+            self.full().on_failure(outcome[1])
 
     def full(self) -> LaneRequest:
         """Return the full request."""

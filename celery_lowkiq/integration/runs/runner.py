@@ -221,7 +221,6 @@ class CeleryRunner:
             return False
         if info.state == REJECTED:
             run.reject(info.retval, info.retval.requeue)
-            return False
         if info.state in (FAILURE, RETRY) and not run.decided:
             # A failure around the function, which the task's own __call__ did not raise.
             run.fail(info.retval)
