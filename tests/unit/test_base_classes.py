@@ -153,8 +153,9 @@ def test_options_of_a_base_are_checked(app, option, value):
     base = type("Base", (Task,), {"abstract": True, option: value})
     with pytest.raises(ConfigurationError, match=f"{option}={value}"):
         ordered_task(app=app, base=base)(lambda payloads_by_id: None)
+    by_hand = type("ByHand", (OrderedTask, base), {"run": lambda self, payloads_by_id: None})
     with pytest.raises(ConfigurationError, match=f"{option}={value}"):
-        type("ByHand", (OrderedTask, base), {})
+        app.register_task(by_hand())
 
 
 def test_retry_backoff_of_a_base_with_the_errors_at_the_decorator(app):

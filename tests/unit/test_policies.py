@@ -208,9 +208,11 @@ def test_what_has_no_meaning_is_refused_at_decoration(options, message):
 
 
 @pytest.mark.parametrize("options, message", WRONG + MEANINGLESS)
-def test_what_has_no_meaning_is_refused_in_a_class(options, message):
+def test_what_has_no_meaning_is_refused_in_the_class_of_a_task(app, options, message):
     with pytest.raises(ConfigurationError, match=message):
-        type("Task", (OrderedTask,), {"run": lambda self, payloads_by_id: None, **options})
+        app.register_task(
+            type("Task", (OrderedTask,), {"run": lambda self, payloads_by_id: None, **options})()
+        )
 
 
 def test_a_class_adds_to_the_policies_of_its_base(app):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,26 +15,50 @@ from typing_extensions import TypeVar
 from celery_lowkiq.integration.runs.tracing import report
 from celery_lowkiq.rules.errors import ConfigurationError
 
+from .options import OPTIONS, as_attributes
+
 #: Celery's task class. To mypy it is Any, since celery-types leaves out much that a subclass may rely on.
 CeleryTask: type[Task[..., Any]] = Task
 #: What the function of a task returns.
 R = TypeVar("R", default=Any)
 
 
-def inherited(cls: type, ordered: type) -> dict[str, Any]:
-    """Attributes that a task class inherits from classes that are neither ours nor Celery's."""
+def set_options(cls: Any, ordered: type) -> None:
+    """Let the options of all classes of a task hold, also those that a class behind ``ordered`` gives."""
+    for name, value in _given(cls, ordered).items():
+        if name in OPTIONS and inspect.getattr_static(cls, name) is not value:
+            setattr(cls, name, value)
+
+
+def given_options(cls: Any, ordered: type, app: Celery | None = None) -> dict[str, Any]:
+    """The options of a class that is neither ours nor Celery's, and of its bases, without those that Celery
+    has set from the settings of ``app``.
+    """
+    filled = () if app is None else names_from_settings(cls, app)
+    given = {name: value for name, value in _given(cls, ordered).items() if name not in filled}
+    # Looked up as at run time: a method gets its self.
+    return {**given, "retry_in": object.__new__(cls).retry_in}
+
+
+def _given(cls: type, ordered: type) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for base in reversed(cls.__mro__[1:]):
-        if not (issubclass(ordered, base) or issubclass(base, ordered)):
-            found.update(vars(base))
+    for base in reversed(cls.__mro__):
+        if not issubclass(ordered, base):
+            found.update(as_attributes(vars(base), base.__qualname__))
     return found
 
 
-def guard_call(cls: Any, others: dict[str, Any], ordered: Any) -> None:
+def names_from_settings(task: Any, app: Celery) -> set[str]:
+    """Names of the options that have the value which Celery sets from the app's settings."""
+    return {name for name, setting in task.from_config if getattr(task, name) == app.conf[setting]}
+
+
+def guard_call(cls: Any, ordered: Any) -> None:
     """Wrap a user-defined ``__call__``. Raises ConfigurationError for one that would never be called."""
     call, ours = cls.__call__, ordered.__call__
-    if call is ours and "__call__" in others:
-        name = others["__call__"].__qualname__
+    hidden = _given(cls, ordered).get("__call__")
+    if call is ours and hidden is not None:
+        name = hidden.__qualname__
         raise ConfigurationError(f"{name} would not be called: write its class before {ordered.__name__}")
     if call is not ours and not hasattr(call, "guarded"):
         cls.__call__ = _guarded(call, ours)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, overload
 
-from celery import Celery, shared_task
+from celery import Celery, _state, shared_task
 from celery.app.task import Task
 from celery.result import AsyncResult
 from typing_extensions import ParamSpec, TypeVar, Unpack
@@ -15,9 +15,16 @@ from celery_lowkiq.integration.app.option_names import naming
 from celery_lowkiq.integration.calls.call_form import By
 from celery_lowkiq.rules.errors import ConfigurationError
 
-from .base_classes import R
+from .base_classes import R, given_options
 from .existing import order_existing
-from .options import InPlaceOptions, TaskOptions, as_attributes, check_function, check_names_of, check_options
+from .options import (
+    InPlaceOptions,
+    TaskOptions,
+    as_attributes,
+    check_names_of,
+    check_task,
+    check_values,
+)
 from .task import OrderedTask
 
 #: The argument of a task's function: payloads by id, those with the smallest score first.
@@ -27,6 +34,8 @@ BoundFunction = Callable[[Any, Batch], R]
 #: The function of a task with ``per_id=True``: the id, and its payloads.
 IdFunction = Callable[[str, list[Any]], R]
 BoundIdFunction = Callable[[Any, str, list[Any]], R]
+#: ``celery._state`` has no types.
+_celery: Any = _state
 P = ParamSpec("P")
 Awaited = Coroutine[Any, Any, R]
 TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
@@ -175,9 +184,13 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
         with naming(str(options.get("name") or getattr(function, "__qualname__", function))):
             base = _ordered(options.get("base", AppBoundTask))
             check_names_of(options, base)
-            check_options({**options, "run": function}, base)
-            by, per_id = (options.get(name, getattr(base, name, None)) for name in ("by", "per_id"))
-            check_function(function, bool(options.get("bind")), by, bool(per_id))
+            check_values(options)
+            try:
+                given = {**given_options(base, OrderedTask), **options}
+                check_task(given, function, bool(options.get("bind")))
+            except ConfigurationError:
+                if not _has_others(app, base):
+                    raise
         attributes = {**as_attributes(options), "base": base}
         if app is None:
             shared_task(**attributes)(function)
@@ -185,6 +198,16 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
         return app.task(**{"shared": False, **attributes})(function)
 
     return decorate if function is None else decorate(function)
+
+
+def _has_others(app: Any, base: type) -> bool:
+    """Whether the task may get further options from its app, which checks them when it makes the task."""
+    known: Any = app or _celery._tls.current_app or _celery.default_app
+    if known is None:
+        return False
+    # Celery derives app.Task from task_cls=.
+    has_class = base is AppBoundTask and not issubclass(OrderedTask, known.Task.__mro__[1])
+    return has_class or bool(known.conf.task_annotations)
 
 
 def _ordered(base: Any) -> type:

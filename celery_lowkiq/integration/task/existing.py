@@ -12,14 +12,8 @@ from celery_lowkiq.integration.app.option_names import naming
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import invalid
 
-from .options import (
-    as_attributes,
-    check_function,
-    check_names_of,
-    check_options,
-    check_queue_name,
-    function_of,
-)
+from .base_classes import names_from_settings
+from .options import as_attributes, check_names_of
 from .task import OrderedTask
 
 #: Options that Celery applies while it makes a task.
@@ -65,20 +59,11 @@ def _check(task: Any, options: Mapping[str, Any]) -> None:
         raise ConfigurationError(invalid(name, options[name], "no such option for an existing task", fix))
     if isinstance(task, OrderedTask):
         raise ConfigurationError("it is an ordered task already: change the options of its decorator")
-    check_queue_name(options.get("queue_name") or task.name)
     check_names_of(options, OrderedTask, type(task))
-    check_options({**_own_options(task), **options}, OrderedTask)
-    check_function(*function_of(type(task)), options.get("by"), bool(options.get("per_id")))
-
-
-def _own_options(task: Any) -> dict[str, Any]:
-    """The options of a plain task, without what Celery has set from the app's settings."""
-    settings = {name for name, setting in task.from_config if getattr(task, name) == task.app.conf[setting]}
-    return {name: value for name, value in vars(type(task)).items() if name not in settings}
 
 
 def _forget_settings(task: Any) -> None:
     """Let the settings be applied to the new class, not inherited as options of the task."""
     plain = type(task)
-    for name in vars(plain).keys() - _own_options(task).keys():
+    for name in vars(plain).keys() & names_from_settings(task, task.app):
         delattr(plain, name)

@@ -243,22 +243,30 @@ CELERYS = (
 RELATED = ("expires", "rate_limit")
 
 
-def check_options(options: Mapping[str, Any], base: Any) -> None:
-    """Raises ConfigurationError for the first option whose value is invalid, or contradicts another one.
-
-    ``base`` has the options that are not given.
-    """
+def check_values(options: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for the first option whose value is invalid by itself."""
     given = {name: _unwrapped(value) for name, value in options.items()}
     for name, option in OPTIONS.items():
         if name in given:
             option.valid.check(name, given[name])
     read_rate(given.get("rate_limit"))
-    all_options = {name: given.get(name, getattr(base, name)) for name in (*OPTIONS, *RELATED)}
-    all_options["run"] = options.get("run", getattr(base, "run", None))
+
+
+def check_task(options: Mapping[str, Any], function: Callable[..., Any], bound: bool) -> None:
+    """Check all options of a final task, wherever each is given, with its function; see check_function.
+
+    Raises ConfigurationError for the first option whose value is invalid, that contradicts another one, or
+    that an ordered task refuses.
+    """
+    check_values(options)
+    given = {name: _unwrapped(value) for name, value in options.items()}
+    all_options = {name: given.get(name, option.default) for name, option in OPTIONS.items()}
+    all_options.update({name: given.get(name) for name in RELATED}, run=function)
     conflicts = (*_call_conflicts(all_options), *queue_conflicts(all_options), *retry_conflicts(given))
     for name, expected, fix in conflicts:
         raise ConfigurationError(invalid(name, all_options[name], expected, fix))
     check_celery_options(options, keeps_signature=all_options["by"] is not None)
+    check_function(function, bound, all_options["by"], all_options["per_id"])
 
 
 _ALONE = "Each call of a task with by= runs alone: take it out"
@@ -298,15 +306,12 @@ def check_names_of(given: Iterable[str], *bases: Any) -> None:
     check_option_names(given, {name for base in bases for name in dir(base)}, OPTIONS, CELERYS)
 
 
-def check_annotations(task: Any, app: Celery) -> None:
-    """Check what ``task_annotations`` make of a task's options. Raises ConfigurationError."""
+def check_names_in_annotations(task: Any, app: Celery) -> None:
+    """Raises ConfigurationError for a misspelt option in ``task_annotations``."""
     found: Iterable[Any] = resolve_all_annotations(app.annotations, task)
     for given in found:
         # Celery has set them on the class itself.
         check_names_of((name for name in given if not name.startswith("@")), *task.__bases__)
-        check_options({"autoretry_for": getattr(task, "autoretry_for", None), **given}, task)
-        for name, value in as_attributes(given).items():
-            setattr(task, name, value)
 
 
 def check_queue_name(name: str) -> None:

@@ -28,16 +28,15 @@ from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.worker.forks import ProcessLock
 
 from .async_call_mixin import AsyncCallMixin
-from .base_classes import R, adopt_on_commit, guard_before_start, guard_call, inherited
+from .base_classes import R, adopt_on_commit, given_options, guard_before_start, guard_call, set_options
 from .broker_messages import BrokerMessageHandler, SwitchingHandler
 from .options import (
     OPTIONS,
-    as_attributes,
-    check_annotations,
-    check_function,
+    check_names_in_annotations,
     check_names_of,
-    check_options,
     check_queue_name,
+    check_task,
+    check_values,
     function_of,
 )
 from .queue_options import policies_of
@@ -70,33 +69,45 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         declared = dict(cls.__dict__)
-        others = inherited(cls, OrderedTask)
-        guard_call(cls, others, OrderedTask)
+        guard_call(cls, OrderedTask)
         guard_before_start(cls)
+        set_options(cls, OrderedTask)
         with naming(str(declared.get("name") or cls.__qualname__)):
-            check_names_of(data_names(declared), *cls.__bases__)
-        if declared.get("run") is not None:
-            check_function(*function_of(cls), cls.by, cls.per_id)
-        for name, value in as_attributes(declared, cls.__qualname__).items():
-            if value is not declared[name]:
-                setattr(cls, name, value)
-        # Celery logs exceptions of ``throws`` as INFO, without a traceback.
-        cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
-        # ``retry_in`` is looked up as at run time: a method gets its self.
-        with naming(str(declared.get("name") or cls.__qualname__)):
-            check_options({**others, **declared, "retry_in": object.__new__(cls).retry_in}, cls)
-        cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
+            names = data_names(declared)
+            check_names_of(names, *cls.__bases__)
+            # What options need beside them may be given by a subclass, a decorator or an annotation.
+            check_values(
+                {**{name: declared[name] for name in names}, "retry_in": object.__new__(cls).retry_in}
+            )
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
-        """Install what the worker needs; ``@ordered_task`` alone is the whole set-up."""
-        with naming(cls.name):
-            check_annotations(cls, app)
-            if cls.queue_name is None:
-                check_queue_name(cls.name)
+        """Check the options of the final task, and install what the worker needs; ``@ordered_task`` alone is
+        the whole set-up. Raises ConfigurationError.
+        """
+        try:
+            with naming(cls.name):
+                cls._check(app)
+        except ConfigurationError:
+            registered: Any = vars(app)["_tasks"]
+            if type(registered.get(cls.name)) is cls:
+                # Celery has registered it, and would use it from the second call on.
+                del registered[cls.name]
+            raise
+        # Celery logs exceptions of ``throws`` as INFO, without a traceback.
+        cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
+        cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
         adapt_function(cls)
         add_step(app, cls.queue_name or cls.name)
         adopt_on_commit(cls, app)
+
+    @classmethod
+    def _check(cls, app: Celery) -> None:
+        check_names_in_annotations(cls, app)
+        set_options(cls, OrderedTask)
+        check_task(given_options(cls, OrderedTask, app), *function_of(cls))
+        if cls.queue_name is None:
+            check_queue_name(cls.name)
 
     # -- the queue
 

@@ -1,0 +1,236 @@
+"""Every option at every place where it may stand: it holds, and is checked for the final task only."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from celery import Celery, Task
+
+from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
+from celery_lowkiq.integration.task.options import OPTIONS
+
+
+def on_jobs(jobs):
+    return ["jobs", jobs]
+
+
+def find(value):
+    return value
+
+
+BY = {"by": "order_id"}
+#: Option -> a value, and the options that must stand beside it.
+VALUES = {
+    "shards": (7, {}),
+    "batch_size": (9, {}),
+    "queue_name": ("mine", {}),
+    "key": (find, {}),
+    "merge": ("max", {}),
+    "max_payloads_per_run": (3, {}),
+    "max_crashes": (5, {}),
+    "max_run": (60, {}),
+    "run_in": ("process", {}),
+    "soft_time_limit": (8, {"run_in": "process"}),
+    "time_limit": (9, {"run_in": "process"}),
+    "keep": (4, {}),
+    "debounce": (timedelta(seconds=5), {}),
+    "debounce_max": (60, {"debounce": 5}),
+    "drop_stale": (True, {}),
+    "on_push_after_failure": ("now", {}),
+    "max_length": (10, {}),
+    "when_full": ("drop_newest", {"max_length": 10}),
+    "on_death": ("hold", {}),
+    "hold_max": (5, {"on_death": "hold"}),
+    "job_ttl": (30, {}),
+    "priority": (3, {}),
+    "retry_priority": (4, {}),
+    "rate_limit_per_id": ("1/s", {}),
+    "max_retries": (2, {}),
+    "retry_in": (find, {}),
+    "dont_retry": ((KeyError,), {}),
+    "isolate_failures": (False, {}),
+    "on_retries_exhausted": (on_jobs, {}),
+    "per_id": (True, {}),
+    "by": ("order_id", {}),
+    "enabled": (False, BY),
+    "latest": (True, BY),
+    "default_retry_delay": (30, BY),
+    "acks_late": (False, {}),
+    "autoretry_for": ((OSError,), {}),
+    "dont_autoretry_for": ((OSError,), {}),
+    "expires": (50, {}),
+    "ignore_result": (True, {}),
+    "rate_limit": ("5/s", {}),
+    "retry_backoff": (True, {"autoretry_for": (OSError,)}),
+    "retry_backoff_max": (70, {}),
+    "retry_jitter": (False, {}),
+    "retry_kwargs": ({"countdown": 4}, {}),
+    "send_events": (False, {}),
+    "store_errors_even_if_ignored": (True, {}),
+    "track_started": (True, {}),
+    "trail": (False, {}),
+    "typing": (False, {}),
+}
+#: Values of Celery's options that say nothing.
+OFF = {"default_retry_delay": None, "retry_backoff": False, "expires": None, "rate_limit": None}
+
+
+def of_a_batch(payloads_by_id):
+    return payloads_by_id
+
+
+def of_a_call(order_id):
+    return order_id
+
+
+def of_an_id(job_id, payloads):
+    return job_id
+
+
+def function_for(options):
+    return of_a_call if "by" in options else of_an_id if "per_id" in options else of_a_batch
+
+
+def task_class(options, bases=(Task,)):
+    return type("Base", bases, {"abstract": True, **options})
+
+
+class Place:
+    """Makes a task with an option in one place, and others in another one."""
+
+    def __init__(self, app_options=None):
+        self.app = Celery("places", broker="memory://", set_as_current=False, **(app_options or {}))
+
+    def decorate(self, function, **options):
+        return ordered_task(app=self.app, name="save", **options)(function)._get_current_object()
+
+
+def at_the_decorator(option, others, function):
+    return Place().decorate(function, **option, **others)
+
+
+def in_a_base_of_celerys(option, others, function):
+    return Place().decorate(function, base=task_class(option), **others)
+
+
+def in_an_abstract_ordered_class(option, others, function):
+    return Place().decorate(function, base=task_class(option, (OrderedTask,)), **others)
+
+
+def in_a_base_behind_ours(option, others, function):
+    base = type("Both", (OrderedTask, task_class(option)), {"abstract": True})
+    return Place().decorate(function, base=base, **others)
+
+
+def beside_a_base(option, others, function):
+    return Place().decorate(function, base=task_class(others, (OrderedTask,)), **option)
+
+
+def in_the_class_of_the_app(option, others, function):
+    return Place({"task_cls": task_class(option)}).decorate(function, **others)
+
+
+def beside_the_class_of_the_app(option, others, function):
+    return Place({"task_cls": task_class(others)}).decorate(function, **option)
+
+
+def in_annotations(option, others, function):
+    place = Place()
+    place.app.conf.task_annotations = {"save": option}
+    return place.decorate(function, **others)
+
+
+def beside_annotations(option, others, function):
+    place = Place()
+    place.app.conf.task_annotations = {"*": others}
+    return place.decorate(function, **option)
+
+
+def of_a_plain_task(option, others, function):
+    task = Place().app.task(name="save", shared=False, lazy=False, **option)(function)
+    return ordered_task(**others)(task)
+
+
+def for_a_plain_task(option, others, function):
+    task = Place().app.task(name="save", shared=False, lazy=False, **others)(function)
+    return ordered_task(**option)(task)
+
+
+def in_the_class_of_a_task(option, others, function):
+    base = task_class(option, (OrderedTask,))
+    final = type("Save", (base,), {"name": "save", "run": staticmethod(function), **others})
+    return Place().app.register_task(final())
+
+
+def in_the_last_class_of_a_task(option, others, function):
+    return in_the_class_of_a_task(others, option, function)
+
+
+PLACES = [
+    at_the_decorator,
+    in_a_base_of_celerys,
+    in_an_abstract_ordered_class,
+    in_a_base_behind_ours,
+    beside_a_base,
+    in_the_class_of_the_app,
+    beside_the_class_of_the_app,
+    in_annotations,
+    beside_annotations,
+    of_a_plain_task,
+    for_a_plain_task,
+    in_the_class_of_a_task,
+    in_the_last_class_of_a_task,
+]
+
+
+def test_the_table_is_whole():
+    assert VALUES.keys() >= OPTIONS.keys()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", VALUES)
+def test_an_option_holds_wherever_it_stands(name, place):
+    value, others = VALUES[name]
+    task = place({name: value}, others, function_for({name: value, **others}))
+    assert isinstance(task, OrderedTask)
+    assert getattr(task, name) == value
+    assert {other: getattr(task, other) for other in others} == others
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", [name for name, (_, others) in VALUES.items() if others])
+def test_an_option_that_needs_another_one_is_refused_without_it(name, place):
+    option = {name: VALUES[name][0]}
+    with pytest.raises(ConfigurationError, match=f"^save: {name}="):
+        place(option, {}, function_for({}))
+
+
+@pytest.mark.parametrize("name", sorted((OPTIONS.keys() | OFF.keys()) - {"by", "per_id"}))
+def test_the_decorator_takes_an_option_of_a_base_off(name):
+    off = OPTIONS[name].default if name in OPTIONS else OFF[name]
+    base = task_class({name: VALUES[name][0]})
+    assert getattr(Place().decorate(of_a_batch, base=base, **{name: off}), name) == off
+    plain = Place().app.task(base=base, name="save", shared=False, lazy=False)(of_a_batch)
+    assert getattr(ordered_task(**{name: off})(plain), name) == off
+
+
+@pytest.mark.parametrize("bases", [(Task,), (OrderedTask,)])
+@pytest.mark.parametrize("place", ["decorator", "annotations", "class"])
+def test_a_value_that_is_wrong_by_itself_is_refused_everywhere(bases, place):
+    with pytest.raises(ConfigurationError, match="max_retries=-1 is invalid"):
+        base = task_class({"max_retries": -1} if place == "class" else {}, bases)
+        final = Place()
+        if place == "annotations":
+            final.app.conf.task_annotations = {"save": {"max_retries": -1}}
+        final.decorate(function_for({}), base=base, **({"max_retries": -1} if place == "decorator" else {}))
+
+
+def test_a_task_that_is_refused_is_not_there():
+    """Celery would take it as it is from the second time on."""
+    app = Place().app
+    app.conf.task_annotations = {"save": {"time_limit": 5}}
+    save = ordered_task(app=app, name="save")(of_a_batch)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="time_limit=5 is invalid"):
+            save.delay("1", "x")
