@@ -17,6 +17,7 @@ from celery_lowkiq.integration.operations.audit import AuditEntry
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.failures_mixin import Failures, Matches
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.findings import Finding
@@ -31,12 +32,12 @@ from celery_lowkiq.rules.views import HeldId, Page, PausedId, SearchPage, Shards
 from .changes import begin, call_off, operation_of
 from .endpoints import AFTER, DEFAULT_LIMIT, ID, LIMIT, MAX_LIMIT, QUEUE, TEXT, Endpoint, Query, json_response
 from .errors import Refused
+from .job_page import JOB
 from .listing import MATCHED, SORTS, STATES, ListingQuery
 from .openapi import MAX_WAIT, value_schema
 from .operations import Operation
-from .pages import JOB
 from .params import Params, body_of, field
-from .site import job_queue_of, queue_of, site_of
+from .site import plain_queue_of, queue_of, site_of
 
 
 class LowkiqCounts(NamedTuple):
@@ -105,9 +106,23 @@ def listing(request: Request) -> SearchPage[Any]:
 
 def job(request: Request) -> PlacesJson:
     """Everything about one id: its jobs, why it is not running, and its tries."""
-    (queue, _), job_id = job_queue_of(request), Params.query(request).text("id")
-    places = queue.job(job_id, **JOB)
-    return places_json(places, queue.why(job_id), queue.tries(job_id))
+    return _places(queue_of(request), Params.query(request).text("id"))
+
+
+def _places(queue: OrderedQueue, job_id: str) -> PlacesJson:
+    return places_json(queue.job(job_id, **JOB), queue.why(job_id), queue.tries(job_id))
+
+
+async def plain_job(request: Request) -> Response:
+    """The same with payloads without masks; the audit log tells who reads them."""
+    fields = await _fields(request)
+    return await run_in_threadpool(_plain_job, request, fields)
+
+
+def _plain_job(request: Request, fields: dict[str, Any]) -> Response:
+    job_id = field(fields, "id", str)
+    queue = plain_queue_of(request, field(fields, "queue", str), job_id)
+    return json_response(_places(queue, job_id), reading=site_of(request).reading)
 
 
 def shards(request: Request) -> Shards:
@@ -298,7 +313,8 @@ ENDPOINTS = (
     Endpoint("GET", "/stats", stats, LowkiqStats),
     Endpoint("GET", "/queues", queues, OverviewJson),
     *map(_listing, SORTS),
-    Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID, Query("plain", {"enum": ["0", "1"]}))),
+    Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID)),
+    Endpoint("POST", "/job", plain_job, PlacesJson, body="JobId"),
     Endpoint("GET", "/shards", shards, Shards, (QUEUE,)),
     Endpoint("GET", "/migration", migration, Resharding, (QUEUE,)),
     Endpoint(

@@ -24,7 +24,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.errors import LowkiqError
 
-from . import api, changes, pages, tracked
+from . import api, changes, job_page, pages, tracked
 from .access import Access, FindUser, Roles, header, read_basic
 from .endpoints import BASE, Endpoint, ErrorJson, json_response
 from .errors import status_of
@@ -118,7 +118,8 @@ def _routes() -> list[Route | Mount]:
         Route("/", pages.overview),
         Route("/queue", pages.queue),
         Route("/search", pages.search),
-        Route("/job", pages.job),
+        Route("/job", job_page.job),
+        Route("/job", job_page.plain_job, methods=["POST"]),
         Route("/failures", pages.failures),
         Route("/nodes", pages.nodes),
         Route("/doctor", pages.doctor),

@@ -21,15 +21,16 @@ from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.payload_actions import payload_change
 from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.errors import InvalidCall, PayloadError
 
 from .errors import NotFound, Refused
 from .guard import check_token, user_of
+from .job_page import Edited, job_page
 from .operations import Operation
 from .params import Params, form_of
 from .proxies import address_of
 from .render import link, page
-from .site import Site, site_of
+from .site import Site, plain_queue_of, site_of
 
 #: Seconds that a response waits for the end of a change; a longer change is shown on its own page.
 PATIENCE = 0.7
@@ -68,15 +69,23 @@ def asker(request: Request) -> tuple[str, str]:
 
 
 async def change(request: Request) -> Response:
-    """Form handler: asks before a dangerous action, and returns to the page with the form."""
+    """Form handler: asks before a dangerous action, and returns to the page with the form, also with the
+    error of an invalid one.
+    """
     form = await form_of(request)
     check_token(request, form.text("token", ""))
-    return await run_in_threadpool(_change, request, form)
+    try:
+        return await run_in_threadpool(_change, request, form)
+    except InvalidCall as error:
+        if not (back := form.text("back", "")):
+            raise
+        return _back(request, back, "refused", site_of(request).operations.refuse(str(error)))
 
 
 def _change(request: Request, form: Params) -> Response:
-    site = site_of(request)
-    queue, action = site.queue(form.text("queue")), action_of(form.text("action"))
+    queue, action = site_of(request).queue(form.text("queue")), action_of(form.text("action"))
+    if VALUE in action.parameters:
+        return _edit(request, queue, action, form)
     target = _target(form, action)
     if action.scope.ids and not target.ids:
         raise InvalidCall("no job is selected. Select some jobs, then press a button")
@@ -104,10 +113,29 @@ def _change(request: Request, form: Params) -> Response:
     checked = action.target(queue, target.ids, target.values)
     operation = begin(request, queue, action, checked, form.text("reason", ""))
     if operation.wait(PATIENCE):
-        return _back(request, form.text("back", "/"), operation)
+        return _back(request, form.text("back", "/"), "did", operation.id)
     if action.scope is RESHARD:
         return RedirectResponse(link(request, "/queue", queue=queue.name), 303)
     return RedirectResponse(link(request, "/operation", id=operation.id), 303)
+
+
+def _edit(request: Request, queue: OrderedQueue, action: Action, form: Params) -> Response:
+    """Replace a payload. A refused one stays in the editor, with the error."""
+    try:
+        given = _target(form, action)
+        operation = begin(
+            request, queue, action, action.target(queue, given.ids, given.values), form.text("reason", "")
+        )
+        if operation.wait(PATIENCE) and not operation.error:
+            return _back(request, form.text("back", "/"), "did", operation.id)
+        error = operation.error
+    except (InvalidCall, PayloadError) as refused:
+        error = str(refused)
+    if not error:
+        return RedirectResponse(link(request, "/operation", id=operation.id), 303)
+    job_id = form.text("id")
+    edited = Edited(form.text(MARK.name), form.text(VALUE.name, ""), error)
+    return job_page(request, plain_queue_of(request, queue.name, job_id), job_id, plain=True, edited=edited)
 
 
 def _target(form: Params, action: Action) -> Target:
@@ -141,10 +169,11 @@ def operation_of(site: Site, operation_id: str) -> Operation:
     return operation
 
 
-def _back(request: Request, path: str, operation: Operation) -> Response:
+def _back(request: Request, path: str, name: str, value: str) -> Response:
+    """Lead to the page with the form, which tells of the operation ``did`` or of the error ``refused``."""
     own = _own_path(path)
     separator = "&" if "?" in own else "?"
-    return RedirectResponse(f"{link(request, '')}{own}{separator}did={operation.id}", 303)
+    return RedirectResponse(f"{link(request, '')}{own}{separator}{name}={value}", 303)
 
 
 def _own_path(path: str) -> str:

@@ -45,6 +45,12 @@ CHANGE_ERRORS = {
 }
 
 
+#: Bodies of requests but changes.
+BODIES: dict[str, Schema] = {
+    "JobId": {"type": "object", "properties": {"queue": TEXT, "id": TEXT}, "required": ["queue", "id"]}
+}
+
+
 class Schemas:
     """Schemas of types; those of records are named and collected."""
 
@@ -108,7 +114,7 @@ def description(base: str, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "servers": [{"url": base}],
         "paths": paths,
         "components": {
-            "schemas": {**schemas.named, "Change": _change()},
+            "schemas": {**schemas.named, **BODIES, "Change": _change()},
             "securitySchemes": {"basic": {"type": "http", "scheme": "basic"}},
         },
         "security": [{"basic": []}, {}],
@@ -123,8 +129,9 @@ def _operation(one: Endpoint, schemas: Schemas) -> Schema:
     errors = ERRORS | (CHANGE_ERRORS if one.body else {})
     answers |= {code: _answer(said, schemas.of(ErrorJson)) for code, said in errors.items()}
     found: Schema = {"summary": one.text, "parameters": parameters}
-    if one.body:
+    if one.body == "Change":
         answers[202] = _answer("The change is running: read or cancel its operation", schemas.of(one.answer))
+    if one.body:
         body = {"$ref": f"#/components/schemas/{one.body}"}
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return {**found, "responses": {str(code): answer for code, answer in answers.items()}}

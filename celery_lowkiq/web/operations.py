@@ -93,9 +93,10 @@ class Operation:
 
 
 class Operations:
-    """The operations of this process."""
+    """The operations of this process, and the errors of forms that it has refused."""
 
     def __init__(self) -> None:
+        self._refusals: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Operation] = OrderedDict()
 
@@ -114,6 +115,19 @@ class Operations:
     def get(self, operation_id: str) -> Operation | None:
         """Return the operation with an id, while it is kept."""
         return self._known.get(operation_id)
+
+    def refuse(self, error: str) -> str:
+        """Keep an error until the page of its form shows it; return its name."""
+        with self._lock:
+            name = secrets.token_urlsafe(12)
+            self._refusals[name] = error
+            while len(self._refusals) > REMEMBERED:
+                self._refusals.popitem(last=False)
+        return name
+
+    def refusal(self, name: str) -> str:
+        """Return a kept error; "" for another name."""
+        return self._refusals.get(name, "")
 
     def all(self) -> list[Operation]:
         """Return the kept operations, newest first."""

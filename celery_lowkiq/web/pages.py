@@ -14,9 +14,11 @@ from starlette.responses import RedirectResponse, Response
 from celery_lowkiq.integration.operations.action_parts import FILTERS
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import mark_of
+from celery_lowkiq.integration.operations.inspector import FoundId, Inspector
+from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.operations.shown_jobs import ShownJob
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.failure_filter import FailureFilter
 from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
 from celery_lowkiq.rules.job_filter import job_state
 from celery_lowkiq.rules.models import ShardRef
@@ -24,22 +26,19 @@ from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
 from celery_lowkiq.rules.text import by_master, ranges
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.rules.views import SearchPage, ShardsPage, Stats
 
 from . import charts
 from .changes import operation_of
-from .formatting import Texts, bytes_text
-from .job_timeline import SEARCHED, timeline_of
+from .formatting import bytes_text
 from .lane_map import lane_map
 from .listing import AGES, MATCHED, SORTS, STATES, ListingQuery
 from .migration import picture_of
 from .overview import queues_look
 from .params import Params
 from .render import link, page
-from .site import job_queue_of, queue_of, site_of
+from .site import queue_of, site_of
 
-#: Maximum number of payloads on the page of a job; each is read whole, since its mark is a hash of it.
-JOB = {"payload_limit": 100}
 #: Levels of findings, the worst first.
 LEVELS = ("error", "warning", "ok")
 #: Maximum number of queues that are shown of a lane.
@@ -85,7 +84,10 @@ def search(request: Request) -> Response:
     sought = typed.strip()
     if not sought:
         return RedirectResponse(link(request, "/"), 303)
-    found = inspector.find(sought)
+    try:
+        found = inspector.find(sought)
+    except InvalidCall as error:
+        return page(request, "search.html", status=400, sought=typed, found=FoundId(), refused=str(error))
     # An id may begin or end with a space, which mostly is one copied too many.
     if not found and typed != sought and (other := inspector.find(typed)):
         sought, found = typed, other
@@ -99,9 +101,7 @@ def queue(request: Request) -> Response:
     params = Params.query(request)
     shown, span = queue_of(request), _span(request)
     listed = params.choice("list", (*SORTS, "shards", "paused", "held"), "jobs")
-    search = ListingQuery.of(params, listed) if listed in SORTS else None
-    ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
-    found = search.of_queue(shown) if search else ids(after=params.cursor()) if ids else None
+    search, found, refused = _listing(params, shown, listed)
     inspector, shards, now = site_of(request).inspector, shown.shards(), time.time()
     nodes = inspector.nodes_if_there()
     # Its counts are watched: they are read last.
@@ -109,6 +109,8 @@ def queue(request: Request) -> Response:
     return page(
         request,
         "queue.html",
+        status=400 if refused else 200,
+        refused=refused,
         queue=shown,
         listed=listed,
         shards=shards,
@@ -126,12 +128,27 @@ def queue(request: Request) -> Response:
         migration=migration,
         picture=picture_of(migration) if migration else None,
         search=search,
+        typed=partial(params.text, default=""),
         found=found,
         **_past(inspector, shown.name, span, now),
         actions=ACTIONS,
         offered=offered,
         bytes_text=bytes_text,
     )
+
+
+def _listing(
+    params: Params, shown: OrderedQueue, listed: str
+) -> tuple[ListingQuery | None, SearchPage[Any] | ShardsPage[Any] | None, str]:
+    """The query of a listing, its page, and what is wrong with the query."""
+    ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
+    if listed not in SORTS:
+        return None, ids(after=params.cursor()) if ids else None, ""
+    try:
+        search = ListingQuery.of(params, listed)
+        return search, search.of_queue(shown), ""
+    except InvalidCall as error:
+        return ListingQuery.of(Params([]), listed), SearchPage((), None), str(error)
 
 
 def _past(inspector: Inspector, name: str, span: Span, now: float) -> dict[str, Any]:
@@ -147,41 +164,6 @@ def _past(inspector: Inspector, name: str, span: Span, now: float) -> dict[str, 
 
 def _state_of(now: float, job: ShownJob) -> str:
     return job_state(job.perform_in, paused=job.paused, held=job.held, now=now)
-
-
-def job(request: Request) -> Response:
-    """One id: its places, payloads, and failed runs."""
-    params = Params.query(request)
-    (shown, plain), job_id = job_queue_of(request), params.text("id")
-    places, why = shown.job(job_id, **JOB), shown.why(job_id)
-    edited, tries = params.text("edit", ""), shown.tries(job_id)
-    changes = site_of(request).audit.read_if_there(SEARCHED)
-    return page(
-        request,
-        "job.html",
-        queue=shown,
-        job_id=job_id,
-        places=places,
-        why=why,
-        tries=tries,
-        timeline=timeline_of(why.facts, tries, changes or ()),
-        changes_unknown=changes is None,
-        paused=why.facts.id_paused,
-        held=why.facts.held_since,
-        edited=edited,
-        plain=plain and bool(site_of(request).redactor),
-        masks=any(
-            payload.masked and payload.masked.hides
-            for place in (places.waiting, places.processing, places.dead)
-            if place
-            for payload in place.payloads
-        ),
-        actions=ACTIONS,
-        offered=offered,
-        mark_of=mark_of,
-        texts=Texts(site_of(request).reading.load if plain else None),
-        bytes_text=bytes_text,
-    )
 
 
 @dataclass(frozen=True)
@@ -203,12 +185,17 @@ def failures(request: Request) -> Response:
     """The groups of failures of a queue, or the jobs that match a group, an error or a time."""
     params, shown = Params.query(request), queue_of(request)
     given = {one.name: params.text(one.name, "") for one in FILTERS}
-    wanted = failure_filter(given)
-    searched = any(given.values())
+    try:
+        wanted, refused = failure_filter(given), ""
+    except InvalidCall as error:
+        wanted, refused = FailureFilter(failure=given["failure"]), str(error)
+    searched = any(given.values()) and not refused
     found = shown.failures(wanted.failure)
     return page(
         request,
         "failures.html",
+        status=400 if refused else 200,
+        refused=refused,
         queue=shown,
         found=found,
         given=given,

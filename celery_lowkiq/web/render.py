@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -37,6 +37,10 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
+#: Parameters by which a form's page reports an operation that it began, or an error of the form.
+REPORTS = ("did", "refused")
+
+
 @cache
 def _version(name: str) -> str:
     """A hash of the file: browsers may cache it forever."""
@@ -65,26 +69,29 @@ ENVIRONMENT = _environment()
 
 def link(request: Request, path: str, **query: Any) -> str:
     """A URL path under the prefix of the dashboard. Ids go into the query: some are invalid in a path."""
-    return quote(request.scope.get("root_path", "")) + _query(path, query)
+    return quote(request.scope.get("root_path", "")) + link_here(path, **query)
 
 
-def _query(path: str, query: Mapping[str, Any]) -> str:
+def link_here(path: str, **query: Any) -> str:
+    """The same without the prefix."""
     given = {name: value for name, value in query.items() if value not in (None, "")}
     return path + ("?" + urlencode(given, errors="replace") if given else "")
 
 
 def _current(request: Request) -> str:
-    """Path and query of the page, without prefix, and without the operation that it reports."""
-    kept = [(name, value) for name, value in request.query_params.multi_items() if name != "did"]
+    """Path and query of the page, without prefix, and without what it reports."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if name not in REPORTS]
     return quote(path_of(request.scope) or "/") + ("?" + urlencode(kept, errors="replace") if kept else "")
 
 
-def page(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-    """Render a page."""
+def page(
+    request: Request, template: str, *, status: int = 200, current: str | None = None, **values: Any
+) -> HTMLResponse:
+    """Render a page. ``current``: path and query of it, where those of the request are another's."""
     now, site = time.time(), site_of(request)
     text = ENVIRONMENT.get_template(template).render(
         link=lambda path, **query: link(request, path, **query),
-        link_here=lambda path, **query: _query(path, query),
+        link_here=link_here,
         static=lambda name: link(request, f"/static/{name}", v=_version(name)),
         here=path_of(request.scope) or "/",
         times=context_of(site.app).settings.web_times,
@@ -94,8 +101,9 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
         now=now,
         user=user_of(request.scope),
         read_only=site.read_only or not user_of(request.scope).may_change,
-        current=_current(request),
+        current=current or _current(request),
         did=site.operations.get(request.query_params.get("did", "")),
+        refused=values.pop("refused", "") or site.operations.refusal(request.query_params.get("refused", "")),
         token=request.scope.get(TOKEN, ""),
         site=site,
         **values,

@@ -77,20 +77,15 @@ def queue_of(request: Request) -> OrderedQueue:
     return queue if sees_plain else queue.masked(site.reading.load, marks=False)
 
 
-def job_queue_of(request: Request) -> tuple[OrderedQueue, bool]:
-    """Return the queue that the request for one id names, and whether its payloads are plain.
+def plain_queue_of(request: Request, name: str, job_id: str) -> OrderedQueue:
+    """Return a queue whose payloads have no masks, to read one id, which is written to the audit log.
 
-    Plain ones are asked for by ``plain`` or ``edit``, which is written to the audit log. Raises Refused.
+    Only for requests that no other site can send. Raises Refused.
     """
-    params, user = Params.query(request), user_of(request.scope)
-    if not (params.flag("plain") or params.text("edit", "")):
-        return queue_of(request), False
+    site, user = site_of(request), user_of(request.scope)
     if not user.may_see_plain:
         raise Refused("you may not see payloads without masks")
-    queue = site_of(request).queue(params.text("queue"), plain=True)
-    ids = (read_id(params.text("id")),)
-    if site_of(request).redactor:
-        site_of(request).audit.write(
-            Change(user.name, address_of(request), "read_plain", queue.name, ids), "done"
-        )
-    return queue, True
+    queue, ids = site.queue(name, plain=True), (read_id(job_id),)
+    if site.redactor:
+        site.audit.write(Change(user.name, address_of(request), "read_plain", queue.name, ids), "done")
+    return queue

@@ -28,3 +28,10 @@ def hidden_fields(text: str) -> dict[str, str]:
     """Of all forms of a page."""
     found = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', text)
     return {name: html.unescape(value) for name, value in found}
+
+
+def read_plain(browser: TestClient, job_id: str, queue: str = "record", **fields: Any) -> Any:
+    """Send the form that shows an id without masks; ``edit``: the mark of the payload in the editor."""
+    data = {"token": token(browser), "queue": queue, "id": job_id, **(fields or {"plain": "1"})}
+    headers = {"origin": ORIGIN, "sec-fetch-site": "same-origin"}
+    return browser.post("/job", data=data, headers=headers)

@@ -9,7 +9,9 @@ import pytest
 from starlette.testclient import TestClient
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from celery_lowkiq import track
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.operations.audit import Audit
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.web import make_app
 from celery_lowkiq.web.access import is_loopback
@@ -193,6 +195,39 @@ def test_a_form_without_the_sessions_token_is_refused(browser, wrong):
     token(browser)
     form = {"token": wrong, "queue": "record", "action": "run_now_all"}
     assert browser.post("/change", data=form, headers={"origin": ORIGIN}).status_code == 403
+
+
+def test_no_get_changes_anything_in_redis(app, browser, record, client):
+    """Another site can have a browser send it, with the credentials that it keeps."""
+    record.apply_async(("1", {"password": "hunter2"}), countdown=1000)
+    (payload,) = browser.get("/api/v1/job?queue=record&id=1").json()["waiting"]["payloads"]
+    with track("a group", app) as tracker:
+        pass
+    asked = f"queue=record&id=1&plain=1&edit={payload['mark']}&list=jobs&failure=x&confirmed=1&action=delete"
+    paths = [route.path for route in make_app(app).routes if "GET" in (getattr(route, "methods", None) or ())]
+    before = client.info("persistence")["rdb_changes_since_last_save"]
+    for path in paths:
+        path = path.replace("{id}", tracker.id)
+        for query in (asked, asked.replace("id=1&", f"id={tracker.id}&")):
+            browser.get(f"{path}?{query}", headers={"sec-fetch-site": "cross-site"})
+    assert client.info("persistence")["rdb_changes_since_last_save"] == before
+    assert "hunter2" not in browser.get(f"/job?{asked}").text
+    assert Audit(app).read().items == ()
+
+
+@pytest.mark.parametrize(
+    "headers, wrong", [({}, ""), ({"sec-fetch-site": "cross-site"}, None), ({"origin": "null"}, None)]
+)
+def test_no_other_site_reads_a_payload_in_the_name_of_a_user(app, visit, record, headers, wrong):
+    record.apply_async(("1", {"password": "hunter2"}), countdown=1000)
+    browser = visit(auth="ops:secret")
+    browser.auth = ("ops", "secret")
+    form = {"token": token(browser) if wrong is None else wrong, "queue": "record", "id": "1", "plain": "1"}
+    assert browser.post("/job", data=form, headers=headers).status_code == 403
+    as_text = {"content-type": "text/plain", **headers}
+    answer = browser.post("/api/v1/job", content='{"queue": "record", "id": "1"}', headers=as_text)
+    assert answer.status_code in (403, 415)
+    assert Audit(app).read().items == ()
 
 
 @pytest.mark.parametrize("given", ["", "None"])

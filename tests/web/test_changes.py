@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import threading
 from dataclasses import replace
 
@@ -74,8 +75,54 @@ def test_what_matches_is_changed_up_to_a_limit_at_a_rate(browser, record):
     )
 
 
-def test_nothing_chosen_is_said(browser):
-    assert "no job is selected" in submit(browser, "delete").text
+@pytest.mark.parametrize(
+    "action, fields, error",
+    [
+        ("delete", {}, "no job is selected"),
+        ("requeue_matching", {"since": "yesterday"}, "since='yesterday' is invalid"),
+        ("requeue_matching", {"error": "x", "rate": "fast", "confirmed": "1"}, "rate='fast' is invalid"),
+        ("reshard", {"shards": "many"}, "shards='many' is invalid"),
+    ],
+)
+def test_an_invalid_form_leads_back_to_its_page_with_the_error(browser, record, action, fields, error):
+    record.apply_async(("1", "x"), countdown=1000)
+    answer = submit(browser, action, back="/queue?queue=record&prefix=1", **fields)
+    assert answer.status_code == 200
+    assert error in html.unescape(answer.text)
+    assert 'name="prefix" value="1"' in answer.text
+    assert "back=" not in answer.text
+    assert "refused=" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "value, error",
+    [
+        ('{"open": ', "value is invalid: expected JSON"),
+        ('{"password": "[redacted]"}', "expected a payload without &#39;[redacted]&#39;"),
+        ('"' + "x" * 70_000 + '"', "bytes"),
+    ],
+)
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_payload_that_is_refused_stays_in_the_editor(browser, record, value, error, dead):
+    record.apply_async(("1", {"a": 1}), countdown=1000)
+    if dead:
+        record.ordered_queue.bury(["1"])
+    place = "dead" if dead else "waiting"
+    (payload,) = browser.get("/api/v1/job?queue=record&id=1").json()[place]["payloads"]
+    action = "edit_dead_payload" if dead else "edit_payload"
+    answer = submit(browser, action, "1", mark=payload["mark"], value=value)
+    assert answer.status_code == 400
+    assert error in answer.text
+    assert f">{html.escape(value, quote=True).replace('&quot;', '&#34;')}</textarea>" in answer.text
+    assert hidden_fields(answer.text)["back"] == "/job?queue=record&id=1"
+
+
+def test_a_draft_of_a_payload_that_is_gone_is_shown(browser, record):
+    record.apply_async(("1", {"a": 1}), countdown=1000)
+    answer = submit(browser, "edit_payload", "1", mark="0-0", value='{"mine": 1}')
+    assert answer.status_code == 400
+    assert "has no such payload any more" in answer.text
+    assert "{&#34;mine&#34;: 1}" in answer.text
 
 
 def test_what_is_stale_is_queued_up_by_force(browser, record):

@@ -145,3 +145,23 @@ def test_a_wrong_filter_is_refused_with_the_reason(browser, query, message):
     answer = browser.get(f"/queue?queue=record&{query}")
     assert answer.status_code == 400
     assert message in html.unescape(answer.text)
+    # The page with its forms stays.
+    assert 'class="filter"' in answer.text
+    assert "Nothing matches" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path, message, kept",
+    [
+        ("/queue?queue=record&prefix=4&minimum=soon", "minimum='soon' is invalid", 'value="soon"'),
+        ("/queue?queue=record&prefix=4&age=%3Elunch", "age='>lunch' is invalid", 'value="4"'),
+        ("/failures?queue=record&error=ValueError&since=lunch", "since='lunch' is invalid", 'value="lunch"'),
+        ("/search?id=a%07b", "control", "<h1>"),
+    ],
+)
+def test_what_was_typed_stays_beside_the_error(browser, path, message, kept):
+    answer = browser.get(path)
+    assert answer.status_code == 400
+    assert message in html.unescape(answer.text)
+    assert kept in answer.text
+    assert 'data-refresh="3"' not in answer.text

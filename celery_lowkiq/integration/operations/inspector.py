@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 from celery import Celery
@@ -90,7 +91,7 @@ class FoundId(dict[str, ShownPlaces]):
     master.
     """
 
-    away: Mapping[str, str]
+    away: Mapping[str, str] = MappingProxyType({})
 
 
 class Inspector:

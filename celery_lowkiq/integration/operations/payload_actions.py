@@ -55,7 +55,7 @@ def _new(queue: OrderedQueue, target: Target) -> Any:
     if queue.has_mask(value):
         raise InvalidCall(
             f"{VALUE.name} is invalid: expected a payload without {MASK!r}, which stands for a secret that "
-            "was not shown. Read the job with plain=1, and edit that. Nothing was changed"
+            "was not shown. Read the job without masks, and edit that. Nothing was changed"
         )
     return value
 

@@ -34,7 +34,7 @@ PAGES = {
     "error": "/queue?queue=nobody",
 }
 #: As WebDriver spells the keys.
-TAB, ENTER, ESCAPE = "\ue004", "\ue007", "\ue00c"
+TAB, ENTER, ESCAPE, END = "\ue004", "\ue007", "\ue00c", "\ue010"
 #: The stop that has the focus: its words, whether it is framed, and whether nothing covers it.
 FOCUSED = """
     const one = document.activeElement, box = one.getBoundingClientRect();

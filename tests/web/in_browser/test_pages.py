@@ -12,7 +12,7 @@ from celery_lowkiq.rules.shard_hints import Hint
 from tests.waiting import eventually
 from tests.web.showcase import FAILING, SLOW
 
-from .acting import PAGES, do, press, reads, text, violations
+from .acting import END, PAGES, do, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 
@@ -214,10 +214,15 @@ def test_a_failed_job_tells_why_it_waits_and_is_run_now(browser, visit, orders):
 
 def edit_one_and_delete_the_other(browser, visit, job_id, what):
     visit(f"/job?queue=sync_order&id={job_id}")
-    browser.find_element("link text", "Edit").click()
+    press(browser, "Edit")
     box = browser.find_element("id", "value")
     box.clear()
-    box.send_keys('{"status": "<b>edited</b>"}')
+    box.send_keys('{"status": ')
+    press(browser, "Save")
+    reads(browser, "value is invalid: expected JSON")
+    box = browser.find_element("id", "value")
+    assert box.get_attribute("value") == '{"status": '
+    box.send_keys(END, '"<b>edited</b>"}')
     press(browser, "Save")
     reads(browser, "<b>edited</b>")
     press(browser, "Delete payload")
