@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.reports import overdue_runs
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import ShardState, Stats, sum_of
@@ -66,7 +68,7 @@ COUNTERS = (
 
 
 class QueueCollector(Collector):
-    """Collects the metrics of all queues of an app, in two round trips, one scrape at a time.
+    """Collects the metrics of all queues of an app, in four round trips, one scrape at a time.
 
     A queue with a damaged shard has no sums, since its counters would decrease; it still has its numbers of
     shards. On a cluster, a queue with shards on masters that are away, or deny a right, has the gauges of
@@ -88,6 +90,7 @@ class QueueCollector(Collector):
             try:
                 reads = self._inspector.partial()
                 states = reads.shard_states()
+                nodes = reads.nodes_if_there()
             except StoreError as error:
                 self._log_problem(str(error))
                 yield GaugeMetricFamily(*UP, value=0)
@@ -100,6 +103,9 @@ class QueueCollector(Collector):
         yield _gauge("lowkiq_shards_unowned", "Shards without an owner", unowned)
         damaged = {queue: sum(1 for state in group if state.damage) for queue, group in by_queue.items()}
         yield _gauge("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
+        if nodes is not None:
+            overdue = dict.fromkeys(by_queue, 0) | Counter(run.shard.queue for run in overdue_runs(nodes))
+            yield _gauge("lowkiq_runs_overdue", "Runs that take too long: see lowkiq doctor", overdue)
         away = {queue: sum(1 for state in group if state.away) for queue, group in by_queue.items()}
         yield _gauge(
             "lowkiq_shards_away", "Shards in no other figure: their masters are away or deny a right", away

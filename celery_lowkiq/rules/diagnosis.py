@@ -8,6 +8,7 @@ from enum import Enum
 from typing import TypedDict
 
 from .models import ShardRef
+from .overdue import expected
 from .reports import Running
 from .text import QUOTED, count_of, duration, format_job_ids, last_error_line, moment, shortened, since
 
@@ -329,7 +330,8 @@ def _is_running(facts: DiagnosisFacts, owner: Owner, run: Running) -> str:
 
 
 def _run_time(owner: Owner, run: Running) -> str:
-    return duration(run.seconds + (owner.silent or 0.0))
+    overdue = f", which is overdue ({expected(run)})" if run.overdue else ""
+    return f"{duration(run.seconds + (owner.silent or 0.0))}{overdue}"
 
 
 def _isolated(waiting: Waiting) -> str:

@@ -12,6 +12,7 @@ from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
 from .models import ShardRef
 from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
+from .run_findings import check_runs
 from .shard_hints import shard_hints
 from .text import duration, listed, ranges, since
 from .topology import Topology, check_topology
@@ -73,10 +74,15 @@ class SystemState:
         """Return the living nodes that serve a queue."""
         return [node for node in self.nodes if node.alive and queue in node.queues]
 
+    @property
+    def due(self) -> dict[ShardRef, int]:
+        """The number of due jobs of each shard."""
+        return {ShardRef(q.name, shard.index): shard.stats.due for q in self.queues for shard in q.shards}
+
 
 def check_health(state: SystemState) -> tuple[Finding, ...]:
-    """Return the findings about the masters, the nodes, and each queue."""
-    return tuple(_findings(state))
+    """Return the findings about runs, then those about the masters, the nodes, and each queue."""
+    return (*check_runs(state.nodes, state.due), reachable(state.topology), *_findings(state))
 
 
 def unreachable(error: StoreError, login: str) -> Finding:
@@ -112,6 +118,12 @@ def unreachable(error: StoreError, login: str) -> Finding:
     else:
         advice = "Is the server up, and is lowkiq_url (or broker_url) right? Then TLS, and network."
     return Finding(ERROR, "connection", str(error), advice)
+
+
+def reachable(topology: Topology) -> Finding:
+    """Return the finding that Redis answers, with the places of masters behind sentinels."""
+    places = [f" {master.address} is {master.place}." for master in topology.masters if master.place]
+    return Finding(OK, "connection", f"Redis answers.{''.join(places)}")
 
 
 def unreadable(reason: str) -> Finding:

@@ -317,10 +317,6 @@ class Batch:
     #: Id of its run, if that has been chosen.
     run_id: str = field(compare=False, default="")
 
-    def overdue(self, now: float) -> bool:
-        """Whether it runs for longer than ``max_run``; ``now`` is monotonic, in s."""
-        return self.queue.max_run is not None and now - self.began_at > self.queue.max_run
-
     @property
     def shard(self) -> ShardRef:
         return self.lease.shard

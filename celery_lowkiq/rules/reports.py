@@ -27,6 +27,11 @@ class Running:
     ids: tuple[str, ...]
     count: int
     seconds: float
+    #: Whether it takes too long, see ``rules/overdue.py``.
+    overdue: bool = False
+    #: Seconds: its task's ``max_run``, and the usual ones of its queue; None: not known.
+    max_run: float | None = None
+    usual: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class LaneReport:
     shards: tuple[ShardRef, ...]
     shard_count: int
     running: Running | None = None
+    #: Fraction of the last ten minutes in which it ran; None: it is younger.
+    load: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,12 @@ def seconds_to_wait(nodes: Iterable[NodeReport], shard: ShardRef) -> float | Non
         if shard in wait.shards
     )
     return max(0.0, found) if (found := min(left, default=None)) is not None else None
+
+
+def overdue_runs(nodes: Iterable[NodeReport]) -> list[Running]:
+    """Return the runs of living nodes that take too long."""
+    runs = (lane.running for node in nodes if node.alive for lane in node.lanes)
+    return [run for run in runs if run is not None and run.overdue]
 
 
 def node_name(owner: str) -> str:

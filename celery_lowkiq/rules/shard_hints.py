@@ -14,6 +14,9 @@ from .views import Stats
 
 #: Lag (s) from which a shard is late.
 LATE = 10.0
+#: Seconds of history that advice about shards needs, and the load from which a lane works all the time.
+LONG_RUN = 600.0
+FULL = 0.9
 #: Lanes with work, as a fraction of those that a new deal would use, from which that would not help.
 ENOUGH = 0.8
 #: Numbers from which the proposed one is taken, at the latest.
@@ -39,27 +42,37 @@ def by_load(shards: Iterable[ShardReport]) -> list[ShardReport]:
 
 
 def shard_hints(
-    queue: str, number: int, shards: Iterable[ShardReport], nodes: Iterable[NodeReport]
+    queue: str, number: int, shards: Sequence[ShardReport], nodes: Iterable[NodeReport]
 ) -> list[Hint]:
-    """Return hints about shards that are late although their lane works.
+    """Return hints about shards that are late although their lane has worked for ten minutes.
 
     ``number``: of shards, without a migration. The queue must have no rate limit: that makes jobs late, too.
+    Hints come from what lanes did in the long run, and name a number that depends on the numbers of shards
+    and lanes alone, so that two reads in a row say the same.
     """
-    lanes = _lanes(queue, nodes)
-    by_lane = _with_work(queue, shards, lanes)
+    serving = [node for node in nodes if node.alive and queue in node.queues]
+    if not all(_known_for_long(shard, serving) for shard in shards if shard.alive):
+        return []
+    lanes = [lane for node in serving for lane in node.lanes]
+    loads = [lane.load for lane in lanes if lane.load is not None]
+    if not loads or len(loads) < len(lanes):
+        return []
     crowded: list[ShardReport] = []
     alone: list[ShardReport] = []
-    for in_lane in by_lane.values():
-        if any(shard.stats.busy for shard in in_lane):
+    by_lane = _with_work(queue, shards, lanes)
+    for lane, in_lane in by_lane:
+        if _works(lane):
             late = [shard for shard in in_lane if _overdue(shard.stats) >= LATE]
             (crowded if _ids(in_lane) > 1 else alone).extend(late)
     hints = []
     if crowded:
-        ids = sum(map(_ids, by_lane.values()))
-        text = f"Ids wait for each other in {_described(queue, crowded)}: " + (
-            f"{count_of(len(by_lane), 'lane')} of {len(lanes)} {'has' if len(by_lane) == 1 else 'have'} work."
+        ids = sum(_ids(in_lane) for _, in_lane in by_lane)
+        text = (
+            f"Ids wait for each other in {_described(queue, crowded)}: in the last {duration(LONG_RUN)}, "
+            f"{count_of(sum(map(_works, lanes)), 'lane')} of {len(lanes)} worked all the time, and all of "
+            f"them {sum(loads) / len(loads):.0%} of it."
         )
-        hints.append(Hint(text, _advice(queue, number, ids, len(by_lane), len(lanes))))
+        hints.append(Hint(text, _advice(queue, number, ids, sum(loads), len(lanes))))
     if alone:
         running = [job_id for shard in alone if shard.running for job_id in shard.running.ids]
         named = f" ({listed(running, MAX_IDS)})" if running else ""
@@ -71,24 +84,29 @@ def shard_hints(
     return hints
 
 
-def _lanes(queue: str, nodes: Iterable[NodeReport]) -> list[LaneReport]:
-    """The lanes that serve a queue, and do not run another one just now."""
-    serving = (node for node in nodes if node.alive and queue in node.queues)
-    lanes = (lane for node in serving for lane in node.lanes)
-    return [lane for lane in lanes if lane.running is None or lane.running.shard.queue == queue]
+def _known_for_long(shard: ShardReport, nodes: Iterable[NodeReport]) -> bool:
+    """Whether its owner has had it for as long as the load of lanes tells: a move takes shards anew."""
+    now = max((node.seen_at + node.silent for node in nodes), default=0.0)
+    return shard.since is None or now - shard.since >= LONG_RUN
+
+
+def _works(lane: LaneReport) -> bool:
+    """Whether it has worked all the time in the long run, and not on one run that is overdue."""
+    return (lane.load or 0.0) >= FULL and not (lane.running and lane.running.overdue)
 
 
 def _with_work(
     queue: str, shards: Iterable[ShardReport], lanes: Sequence[LaneReport]
-) -> dict[ShardRef | int, list[ShardReport]]:
-    """The shards with due or running jobs, by lane; one that no lane lists is by itself."""
+) -> list[tuple[LaneReport, list[ShardReport]]]:
+    """The lanes that have shards with due or running jobs, and these shards."""
     lane_of = {shard: number for number, lane in enumerate(lanes) for shard in lane.shards}
-    found: dict[ShardRef | int, list[ShardReport]] = defaultdict(list)
+    found: dict[int, list[ShardReport]] = defaultdict(list)
     for shard in shards:
         if shard.alive and shard.paused_since is None and (shard.stats.busy or shard.stats.lag):
-            ref = ShardRef(queue, shard.index)
-            found[lane_of.get(ref, ref)].append(shard)
-    return found
+            number = lane_of.get(ShardRef(queue, shard.index))
+            if number is not None:
+                found[number].append(shard)
+    return [(lanes[number], in_lane) for number, in_lane in found.items()]
 
 
 def _overdue(stats: Stats) -> float:
@@ -106,13 +124,13 @@ def _described(queue: str, shards: Sequence[ShardReport]) -> str:
     return f"{shard_names(ShardRef(queue, shard.index) for shard in shards)}, for up to {duration(overdue)}"
 
 
-def _advice(queue: str, number: int, ids: int, used: int, lanes: int) -> str:
-    """``used``: number of lanes with work. If ids are dealt to all lanes anew, some meet by chance."""
-    expected = lanes * (1 - (1 - 1 / lanes) ** ids) if lanes else 0.0
+def _advice(queue: str, number: int, ids: int, used: float, lanes: int) -> str:
+    """``used``: the sum of the loads of lanes. If ids are dealt to all lanes anew, some meet by chance."""
+    expected = lanes * (1 - (1 - 1 / lanes) ** ids)
     if used >= ENOUGH * expected:
         return "More shards would not help: start more workers, or give them more lanes (-c)."
     command = f"celery -A proj lowkiq reshard {queue} {_proposed(number, lanes)}"
-    return f"Another number of shards would use about {expected:.0f} lanes: {command}"
+    return f"Another number of shards would use more lanes: {command}"
 
 
 def _proposed(number: int, lanes: int) -> int:

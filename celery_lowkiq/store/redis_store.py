@@ -31,7 +31,7 @@ from celery_lowkiq.store.jobs.claims import (
     release_call,
     settle_calls,
 )
-from celery_lowkiq.store.jobs.due_times import due_times
+from celery_lowkiq.store.jobs.due_times import count_due, due_times
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored
 from celery_lowkiq.store.jobs.push_steps import PushSteps
@@ -342,6 +342,12 @@ class RedisStore:
         ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.
         """
         return due_times(self.client, shards, in_hand, were_empty)
+
+    def count_due(self, shards: Sequence[ShardRef]) -> int:
+        """Return the number of due jobs of the shards, in two round trips, without those of masters that are
+        away.
+        """
+        return count_due(self.client, shards)
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Subscribe to the announcements of the queues. Raises StoreUnavailable."""

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.rules.overdue import expected
 from celery_lowkiq.rules.terms import TERMS, Terms
 from celery_lowkiq.rules.text import duration, lacking, last_error_line, number, size
 
@@ -59,7 +60,11 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(FILTERS)
     environment.tests["score_time"] = formatting.is_time
     environment.globals.update(
-        cell_grid=cell_grid, history_chart=history_chart, sparkline=sparkline, stacked_bar=stacked_bar
+        cell_grid=cell_grid,
+        expected=expected,
+        history_chart=history_chart,
+        sparkline=sparkline,
+        stacked_bar=stacked_bar,
     )
     return environment
 

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, St
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
+from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, Running
 from celery_lowkiq.rules.topology import Master
 
 #: Exit status of a worker that crashes, and of a process that a run forked.
@@ -126,6 +126,9 @@ class Store(Protocol):
         ``were_empty``, only waiting jobs are looked for.
         """
 
+    def count_due(self, shards: Sequence[ShardRef]) -> int:
+        """Return the number of due jobs of the shards, without those of masters that are away."""
+
     def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
         """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
 
@@ -168,8 +171,8 @@ class Host(Protocol):
     def stop(self, exitcode: int, reason: str) -> None:
         """Ask the process to drain and end with ``exitcode``; called from any thread."""
 
-    def alarm(self, batch: Batch, seconds: float) -> None:
-        """Warn once that a batch has run for ``seconds``, longer than its task's ``max_run``."""
+    def alarm(self, lane: str, run: Running, waiting: int | None) -> None:
+        """Warn of an overdue run, once; ``waiting``: due jobs that wait behind it, None: not known."""
 
     def last_words(self, error: BaseException) -> None:
         """Report an error outside a task's function that ends a lane or the worker."""

@@ -16,6 +16,7 @@ from .exclusion import Cooperative, Exclusion
 from .lane.claim_window import MAX_WAIT_BEHIND_RUN
 from .lane.lane import Lane
 from .outage import OutageTracker
+from .ownership.overdue import running
 from .ownership.ownership import Ownership
 from .ports import NULL_METER, Host, Meter, Runner, Store
 from .rate_limiter import RateLimiter
@@ -176,7 +177,7 @@ class Runtime:
     def snapshot(self) -> dict[str, Any]:
         """Return what each lane serves and runs, as plain values."""
         now = self._clock.monotonic()
-        return {"quiet": self.is_quiet, "lanes": [_describe(lane, now) for lane in self._lanes]}
+        return {"quiet": self.is_quiet, "lanes": [_describe(lane, self._lanes, now) for lane in self._lanes]}
 
     def _deal(self, queues: Sequence[QueueSpec]) -> dict[ShardRef, tuple[QueueSpec, Lane]]:
         by_shard = {shard: queue for queue in queues for shard in queue.shard_refs()}
@@ -213,13 +214,14 @@ class Runtime:
         self._ctx.mailbox.wake()
 
 
-def _describe(lane: Lane, now: float) -> dict[str, Any]:
-    batch, running = lane.batch, None
+def _describe(lane: Lane, lanes: Sequence[Lane], now: float) -> dict[str, Any]:
+    batch, shown = lane.batch, None
     if batch is not None:
-        running = {
-            "shard": str(batch.shard),
+        run = running(batch, lanes, now)
+        shown = {
+            "shard": str(run.shard),
             "ids": [job.id for job in batch.jobs],
-            "seconds": round(now - batch.began_at, 3),
-            "overdue": batch.overdue(now),
+            "seconds": run.seconds,
+            "overdue": run.overdue,
         }
-    return {"name": lane.name, "shards": [str(shard) for shard in lane.shards()], "running": running}
+    return {"name": lane.name, "shards": [str(shard) for shard in lane.shards()], "running": shown}

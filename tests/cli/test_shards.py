@@ -25,7 +25,9 @@ BUSY, OWNER = ShardRef("sync_order", 2), "worker@here-1"
 
 @pytest.fixture
 def late(queue):
-    """Four ids in shard 2, due for 40 s; one of them runs in one of four lanes. Shard 1 is paused."""
+    """Four ids in shard 2, due for 40 s; one of them runs in the one of four lanes that worked all the time.
+    Shard 1 is paused.
+    """
     # The app of all tests knows numbers of shards that others gave their queues.
     store, spec = context_of(proj.app).open_store(1), queue.spec
     ids = islice((str(number) for number in count() if shard_of(str(number), 4) == BUSY.index), 4)
@@ -35,7 +37,12 @@ def late(queue):
     store.claim(replace(spec, batch_size=1), lease, 1)
     queue.pause(shard=1)
     run = Running(BUSY, (jobs[0].id,), 1, 4.0)
-    lanes = [LaneReport(f"lane-{n}", (), 0, run if n == 0 else None) for n in range(4)]
+    store.client.redis.hset(shard_keys(BUSY)["lease"], "since", time.time() - 3600)
+    idle = LaneReport("lane-1", (), 0, load=0.0)
+    lanes = [
+        LaneReport("lane-0", (BUSY,), 1, run, 0.97),
+        *(replace(idle, name=f"lane-{n}") for n in (1, 2, 3)),
+    ]
     report = NodeReport("worker@here", OWNER, 1, 60.0, False, False, ("sync_order",), tuple(lanes))
     counters = Counters(time.time() - 70, (0,) * 4)
     store.beat([], OWNER, 4, 1, NodeUpdate(report, 60.0, samples=(("sync_order", counters),)))
@@ -84,8 +91,8 @@ def test_other_queues_are_shown_beside_a_damaged_one(server, run):
 def test_the_doctor_says_to_what_number(late, run):
     found = run("doctor").stdout
     assert "Ids wait for each other in sync_order/2, for up to 4" in found
-    assert "s: 1 lane of 4 has work." in found
-    assert "would use about 2 lanes: celery -A proj lowkiq reshard sync_order 11" in found
+    assert "1 lane of 4 worked all the time, and all of them 24% of it." in found
+    assert "would use more lanes: celery -A proj lowkiq reshard sync_order 11" in found
     # Lanes wait for tokens then.
     late.tokens(TokenRequest("sync_order", "me", 1, 0.01, 1))
     assert "Ids wait" not in run("doctor").stdout

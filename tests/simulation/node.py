@@ -20,7 +20,7 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
-from celery_lowkiq.rules.reports import BeatResult, NodeUpdate
+from celery_lowkiq.rules.reports import BeatResult, NodeUpdate, Running
 from celery_lowkiq.rules.schedulers import lag
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.rules.topology import Master
@@ -236,6 +236,10 @@ class SimStore:
         asked = list(zip(shards, in_hand, were_empty, strict=True))
         return self._call(lambda: [self._server.next_due(*one) for one in asked])
 
+    def count_due(self, shards: Sequence[ShardRef]) -> int:
+        """For people."""
+        return 0
+
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         """For people, too."""
         return []
@@ -434,8 +438,8 @@ class Node(Machine):
     def stop(self, exitcode: int, reason: str) -> None:
         self.world.violated(f"{self.name} ends by itself: {reason}")
 
-    def alarm(self, batch: Batch, seconds: float) -> None:
-        self.world.note(f"{self.name}: {batch.shard} takes {seconds:.2f} s")
+    def alarm(self, lane: str, run: Running, waiting: int | None) -> None:
+        self.world.note(f"{self.name}: {run.shard} takes {run.seconds:.2f} s")
 
     def last_words(self, error: BaseException) -> None:
         self.world.violated(f"{self.name}: {error!r}")

@@ -11,7 +11,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.history import DAY, Counters, Sample
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running, Wait
 from celery_lowkiq.store.inspect.node_reports import NodeReports
@@ -22,9 +22,9 @@ from .helpers import ONE, SHARD, claim, end, push, take
 
 OWNER = "w\N{SNOWMAN}{}@host-0123"
 SHARDS = tuple(ShardRef("q", index) for index in (0, 1, 2, 5))
-RUNNING = Running(SHARDS[1], ("1", "a\udcff"), 7, 1.5)
+RUNNING = Running(SHARDS[1], ("1", "a\udcff"), 7, 1.5, True, 0.5, 0.2)
 LANES = (
-    LaneReport("lane-0", (ShardRef("orders", 3), *SHARDS), 9, RUNNING),
+    LaneReport("lane-0", (ShardRef("orders", 3), *SHARDS), 9, RUNNING, 0.25),
     LaneReport("lane-1", (), 0),
 )
 WAITS = (Wait(SHARDS[2:], 2.5), Wait((ShardRef("orders", 7), SHARDS[0]), 10.4))
@@ -58,6 +58,29 @@ def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client, node_re
     del text["waits"]
     client.hset(report_key(OWNER), "text", json.dumps(text))
     assert node_reports.nodes()[0].waits == ()
+
+
+def test_a_report_of_an_earlier_version_knows_no_overdue_run(store, client, node_reports):
+    tell(store)
+    text = json.loads(client.hget(report_key(OWNER), "text"))
+    for lane in text["lanes"]:
+        del lane["expected"], lane["load"]
+    client.hset(report_key(OWNER), "text", json.dumps(text))
+    lane = node_reports.nodes()[0].lanes[0]
+    assert (lane.load, lane.running) == (None, Running(SHARDS[1], ("1", "a\udcff"), 7, 1.5))
+
+
+def test_due_jobs_of_several_shards_are_counted(store):
+    queue = replace(ONE, shards=3)
+    ids = [next(i for n in range(99) if queue.shard_of(i := f"id{n}").index == index) for index in range(3)]
+    for job_id in (*ids, *(f"{one}-later" for one in ids)):
+        push(store, job_id, ("a", 1), queue=queue, **({"delay": 900.0} if "later" in job_id else {}))
+    store.push(queue, [NewJob("urgent", b"1", priority=5)])
+    shards = queue.shard_refs()
+    found = [store.count_due([shard]) for shard in shards]
+    assert sum(found) == store.count_due(shards) == 4
+    assert max(found) == 2
+    assert store.count_due([]) == 0
 
 
 def test_a_report_of_an_earlier_version_declares_no_number_of_shards(store, client, node_reports):

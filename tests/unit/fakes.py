@@ -32,7 +32,7 @@ from celery_lowkiq.rules.models import (
     ShardRef,
 )
 from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, UpdateReply
+from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, Running, UpdateReply
 from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.topology import Master
 
@@ -274,6 +274,11 @@ class FakeStore:
             self.asked_of_empty += sum(were_empty)
             return [Due(self._next_due(shard), time.time()) for shard in shards]
 
+    def count_due(self, shards: list[ShardRef]) -> int:
+        self._maybe_fail("count_due")
+        with self.lock:
+            return sum(len(self.waiting.get(shard, ())) for shard in shards)
+
     def tokens(self, asked: TokenRequest) -> Tokens:
         """As many as ``bucket`` has; those that come back are put in it."""
         self._maybe_fail("tokens")
@@ -342,13 +347,13 @@ class FakeHost:
     def __init__(self) -> None:
         self.stops: list[tuple[int, str]] = []
         self.words: list[BaseException] = []
-        self.alarms: list[tuple[str, float]] = []
+        self.alarms: list[tuple[Running, int | None]] = []
 
     def stop(self, exitcode: int, reason: str) -> None:
         self.stops.append((exitcode, reason))
 
-    def alarm(self, batch: Batch, seconds: float) -> None:
-        self.alarms.append((batch.jobs[0].id, seconds))
+    def alarm(self, lane: str, run: Running, waiting: int | None) -> None:
+        self.alarms.append((run, waiting))
 
     def last_words(self, error: BaseException) -> None:
         self.words.append(error)

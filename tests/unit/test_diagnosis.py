@@ -27,8 +27,8 @@ def owner(running=None, **options):
     return Owner("x@host", running=running, **options)
 
 
-def run(*ids, shard=SHARD, count=None, seconds=38.0):
-    return Running(shard, ids, count or len(ids), seconds)
+def run(*ids, shard=SHARD, count=None, seconds=38.0, **options):
+    return Running(shard, ids, count or len(ids), seconds, **options)
 
 
 UNHEARD = Owner("x@host", HOUR_AGO, alive=None)
@@ -43,6 +43,17 @@ ANSWERS = {
         {"id_paused": HOUR_AGO},
         ["nowhere", "paused"],
         f"There is no job 42: it is done, or was deleted, or never pushed. Id 42 has been paused {AGO}.",
+    ),
+    "behind a run that is overdue": (
+        {"waiting": DUE, "owner": owner(run("y", shard=OTHER, seconds=93, overdue=True, usual=0.2))},
+        ["behind"],
+        f"It is the next of shard 7: {X} has been running job y of orders/3 for 1 min 35 s, which is overdue "
+        "(usual is 0.2 s).",
+    ),
+    "overdue": (
+        {"claimed": True, "owner": owner(run("42", overdue=True, max_run=30.0))},
+        ["running"],
+        f"It has been running for 40 s, which is overdue (max_run is 30 s), on {X}.",
     ),
     "scheduled": (
         {"waiting": Waiting(NOW + 90), "owner": owner(run("7"))},

@@ -58,6 +58,7 @@ def test_all_is_well():
     found = findings()
     assert levels(found) == set()
     assert [finding.subject for finding in found] == [
+        "connection",
         "server",
         "maxmemory-policy",
         "persistence",
@@ -211,8 +212,9 @@ def test_a_queue_that_nobody_serves(nodes):
 
 def test_shards_that_are_late_while_lanes_are_free():
     late = shard(1, busy=1, due=9, lag=40.0)
-    lanes = tuple(LaneReport(f"lane-{number}", (), 0) for number in range(4))
-    serving = [replace(node(), lanes=lanes)]
+    shards = [(ShardRef("orders", index),) for index in range(2)]
+    lanes = tuple(LaneReport(f"lane-{number}", one, 1, None, number) for number, one in enumerate(shards))
+    serving = [replace(node(), lanes=(*lanes, *(replace(lanes[0], shards=()),) * 2), seen_at=NOW)]
     found = findings(nodes=serving, queues=[queue(shard(0), late)])
     (finding,) = [one for one in found if one.level != OK]
     assert (finding.level, finding.subject) == (WARNING, "queue orders")

@@ -6,7 +6,11 @@ import threading
 
 import pytest
 from celery.events import EventReceiver
+from prometheus_client import generate_latest
 
+from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.metrics.queues import queue_registry
+from celery_lowkiq.rules.findings import WARNING
 from tests.waiting import eventually
 
 
@@ -99,11 +103,23 @@ def test_inspect_shows_the_run_and_the_lanes(app, start_worker, ledger, tmp_path
 
 
 @pytest.mark.full
-def test_a_run_that_takes_too_long_is_logged_and_told(app, start_worker, ledger, tmp_path):
+def test_a_run_that_takes_too_long_is_named_everywhere(app, start_worker, ledger, tmp_path):
+    gated = app.tasks["gated"]
     with Listener(app) as listener:
         node = start_worker("-E")
-        app.tasks["gated"].delay("1")
-        node.wait_for_log("the run of ['1'] takes")
+        gated.delay("1")
+        ledger.wait_for("start")
+        gated.delay("1")
+        node.wait_for_log("max_run is 0.5 s, 1 job waits behind it")
         (alarm,) = eventually(lambda: listener.of("lowkiq-overdue"))
+        inspector = Inspector(app)
+        first = eventually(lambda: (found := inspector.doctor()[0]).subject == "node w0@test" and found)
+        why = gated.ordered_queue.why("1").text
+        metrics = generate_latest(queue_registry(app)).decode()
         (tmp_path / "gate").touch()
-    assert (alarm["queue"], alarm["ids"]) == ("gated", ["1"])
+    assert (alarm["queue"], alarm["ids"], alarm["waiting"]) == ("gated", ["1"], 1)
+    assert (first.level, "has run job 1 of gated for" in first.text) == (WARNING, True)
+    assert first.text.endswith("1 job waits behind it.")
+    assert "which is overdue (max_run is" in why
+    assert 'lowkiq_runs_overdue{queue="gated"} 1.0' in metrics
+    assert node.logs().count("has run job 1 of gated") == 1

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.rules.overdue import expected
 from celery_lowkiq.rules.reports import LaneReport, NodeReport
 from celery_lowkiq.rules.text import duration, format_job_ids
 
@@ -54,4 +55,5 @@ def _doing(lane: LaneReport) -> str:
     run = lane.running
     if run is None:
         return "nothing"
-    return f"{format_job_ids(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}"
+    overdue = f", overdue: {expected(run)}" if run.overdue else ""
+    return f"{format_job_ids(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}{overdue}"

@@ -18,7 +18,9 @@ from celery_lowkiq.integration.runs.log_lines import set_up_log
 from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.loggers import package_logger as logger
-from celery_lowkiq.rules.models import Batch, QueueSpec
+from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.overdue import overdue_line
+from celery_lowkiq.rules.reports import Running
 from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.script import load_all
@@ -138,14 +140,23 @@ class CeleryHost:
             # Last, since a handler of the log may raise anything.
             logger.critical("the worker stops: %s", reason)
 
-    def alarm(self, batch: Batch, seconds: float) -> None:
-        """Log an overdue batch and send the event ``lowkiq-overdue``."""
-        ids = [job.id for job in batch.jobs]
-        logger.error("shard %s: the run of %s takes %.1f s so far", batch.shard, ids, seconds)
+    def alarm(self, lane: str, run: Running, waiting: int | None) -> None:
+        """Log an overdue run and send the event ``lowkiq-overdue``."""
+        logger.warning("%s", overdue_line(lane, run, waiting))
         dispatcher = self._consumer.event_dispatcher
         if dispatcher is None or not dispatcher.enabled:
             return
-        fields = {"queue": batch.queue.name, "shard": batch.shard.index, "ids": ids, "seconds": seconds}
+        fields = {
+            "queue": run.shard.queue,
+            "shard": run.shard.index,
+            "ids": list(run.ids),
+            "count": run.count,
+            "seconds": run.seconds,
+            "max_run": run.max_run,
+            "usual": run.usual,
+            "lane": lane,
+            "waiting": waiting,
+        }
         try:
             dispatcher.send("lowkiq-overdue", **fields)
         except Exception:

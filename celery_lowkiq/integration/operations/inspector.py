@@ -18,8 +18,8 @@ from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_nam
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.tracking.tracker import Tracker, trackers
 from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError, StoreUnavailable
-from celery_lowkiq.rules.findings import OK, Finding
-from celery_lowkiq.rules.health_checks import check_health, unreachable, unreadable
+from celery_lowkiq.rules.findings import Finding
+from celery_lowkiq.rules.health_checks import check_health, reachable, unreachable, unreadable
 from celery_lowkiq.rules.history import Rates, Sample, rates, span_of, sum_of
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -323,10 +323,8 @@ class Inspector:
             specs = [queue.spec for queue in self.queues().values()]
             found = check_health(HealthReader(self._store.reader()).read(specs, topology))
         except StoreError as error:
-            found = (*check_topology(topology), unreadable(str(error)))
-        places = [f" {master.address} is {master.place}." for master in topology.masters if master.place]
-        users = check_users(context_of(self.app).store.client.refusing_replicas())
-        return (Finding(OK, "connection", f"Redis answers.{''.join(places)}"), *found, *users)
+            found = (reachable(topology), *check_topology(topology), unreadable(str(error)))
+        return (*found, *check_users(context_of(self.app).store.client.refusing_replicas()))
 
 
 def _login_setting(settings: Settings) -> str:

@@ -142,10 +142,12 @@ class BasicOptions(TypedDict, total=False):
         Option(
             None,
             LIMIT,
-            "Seconds after which a run is overdue: it is logged once as an error, shown in `inspect stats`, "
-            "and sent as the event `lowkiq-overdue`. A thread cannot be stopped, so the run goes on. With "
-            '[`lowkiq_exclusion = "strict"`](fencing.md#strict-exclusion) its lease is not renewed any '
-            "more: its worker process ends, and other workers go on.",
+            "Seconds after which a run is overdue: it is logged once as a warning, shown by `doctor`, "
+            "`nodes`, `why` and `inspect stats`, counted by `lowkiq_runs_overdue`, and sent as the event "
+            "`lowkiq-overdue`. With None, after 10 times the usual duration of the queue's runs, and 60 s at "
+            "least. A thread cannot be stopped, so the run goes on. With `max_run` and "
+            '[`lowkiq_exclusion = "strict"`](fencing.md#strict-exclusion) its lease is not renewed '
+            "any more: its worker process ends, and other workers go on.",
         ),
     ]
 

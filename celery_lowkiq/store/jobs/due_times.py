@@ -10,7 +10,7 @@ from celery_lowkiq.rules.errors import ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.records import parse_seconds, parse_time
+from celery_lowkiq.store.scripts.records import number_text, parse_seconds, parse_time
 from celery_lowkiq.store.scripts.script import load
 
 from .claims import open_claims
@@ -33,6 +33,15 @@ def due_times(
     for n, reply in zip(left, replies, strict=True):
         dues[n] = _due(reply)
     return [dues[n] for n in range(len(shards))]
+
+
+def count_due(client: Client, shards: Sequence[ShardRef]) -> int:
+    """Return the number of due jobs of the shards. See ``RedisStore.count_due``."""
+    keys = [shard_keys(shard)[index] for shard in shards for index in ("due", "due_prioritized")]
+    dues = due_times(client, shards, (), ())
+    now = max((due.now for due in dues if isinstance(due, Due)), default=0.0)
+    counts = client.command_answers([("ZCOUNT", key, "-inf", number_text(now)) for key in keys])
+    return sum(count for count in counts if isinstance(count, int))
 
 
 def _due(reply: Any) -> Due | ShardDamaged | None:

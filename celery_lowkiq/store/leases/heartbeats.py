@@ -196,6 +196,9 @@ def _dump_lane(lane: LaneReport) -> dict[str, Any]:
         "count": lane.shard_count,
         "shards": _dump_shards(lane.shards),
         "running": run and [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds],
+        # Beside it: an earlier version takes no more values there.
+        "expected": run and [run.overdue, run.max_run, run.usual],
+        "load": lane.load,
     }
 
 
@@ -241,7 +244,8 @@ def _parse_lane(lane: Any) -> LaneReport:
         name=str(lane["name"]),
         shards=_parse_shards(lane["shards"]),
         shard_count=int(lane["count"]),
-        running=_parse_running(*lane["running"]) if lane["running"] else None,
+        running=_parse_running(lane["running"], lane.get("expected") or ()) if lane["running"] else None,
+        load=_parse_seconds(lane.get("load")),
     )
 
 
@@ -259,5 +263,19 @@ def _parse_shards(ranges_by_queue: dict[str, str]) -> tuple[ShardRef, ...]:
     )
 
 
-def _parse_running(queue: str, index: int, ids: list[str], count: int, seconds: float) -> Running:
-    return Running(ShardRef(queue, int(index)), tuple(map(str, ids)), int(count), float(seconds))
+def _parse_running(run: list[Any], expected: Sequence[Any]) -> Running:
+    queue, index, ids, count, seconds = run
+    overdue, max_run, usual = expected or (False, None, None)
+    return Running(
+        ShardRef(queue, int(index)),
+        tuple(map(str, ids)),
+        int(count),
+        float(seconds),
+        bool(overdue),
+        _parse_seconds(max_run),
+        _parse_seconds(usual),
+    )
+
+
+def _parse_seconds(value: Any) -> float | None:
+    return None if value is None else float(value)

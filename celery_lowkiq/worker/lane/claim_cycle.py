@@ -32,6 +32,9 @@ class ClaimCycle:
     def __init__(self, state: LaneState, ctx: WorkerContext) -> None:
         #: The running batch.
         self.batch: Batch | None = None
+        #: Of the runs of each queue, in s, see ``claim_window.py``; and the seconds of all runs together.
+        self.mean_durations: dict[str, float] = {}
+        self.seconds_run = 0.0
         self._state = state
         self._ctx = ctx
         #: The claim that is not settled yet.
@@ -41,7 +44,6 @@ class ClaimCycle:
         self._aside: dict[ShardRef, ClaimWindow] = {}
         #: Monotonic time at which they are tried again.
         self._try_aside_at = 0.0
-        self._mean_durations: dict[str, float] = {}
 
     @property
     def unsettled(self) -> ShardRef | None:
@@ -64,7 +66,7 @@ class ClaimCycle:
             self.settle()
             if owned.shard in self._aside:
                 return
-        wanted = batches_to_claim(self._mean_durations.get(queue.name), self._ctx.window)
+        wanted = batches_to_claim(self.mean_durations.get(queue.name), self._ctx.window)
         surplus = 0
         try:
             tokens = self._tokens(queue.name, wanted=wanted)
@@ -301,7 +303,7 @@ class ClaimCycle:
         ctx, pid, name = self._ctx, os.getpid(), owned.queue.name
         now = ctx.clock.monotonic()
         window = self._window = ClaimWindow(owned, claim, now)
-        mean = self._mean_durations.get(name)
+        mean = self.mean_durations.get(name)
         # The answer of a claim may come late: after an outage another node may be about to take the shard.
         while self._state.may_start(owned, now) and (batch := window.next(now)) is not None:
             self.batch = batch
@@ -316,6 +318,7 @@ class ClaimCycle:
                     self._count_unverified(name, settlement)
             self.batch = None
             began_at, now = now, ctx.clock.monotonic()
-            mean = self._mean_durations[name] = mean_duration(mean, now - began_at)
+            mean = self.mean_durations[name] = mean_duration(mean, now - began_at)
+            self.seconds_run += now - began_at
             ctx.meter.ran(batch, claim.now + began_at - window.claimed_at, now - began_at)
         return len(window.ran)

@@ -44,6 +44,15 @@ class Lane(LaneState):
         """The running batch."""
         return self._cycle.batch
 
+    def mean_run(self, queue: str) -> float | None:
+        """Return how long (s) the runs of a queue take here; None before the first has ended."""
+        return self._cycle.mean_durations.get(queue)
+
+    def seconds_run(self, now: float) -> float:
+        """Return how many seconds of runs the lane had until ``now`` (monotonic)."""
+        batch = self._cycle.batch
+        return self._cycle.seconds_run + (0.0 if batch is None else max(0.0, now - batch.began_at))
+
     def return_unstarted(self, now: float) -> None:
         """Return batches that have waited too long behind a running one; ``now`` is monotonic."""
         self._cycle.return_unstarted(now)

@@ -10,13 +10,11 @@ from celery_lowkiq.rules.history import HOUR, Counters
 from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.reports import (
-    LISTED_IDS,
     LISTED_SHARDS,
     BeatResult,
     LaneReport,
     NodeReport,
     NodeUpdate,
-    Running,
     UpdateReply,
     node_name,
     waits,
@@ -24,6 +22,7 @@ from celery_lowkiq.rules.reports import (
 
 from ..context import WorkerContext
 from ..lane.lane import Lane
+from .overdue import LaneLoads, running
 
 
 class Heartbeat:
@@ -40,6 +39,7 @@ class Heartbeat:
         """``queues``: all whose samples may be sent, by name; may change."""
         self._ctx = ctx
         self._lanes = lanes
+        self._loads = LaneLoads(lanes)
         self._queues = queues
         self._started_at = self._ctx.clock.monotonic()
         self._samples: tuple[tuple[str, Counters], ...] = ()
@@ -90,20 +90,18 @@ class Heartbeat:
             quiet=self.quiet,
             stopping=self.stopping,
             queues=tuple(sorted(self.served)),
-            lanes=tuple(self._describe(lane, now) for lane in self._lanes),
+            lanes=tuple(
+                self._describe(*each, now) for each in zip(self._lanes, self._loads.read(now), strict=True)
+            ),
             waits=waits(self.free_at, now),
             declared=self.declared,
         )
 
-    def _describe(self, lane: Lane, now: float) -> LaneReport:
+    def _describe(self, lane: Lane, load: float | None, now: float) -> LaneReport:
         batch, shards = lane.batch, lane.shards()
-        running = None
-        if batch is not None:
-            ids = tuple(job.id for job in batch.jobs[:LISTED_IDS])
-            seconds = round(max(0.0, now - batch.began_at), 3)
-            running = Running(batch.shard, ids, len(batch.jobs), seconds)
+        run = None if batch is None else running(batch, self._lanes, now)
         listed = max(1, LISTED_SHARDS // len(self._lanes))
-        return LaneReport(lane.name, tuple(shards[:listed]), len(shards), running)
+        return LaneReport(lane.name, tuple(shards[:listed]), len(shards), run, load)
 
     def _queues_to_count(self, now: float) -> tuple[QueueSpec, ...]:
         """Return, once in each slot of Redis's time, the queues whose first shard is here."""

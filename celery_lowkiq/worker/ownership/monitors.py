@@ -1,6 +1,6 @@
 """Warnings of the ownership thread, each logged once while its cause lasts.
 
-Overdue batches, slow renewals, lost shards and lost data, masters that drop keys or refuse commands, shards
+Slow renewals, lost shards and lost data, masters that drop keys or refuse commands, shards
 dealt wrongly to nodes.
 """
 
@@ -16,15 +16,14 @@ from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.findings import ERROR
 from celery_lowkiq.rules.lease_watch import LeaseWatch
 from celery_lowkiq.rules.loggers import worker_logger as logger
-from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.server_checks import eviction
 from celery_lowkiq.rules.text import listed
 from celery_lowkiq.rules.topology import Master, refusals
 
 from ..context import WorkerContext
-from ..lane.lane import Lane
 from ..owned_shard import CLAIMING
-from ..ports import Host, Store
+from ..ports import Store
 from .lease_table import LeaseTable
 
 #: Maximum number of lost shards that a line names.
@@ -38,25 +37,6 @@ SLOW_RENEWAL = 0.5
 SLOW_RENEWALS = 3
 #: Lease times that are advised, in times that a renewal took: a turn of a node asks for more than that.
 ADVISED_LEASE = 10
-
-
-class OverdueMonitor:
-    """Calls ``Host.alarm`` once for each batch that runs longer than its task's ``max_run``."""
-
-    def __init__(self, host: Host, clock: Clock, lanes: Sequence[Lane]) -> None:
-        self._host = host
-        self._clock = clock
-        self._lanes = lanes
-        #: Leases of the batches that are overdue now; a shard runs one batch at a time.
-        self.leases: frozenset[Lease] = frozenset()
-
-    def check(self) -> None:
-        now = self._clock.monotonic()
-        late = {b.lease: b for lane in self._lanes if (b := lane.batch) is not None and b.overdue(now)}
-        for lease, batch in late.items():
-            if lease not in self.leases:
-                self._host.alarm(batch, now - batch.began_at)
-        self.leases = frozenset(late)
 
 
 class RenewalMonitor:

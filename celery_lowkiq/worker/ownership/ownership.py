@@ -23,7 +23,8 @@ from .auto_reshard import AutoReshard
 from .heartbeat import Heartbeat
 from .lease_table import LeaseTable
 from .membership import Membership
-from .monitors import LossMonitor, MasterMonitor, MisassignmentMonitor, OverdueMonitor, RenewalMonitor
+from .monitors import LossMonitor, MasterMonitor, MisassignmentMonitor, RenewalMonitor
+from .overdue import OverdueMonitor
 from .rebalancing import Rebalancing
 from .resizing import Deal, Resizing
 
@@ -66,7 +67,7 @@ class Ownership:
         self._auto_reshard = AutoReshard(ctx, heartbeat.declared)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
-        self._overdue = OverdueMonitor(ctx.host, ctx.clock, lanes)
+        self._overdue = OverdueMonitor(ctx, lanes)
         self._renewals = RenewalMonitor(ctx.lease_seconds)
         self._losses = LossMonitor(table, ctx.owner)
         self._masters = MasterMonitor(ctx.store, ctx.clock, by_name)
@@ -136,6 +137,7 @@ class Ownership:
 
     def _turn(self) -> float:
         """Do one turn; return seconds until the next one."""
+        self._overdue.check()
         self._ctx.outage.request_started()
         self._renew_at = self._ctx.clock.monotonic() + self._ctx.lease_seconds / RENEWALS_PER_LEASE
         try:
@@ -155,7 +157,6 @@ class Ownership:
             done = self._acquire() and done
             self._losses.check(self._wanted())
             self._rebalancing.level()
-            self._overdue.check()
             if not self._membership.shared:
                 self._misassignment.check()
         except StoreError as error:

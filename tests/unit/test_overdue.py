@@ -1,0 +1,184 @@
+"""Overdue runs, and the load of lanes, by the clock of a test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.findings import WARNING
+from celery_lowkiq.rules.models import Batch, Job, Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.overdue import overdue_after, overdue_line, usual_run
+from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running
+from celery_lowkiq.rules.run_findings import check_runs
+from celery_lowkiq.worker.ownership.overdue import LaneLoads, OverdueMonitor, running
+
+from .fakes import FakeHost, FakeStore
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@dataclass
+class Context:
+    clock: Clock
+    host: FakeHost = field(default_factory=FakeHost)
+    store: FakeStore = field(default_factory=FakeStore)
+
+
+@dataclass
+class Lane:
+    """What a lane shows of itself."""
+
+    name: str
+    batch: Batch | None = None
+    means: dict[str, float] = field(default_factory=dict)
+    ran: float = 0.0
+
+    def mean_run(self, queue):
+        return self.means.get(queue)
+
+    def seconds_run(self, now):
+        return self.ran
+
+    def shards(self):
+        return [ShardRef("orders", 0), ShardRef("orders", 1)]
+
+
+def batch(began_at, max_run=None, job_id="1", shard=0):
+    lease = Lease(ShardRef("orders", shard), "w-1", 1)
+    jobs = (Job(job_id, (), 0.0),)
+    return Batch(QueueSpec("orders", max_run=max_run), lease, 1, jobs, None, began_at)
+
+
+@pytest.mark.parametrize(
+    "max_run, usual, seconds",
+    [
+        (None, None, 60.0),
+        (None, 0.2, 60.0),
+        (None, 6.0, 60.0),
+        (None, 6.1, 61.0),
+        (None, 300.0, 3000.0),
+        (30.0, 300.0, 30.0),
+        (0.5, None, 0.5),
+    ],
+)
+def test_when_a_run_is_overdue(max_run, usual, seconds):
+    assert overdue_after(max_run, usual) == pytest.approx(seconds)
+
+
+def test_what_is_usual_is_the_median_of_lanes():
+    """A lane that had a run of 20 min does not make the next one usual."""
+    assert usual_run([0.2, 1200.0, 0.3, None]) == 0.3
+    assert usual_run([None, None]) is usual_run([]) is None
+
+
+@pytest.mark.parametrize(
+    "run, waiting, line",
+    [
+        (
+            {"usual": 0.2},
+            12,
+            "lane-7 has run job 1 of orders for 1 min 35 s, usual is 0.2 s, 12 jobs wait behind it",
+        ),
+        (
+            {"usual": 0.004},
+            1,
+            "lane-7 has run job 1 of orders for 1 min 35 s, usual is 4 ms, 1 job waits behind it",
+        ),
+        (
+            {"max_run": 30.0, "usual": 1.0},
+            0,
+            "lane-7 has run job 1 of orders for 1 min 35 s, max_run is 30 s",
+        ),
+        (
+            {},
+            None,
+            "lane-7 has run job 1 of orders for 1 min 35 s, no other run of its queue has ended on this node",
+        ),
+    ],
+)
+def test_the_line_about_a_run(run, waiting, line):
+    assert (
+        overdue_line("lane-7", Running(ShardRef("orders", 0), ("1",), 1, 95.0, True, **run), waiting) == line
+    )
+
+
+def test_each_overdue_run_is_told_once():
+    clock, lanes = Clock(), [Lane("lane-0", means={"orders": 0.2}), Lane("lane-1")]
+    context = Context(clock)
+    context.store.push(ShardRef("orders", 1), "2")
+    monitor = OverdueMonitor(context, lanes)
+    lanes[0].batch = batch(clock.now)
+    clock.now += 60.0
+    monitor.check()
+    assert context.host.alarms == []
+    clock.now += 0.1
+    monitor.check()
+    clock.now += 100.0
+    monitor.check()
+    ((run, waiting),) = context.host.alarms
+    assert (run.seconds, run.usual, run.overdue, waiting) == (60.1, 0.2, True, 1)
+    # No declared limit: strict exclusion leaves it alone.
+    assert monitor.leases == frozenset()
+    # The next run of the same shard is another one, though no check has come between.
+    lanes[0].batch = batch(clock.now - 90.0)
+    monitor.check()
+    assert len(context.host.alarms) == 2
+
+
+def test_a_run_over_its_max_run_loses_its_lease_in_strict_mode():
+    clock, lane = Clock(), Lane("lane-0")
+    lane.batch = batch(clock.now - 2.0, max_run=1.0)
+    monitor = OverdueMonitor(Context(clock), [lane])
+    monitor.check()
+    assert monitor.leases == {lane.batch.lease}
+    lane.batch = None
+    monitor.check()
+    assert monitor.leases == frozenset()
+
+
+def test_a_run_is_told_though_redis_does_not_answer():
+    context = Context(Clock())
+
+    def fail(after):
+        raise StoreUnavailable("gone")
+
+    context.store.fail["count_due"] = fail
+    OverdueMonitor(context, [Lane("lane-0", batch(0.0))]).check()
+    ((_, waiting),) = context.host.alarms
+    assert waiting is None
+
+
+def test_the_load_of_a_lane_is_that_of_ten_minutes():
+    lanes = [Lane("lane-0"), Lane("lane-1")]
+    loads = LaneLoads(lanes)
+    for second in range(0, 600, 2):
+        lanes[0].ran, lanes[1].ran = float(second), second / 4
+        assert loads.read(float(second)) == [None, None]
+    lanes[0].ran, lanes[1].ran = 600.0, 150.0
+    assert loads.read(600.0) == [1.0, 0.25]
+    for second in range(602, 1300, 2):
+        loads.read(float(second))
+    assert loads.read(1300.0) == [0.0, 0.0]
+
+
+def test_doctor_begins_with_the_runs_that_are_overdue():
+    shards = (ShardRef("orders", 0), ShardRef("orders", 1))
+    hangs = Running(shards[0], ("1",), 1, 94.0, True, None, 0.2)
+    quick = Running(shards[1], ("2",), 1, 3.0)
+    lanes = (LaneReport("lane-0", shards, 2, hangs), LaneReport("lane-1", (), 0, quick))
+    node = NodeReport("w@a", "w@a-1", 4242, 10.0, False, False, ("orders",), lanes, silent=1.0)
+    (found,) = check_runs([node], {shards[0]: 5, shards[1]: 7, ShardRef("orders", 2): 1})
+    assert (found.level, found.subject) == (WARNING, "node w@a")
+    assert found.text == (
+        "lane-0 has run job 1 of orders for 1 min 35 s, usual is 0.2 s, 12 jobs wait behind it."
+    )
+    assert "kill -TTIN 4242" in found.advice
+    assert running(batch(0.0), [], 61.0).overdue
