@@ -51,7 +51,7 @@ class LaneRequest(Request):
     #: There is no message to acknowledge. Celery cancels unacknowledged runs when it loses the broker.
     acknowledged = True
 
-    def reject(self, requeue: bool = False) -> None:
+    def reject(self, requeue: bool = False) -> Any:
         """Send the event; the settlement of its job does the rest."""
         self.send_event("task-rejected", requeue=requeue)
 
@@ -114,7 +114,7 @@ class LaneRequest(Request):
         state.task_ready(self)
         if not error.requeue:
             self._fail(error, exc_info)
-        self.reject(error.requeue)
+        return self.reject(error.requeue)
 
     def _fail(self, error: Exception, info: Any) -> None:
         task: Any = self.task
