@@ -10,7 +10,17 @@ from typing import TypedDict
 from .models import ShardRef
 from .overdue import expected
 from .reports import Running
-from .text import QUOTED, count_of, duration, format_job_ids, last_error_line, moment, shortened, since
+from .text import (
+    QUOTED,
+    count_of,
+    duration,
+    format_job_ids,
+    last_error_line,
+    moment,
+    shard_names,
+    shortened,
+    since,
+)
 
 #: Tolerance in s between the due time of a rate-limited job and the time its id gets a token.
 TOKEN_TOLERANCE = 0.001
@@ -72,6 +82,14 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class DueBefore:
+    """A shard of the same lane whose first job has been due for longer, for ``seconds``."""
+
+    shard: ShardRef
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Dead:
     """Payloads of the id in the morgue: Unix time (s) and error of the last one buried."""
 
@@ -113,6 +131,8 @@ class DiagnosisFacts:
     #: Rate limit of each id (runs per second), and the Unix time (s) at which this id has a token.
     id_rate: float | None = None
     id_token_at: float = 0.0
+    #: The other shards of its lane that are due before it, the one that waits longest first.
+    due_before: tuple[DueBefore, ...] = ()
     #: What cannot be read now, since its master of a cluster is away.
     missing: tuple[Missing, ...] = ()
 
@@ -224,7 +244,7 @@ def _reasons_to_wait(facts: DiagnosisFacts, waiting: Waiting) -> Iterator[Reason
     if facts.suspect:
         yield Reason("suspect", "It was running when its worker died: it runs alone, one such job at a time.")
     if owner_problem is None and not facts.pauses:
-        yield _next(facts, waiting, facts.owner)
+        yield from _its_turn(facts, waiting, facts.owner)
 
 
 def _limited(facts: DiagnosisFacts) -> Reason:
@@ -285,6 +305,17 @@ def _silent(owner: Owner, subject: str) -> Reason:
     )
     then = "another node takes the shard when the lease has run out."
     return Reason("silent", f"{subject} node {owner.name}, which was {last_report}: {then}")
+
+
+def _its_turn(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Iterator[Reason]:
+    yield _next(facts, waiting, owner)
+    if facts.due_before:
+        text = (
+            f"Before it, {owner.lane} works {shard_names(one.shard for one in facts.due_before)}: a job there "
+            f"is {duration(facts.due_before[0].seconds)} late, this one "
+            f"{duration(facts.now - waiting.perform_in)}."
+        )
+        yield Reason("behind", text)
 
 
 def _next(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Reason:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from .balance import ORPHAN_TIMEOUT_LEASES
 from .errors import AccessDenied, ConfigurationError, LoginRefused, StoreError
 from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
+from .history import Sample
+from .lateness import lateness
 from .models import ShardRef
 from .repairs import Damage
 from .reports import NodeReport, ShardReport, seconds_to_wait
@@ -44,6 +46,10 @@ class QueueState:
     migration_paused: bool = False
     #: Whether a rate limit applies.
     limited: bool = False
+    #: Samples of the last day.
+    day: tuple[Sample, ...] = ()
+    #: Poison pills among its dead jobs.
+    poison_pills: int = 0
     #: Why the rest could not be read.
     unread: str | None = None
     #: The clock (Unix s) of the master with the queue's own keys, and those of the masters with its shards,
@@ -77,7 +83,16 @@ class SystemState:
     @property
     def due(self) -> dict[ShardRef, int]:
         """The number of due jobs of each shard."""
-        return {ShardRef(q.name, shard.index): shard.stats.due for q in self.queues for shard in q.shards}
+        return {shard: stats.due for shard, stats in self._stats.items()}
+
+    @property
+    def lags(self) -> dict[ShardRef, float]:
+        """The lag (s) of each shard."""
+        return {shard: stats.lag for shard, stats in self._stats.items()}
+
+    @property
+    def _stats(self) -> dict[ShardRef, Stats]:
+        return {ShardRef(q.name, shard.index): shard.stats for q in self.queues for shard in q.shards}
 
 
 def check_health(state: SystemState) -> tuple[Finding, ...]:
@@ -145,7 +160,9 @@ def _findings(state: SystemState) -> Iterator[Finding]:
             *_paused(queue),
             *_held(queue),
             *_shard_count(queue),
+            *_late(queue, state),
             *_load(queue, state.nodes),
+            *_dead(queue),
         ]
         served = counted(queue.stored or queue.declared, "shard is served", "shards are served")
         yield from found or [queue.finding(OK, f"{_wait(queue)}, {served}")]
@@ -205,6 +222,25 @@ def _load(queue: QueueState, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     if queue.stored and queue.former is None and not queue.limited:
         for hint in shard_hints(queue.name, queue.stored, queue.shards, nodes):
             yield queue.finding(WARNING, *hint)
+
+
+def _late(queue: QueueState, state: SystemState) -> Iterator[Finding]:
+    found = lateness(queue.name, queue.shards, queue.day, state.nodes, state.lags, queue.limited)
+    if found is not None and queue.former is None:
+        yield queue.finding(WARNING, *found)
+
+
+def _dead(queue: QueueState) -> Iterator[Finding]:
+    if dead := sum(shard.stats.morgue_length for shard in queue.shards):
+        text = counted(dead, "job is dead", "jobs are dead")
+        if queue.poison_pills:
+            pills = counted(queue.poison_pills, "is a poison pill", "are poison pills")
+            text = f"{text}, and {pills}: a process died each time it ran alone"
+        advice = (
+            f"celery -A proj lowkiq failures {queue.name} groups them by error. When the cause is mended, "
+            f"celery -A proj lowkiq requeue {queue.name} --all, or delete what is not needed."
+        )
+        yield queue.finding(WARNING, f"{text}.", advice)
 
 
 def _damaged(queue: QueueState) -> Iterator[Finding]:

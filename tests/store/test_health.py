@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import defaultdict
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.findings import ERROR, OK, WARNING
 from celery_lowkiq.rules.health_checks import check_health
-from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.models import Disposition, QueueSpec
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.rules.topology import check_topology
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -23,7 +24,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import queue_key
 
-from .helpers import ONE, SHARD, claim, push, take
+from .helpers import ONE, SHARD, claim, end, push, take
 
 
 def found(store, *queues):
@@ -122,7 +123,7 @@ def test_what_the_user_may_not_read(store, client):
 
 def test_queues(store, client):
     assert found(store, ONE)["queue orders", WARNING] == "No worker serves it; 0 jobs wait."
-    push(store, "1", ("a", 1), perform_in=1.0)
+    push(store, "1", ("a", 1))
     assert found(store, ONE)["queue orders", ERROR] == "No worker serves it; 1 job waits."
     lease = take(store, owner="me-1")
     serve(store)
@@ -138,6 +139,28 @@ def test_queues(store, client):
     assert "It has 1 shards, the code declares 2" in found(store, more)["queue orders", WARNING]
     client.hset(queue_key("orders"), "format", 7)
     assert "stored in format 7" in found(store, ONE)["queue orders", ERROR]
+
+
+def test_dead_jobs_and_poison_pills_are_found(store):
+    poison = replace(ONE, poison_error=b"poison pill: alone")
+    lease = take(store, owner="me-1")
+    for number, error in enumerate((b"boom", poison.poison_error, b"boom")):
+        push(store, str(number), ("a", 1))
+        end(store, lease, claim(store, lease), Disposition.BURY, error=error)
+    serve(store)
+    assert found(store, poison)["queue orders", WARNING].startswith(
+        "3 jobs are dead, and 1 is a poison pill: "
+    )
+
+
+def test_a_late_queue_is_found_with_its_cause(store):
+    now = time.time()
+    push(store, "1", ("a", 1), perform_in=now - 1134)
+    take(store, owner="me-1")
+    serve(store)
+    text = found(store, ONE)["queue orders", WARNING]
+    assert text.startswith("Jobs are 18 min 5")
+    assert "1 due job of shard 0" in text
 
 
 def test_a_server_that_is_not_there(tmp_path):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 
 from celery_lowkiq.rules.diagnosis import Dead, why
-from celery_lowkiq.rules.models import Disposition, QueueSpec
+from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running
 from celery_lowkiq.rules.views import Stats
@@ -94,6 +97,23 @@ def test_an_id_on_its_way(store, node_reports):
     store.release(lease)
     assert kinds(node_reports, "1") == ["unowned", "dead"]
     assert facts(node_reports, "1").unowned_since == pytest.approx(found.now, abs=60)
+
+
+def test_a_late_job_tells_what_its_lane_works_first(store, node_reports):
+    now, other = time.time(), replace(ONE, name="reindex")
+    push(store, "1", ("a", 1), perform_in=now - 1134)
+    push(store, "2", ("a", 1), perform_in=now - 1500, queue=other)
+    push(store, "3", ("a", 1), perform_in=now - 100, queue=replace(ONE, name="younger"))
+    take(store, owner=OWNER)
+    shards = [ShardRef(name, 0) for name in ("orders", "reindex", "younger", "empty")]
+    tell(store, shards=tuple(shards))
+    (before,) = facts(node_reports, "1").due_before
+    assert (before.shard, round(before.seconds / 10)) == (ShardRef("reindex", 0), 150)
+    assert "Before it, lane-1 works reindex/0: a job there is 25 min late, this one 18 min" in (
+        why(facts(node_reports, "1")).text
+    )
+    push(store, "new", ("a", 1))
+    assert facts(node_reports, "new").due_before == ()
 
 
 def test_a_failed_one_tells_its_error(store, node_reports):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Missing, Owner, Waiting, why
+from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, DueBefore, Missing, Owner, Waiting, why
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import Running
 from celery_lowkiq.rules.text import since
@@ -49,6 +49,16 @@ ANSWERS = {
         ["behind"],
         f"It is the next of shard 7: {X} has been running job y of orders/3 for 1 min 35 s, which is overdue "
         "(usual is 0.2 s).",
+    ),
+    "behind jobs of other queues in its lane": (
+        {
+            "waiting": Waiting(NOW - 1134),
+            "owner": owner(run("y", shard=ShardRef("reindex", 2), seconds=0.0)),
+            "due_before": (DueBefore(ShardRef("reindex", 2), 1500.0), DueBefore(OTHER, 1200.0)),
+        },
+        ["behind", "behind"],
+        f"It is the next of shard 7: {X} has been running job y of reindex/2 for 2 s. Before it, lane-2 "
+        "works orders/3, reindex/2: a job there is 25 min late, this one 18 min 54 s.",
     ),
     "overdue": (
         {"claimed": True, "owner": owner(run("42", overdue=True, max_run=30.0))},

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.health_checks import QueueState, SystemState
+from celery_lowkiq.rules.history import DAY
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.reports import current
@@ -18,9 +20,13 @@ from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
 from celery_lowkiq.store.scripts.replies import reads_replies
 
+from .failures import FailureReader
 from .node_reports import NodeReports
 from .queries import Queries
 from .shard_reads import ShardReads
+
+#: Dead jobs of a queue in which poison pills are counted.
+SEARCHED = 1000
 
 
 @reads_replies
@@ -66,11 +72,21 @@ class HealthReader:
         state = replace(state, damages=tuple(found))
         if any(each.wrong for each in conditions):
             return state  # its counts cannot be read
+        shards = self._node_reports.shards(queue)
+        (day,) = self._node_reports.histories([queue], DAY)
         return replace(
             state,
-            shards=self._node_reports.shards(queue),
+            shards=shards,
+            day=() if isinstance(day, StoreUnavailable) else day,
+            poison_pills=self._poison_pills(queue) if any(one.stats.morgue_length for one in shards) else 0,
             paused=self._queries.paused(queue),
             limited=self._node_reports.is_limited(queue),
             now=seconds(now),
             clocks={shard.index: at for shard, at in ShardReads(self._client, queue).clocks().items()},
         )
+
+    def _poison_pills(self, queue: QueueSpec) -> int:
+        """Count the poison pills among the first SEARCHED dead jobs."""
+        pages = FailureReader(self._client).jobs(ShardReads(self._client, queue), dead=True)
+        dead = islice((job for page in pages for job in page), SEARCHED)
+        return sum(job.error == queue.poison_error for job in dead)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Missing, Owner, Waiting
+from celery_lowkiq.rules.claims import Due
+from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, DueBefore, Missing, Owner, Waiting
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.history import HOUR, Sample, Span, shard_rates
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
+from celery_lowkiq.rules.shard_hints import LATE
 from celery_lowkiq.rules.views import ShardState, Stats
 from celery_lowkiq.store.leases.heartbeats import (
     SHARDS_FIELDS,
@@ -144,6 +146,8 @@ class NodeReports:
         left, stored_rate = tokens.reply if tokens is not None else (None, None)
         rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
         nodes = None if owner else self._client.unless_away(self.nodes)
+        node = parse_report(parse_id(owner), fields.reply, fields.now) if owner and fields else None
+        at = _waiting(waiting, counted[PAYLOAD_COUNT], read)
         return DiagnosisFacts(
             id=job_id,
             shard=shard,
@@ -151,9 +155,10 @@ class NodeReports:
             claimed=bool(claimed),
             suspect=bool(suspect),
             moving=bool(moving),
-            waiting=_waiting(waiting, counted[PAYLOAD_COUNT], read),
+            waiting=at,
             dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
-            owner=_owner(parse_id(owner), parse_moment(since), shard, fields) if owner else None,
+            owner=_owner(parse_id(owner), parse_moment(since), shard, node, fields) if owner else None,
+            due_before=self._due_before(shard, node, at, float(now)),
             unowned_since=None if owner else parse_moment(since),
             free_in=None if owner else seconds_to_wait(nodes or (), shard),
             queue_paused=parse_moment(queue_paused),
@@ -168,6 +173,22 @@ class NodeReports:
             id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
             missing=tuple(what for what, reply in zip(OTHERS, told, strict=True) if reply is None),
         )
+
+    def _due_before(
+        self, shard: ShardRef, node: NodeReport | None, waiting: Waiting | None, now: float
+    ) -> tuple[DueBefore, ...]:
+        """Return the other shards of the lane that are due before a job that is late, in one round trip."""
+        lane = node.lane_of(shard) if node is not None else None
+        if lane is None or waiting is None or now - waiting.perform_in < LATE:
+            return ()
+        others = [one for one in lane.shards if one != shard]
+        dues = self._client.unless_away(lambda: self._store.next_due(others)) or ()
+        found = [
+            DueBefore(one, due.now - due.next_due)
+            for one, due in zip(others, dues, strict=False)
+            if isinstance(due, Due) and due.next_due is not None and due.next_due < waiting.perform_in
+        ]
+        return tuple(sorted(found, key=lambda one: -one.seconds))
 
     def _read_id(self, queue: QueueSpec, job_id: str) -> tuple[ShardRef, Sequence[Any], Sequence[Any]]:
         """Return the shard where an id has most to do, and its replies of ``why.lua`` and ``peek.lua``."""
@@ -243,11 +264,12 @@ def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | 
     return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest, payloads)
 
 
-def _owner(name: str, since: float | None, shard: ShardRef, fields: _Timed | None) -> Owner:
-    """``fields``: of its report; None when the master with the reports is away."""
+def _owner(
+    name: str, since: float | None, shard: ShardRef, node: NodeReport | None, fields: _Timed | None
+) -> Owner:
+    """``node``: its report; ``fields``: None when the master with the reports is away."""
     if fields is None:
         return Owner(node_name(name), since, alive=None)
-    node = parse_report(name, fields.reply, fields.now)
     if node is None:
         return Owner(node_name(name), since)
     lane = node.lane_of(shard)
