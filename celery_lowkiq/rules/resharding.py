@@ -377,13 +377,8 @@ class MigrationState:
 
     @property
     def left(self) -> int:
-        """Waiting jobs that are to be sorted."""
+        """Waiting jobs that are to be sorted; in a pause, also those that leave their shards after it, about."""
         return sum(map(self.unsorted, self.progress))
-
-    @property
-    def staying(self) -> int:
-        """In a pause, waiting jobs that will leave their shards after it, about."""
-        return sum(shard.staying for shard in self.progress)
 
     @property
     def moved(self) -> int:
@@ -392,4 +387,4 @@ class MigrationState:
 
     def unsorted(self, shard: ShardProgress) -> int:
         """Return the waiting jobs of a shard that are to be sorted: all of one that was not closed yet."""
-        return shard.waiting if shard.route == str(self.former) else shard.moving
+        return shard.waiting if shard.route == str(self.former) else shard.moving + shard.staying

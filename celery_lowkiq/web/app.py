@@ -159,7 +159,14 @@ def _failed(request: Request, error: Exception) -> Response:
     if path.startswith("/api/") or path in ("/healthz", "/readyz"):
         response = json_response(ErrorJson(text), status)
     else:
-        response = page(request, "error.html", status=status, code=status, text=text)
+        response = page(
+            request,
+            "error.html",
+            status=status,
+            code=status,
+            text=text,
+            retries=request.method == "GET",
+        )
     if status == 405:
         response.headers["Allow"] = ", ".join(_allowed(request))
     return response

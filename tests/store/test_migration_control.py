@@ -16,7 +16,7 @@ from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding import moving_shards
-from celery_lowkiq.store.resharding.migrations import Migrations
+from celery_lowkiq.store.resharding.migrations import SLICES, Migrations
 from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts.keys import queue_key
@@ -69,6 +69,27 @@ def test_a_paused_migration_holds_nothing_back(store, client):
     assert (migrations.pause(False), migrations.pause(False)) == (True, False)
     until(client, mover, "seal")
     assert client.zrange(key("due", 1), 0, -1) == [late.encode()]
+
+
+def test_what_is_left_in_a_pause_does_not_grow(store, client, monkeypatch):
+    """It was estimated by the jobs that are due first, of which more leave than of the others."""
+    monkeypatch.setattr("celery_lowkiq.store.resharding.migrations.SAMPLED_JOBS", 64)
+    leaving = [someone(2, 1) for _ in range(300)]
+    staying = [someone(2, home=0) for _ in range(300)]
+    jobs = [NewJob(one, b"1", 1.0, perform_in=1.0) for one in leaving]
+    store.push(ONE, [*jobs, *(NewJob(one, b"1", 1.0, perform_in=9e9) for one in staying)])
+    migrations, mover = Migrations(store.client, NAME), begun(store, ONE, 2)
+    until(client, mover, "move")
+    migrations.pause(True)
+    left, goes_on = [migrations.state().left], True
+    while goes_on:
+        goes_on = mover.turn()
+        state = migrations.state()
+        left.append(state.left)
+        assert (state.left + state.moved, state.moved < 600) == (600, True)
+    slack = 600 / SLICES
+    assert all(later <= earlier + slack for earlier, later in itertools.pairwise(left))
+    assert abs(left[-1] - 300) <= slack
 
 
 def test_a_call_is_found_at_the_next_look_in_any_of_many_shards(store, client):

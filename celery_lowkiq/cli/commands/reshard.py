@@ -185,7 +185,7 @@ def _doing(state: MigrationState) -> str:
 def in_words(state: MigrationState) -> str:
     """Return what is left of a move."""
     if state.paused_since is not None:
-        return f"{_doing(state)}: about {count_of(state.staying + state.left, 'job')} left to move"
+        return f"{_doing(state)}: about {count_of(state.left, 'job')} left to move"
     running = sum(shard.in_flight for shard in state.progress)
     transfers = sum(shard.transfers for shard in state.progress)
     count = sum(shard.transfer_bytes for shard in state.progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import NotAbortable
@@ -22,6 +23,8 @@ TIMES = ("migration_began", "migration_paused", "migration_aborted")
 COUNTED_SHARDS = 512
 #: Jobs of all shards by which those are estimated that will leave their shards.
 SAMPLED_JOBS = 5000
+#: Parts of a shard's jobs that these are of.
+SLICES = 16
 
 
 class StoredMigration(NamedTuple):
@@ -155,13 +158,21 @@ class Migrations:
         )
 
     def _staying(self, migration: Migration, refs: list[ShardRef], counts: list[list[Any]]) -> list[int]:
-        """Estimate how many jobs of each shard will leave it after a pause, by some that are due next."""
-        last = SAMPLED_JOBS // len(refs)
-        samples = self._client.commands([("ZRANGE", shard_keys(shard)["due"], 0, last) for shard in refs])
+        """Estimate how many jobs of each shard will leave it after a pause, by slices of those that are due
+        now or later: the first ones alone are the oldest, of which more leave than of calls that came since.
+        """
+        claimable = [waiting - unsorted for _, waiting, unsorted, *_ in counts]
+        commands = [
+            ("ZRANGE", shard_keys(shard)["due"], start, start + size - 1)
+            for shard, count in zip(refs, claimable, strict=True)
+            for start, size in slices(count, SAMPLED_JOBS // len(refs))
+        ]
+        samples = iter(self._client.commands(commands))
         found = []
-        for shard, (_, waiting, unsorted, *_), ids in zip(refs, counts, samples, strict=True):
-            leaving = sum(migration.leaves(shard.index, parse_id(job_id)) for job_id in ids)
-            found.append(round((waiting - unsorted) * leaving / max(1, len(ids))))
+        for shard, count in zip(refs, claimable, strict=True):
+            ids = [parse_id(job_id) for _ in range(SLICES) for job_id in next(samples)]
+            leaving = sum(migration.leaves(shard.index, job_id) for job_id in ids)
+            found.append(round(count * leaving / max(1, len(ids))))
         return found
 
     def restart_steps(self, gen: int, phase: Phase) -> Steps[bool]:
@@ -189,3 +200,10 @@ class Migrations:
         replies = self._client.but_away((yield from self._client.call_steps([call])))
         (begun,) = raise_refused(replies)
         return bool(begun == 1)
+
+
+def slices(count: int, sampled: int) -> list[tuple[int, int]]:
+    """Return where each of SLICES equal parts of ``count`` jobs begins, and how many of it are a sample."""
+    starts = [count * number // SLICES for number in range(SLICES + 1)]
+    most = max(1, sampled // SLICES)
+    return [(start, max(1, min(end - start, most))) for start, end in pairwise(starts)]

@@ -3,7 +3,13 @@
 
 (() => {
   const SLOWEST = 60000;
-  const state = document.getElementById("live-state");
+  // After how many ms without an answer the page is outdated.
+  const LATE = 5000;
+  const bar = document.getElementById("outdated");
+  // The page of an error that may pass, such as Redis being unreachable.
+  const fault = document.querySelector(".fault") !== null;
+  let shownAt = document.documentElement.dataset.now;
+  let label = () => {};
   const seconds = Number(document.body.dataset.refresh || 0);
   let paused = sessionStorage.getItem("lowkiq-paused") === "1";
   let failures = 0;
@@ -41,20 +47,39 @@
     enhance();
   };
 
-  const say = (text) => {
-    if (state && state.textContent !== text) state.textContent = text;
+  // -- without an answer: a red bar with the time of the numbers, which are dimmed
+
+  const outdated = (why) => {
+    const at = lowkiqTimes.exact(shownAt * 1000);
+    bar.querySelector("span").textContent = fault ? `${why}.` : `Not up to date: ${why}. These are the numbers of ${at}.`;
+    bar.hidden = false;
+    document.body.dataset.outdated = "";
+    label();
+  };
+
+  const upToDate = (fresh) => {
+    shownAt = fresh.documentElement.dataset.now;
+    failures = 0;
+    bar.hidden = true;
+    delete document.body.dataset.outdated;
+    label();
   };
 
   const update = async () => {
+    clearTimeout(timer);
+    const late = setTimeout(() => outdated("Redis or the dashboard does not respond"), LATE);
     try {
       const answer = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store" });
-      if (!answer.ok) throw new Error(answer.status);
-      swap(new DOMParser().parseFromString(await answer.text(), "text/html"));
-      failures = 0;
-      say("");
+      if (answer.ok && fault) return location.reload();
+      if (!answer.ok) throw answer;
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      swap(fresh);
+      upToDate(fresh);
     } catch (error) {
       failures += 1;
-      say("Not up to date: the dashboard does not answer");
+      outdated(error.status === 503 ? "Redis is unreachable" : `the dashboard ${error.status ? `responds with ${error.status}` : "is unreachable"}`);
+    } finally {
+      clearTimeout(late);
     }
     plan();
   };
@@ -74,9 +99,9 @@
     const button = document.createElement("button");
     button.type = "button";
     button.className = "switch live-switch";
-    const label = () => {
+    label = () => {
       button.setAttribute("aria-pressed", String(!paused));
-      button.textContent = paused ? "Paused" : "Live";
+      button.textContent = paused ? "Paused" : "outdated" in document.body.dataset ? "Not live" : "Live";
       button.title = paused ? "Keep the page up to date" : "Hold the page still";
     };
     button.addEventListener("click", () => {
@@ -166,6 +191,7 @@
   document.addEventListener("pointermove", pointAt, { passive: true });
   document.addEventListener("visibilitychange", () => (document.hidden ? clearTimeout(timer) : plan()));
   document.addEventListener("keydown", toSearch);
+  bar.querySelector("button").addEventListener("click", update);
   addSwitch();
   addTheme();
   enhance();

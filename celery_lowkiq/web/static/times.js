@@ -87,5 +87,5 @@ const lowkiqTimes = (() => {
 
   addPicker();
   update(document);
-  return { update, clock };
+  return { update, clock, exact };
 })();

@@ -7,12 +7,16 @@ import time
 
 import pytest
 
+from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.shard_hints import Hint
+from tests.browsing import complaints
 from tests.waiting import eventually
+from tests.web import showcase
+from tests.web.serving import served
 from tests.web.showcase import FAILING, SLOW
 
-from .acting import END, PAGES, do, press, reads, text, violations
+from .acting import END, PAGES, do, leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 
@@ -88,6 +92,51 @@ def test_the_page_is_kept_up_to_date_until_it_is_paused(app, browser, visit):
     browser.find_element("css selector", ".live-switch").click()
     assert text(browser, ".live-switch") == "Paused"
     browser.find_element("css selector", ".live-switch").click()
+
+
+def test_an_unreachable_redis_is_said_over_the_old_numbers(browser):
+    with EmbeddedServer() as server:
+        app = showcase.make_app(server.url)
+        app.tasks["update_stock"].apply_async(("1", {"delta": 1}), countdown=7200)
+        with served(app) as url:
+            browser.get(f"{url}/queue?queue=update_stock")
+            reads(browser, "Live", ".live-switch")
+            server.kill()
+            reads(browser, "Redis is unreachable. These are the numbers of ", "#outdated")
+            assert text(browser, ".live-switch") == "Not live"
+            tiles = "return getComputedStyle(document.getElementById('tiles')).opacity"
+            assert float(browser.execute_script(tiles)) < 1
+            # A page that is opened meanwhile comes by itself, too.
+            browser.get(url)
+            reads(browser, "Redis is unavailable")
+            assert text(browser, ".live-switch") == "Not live"
+            press(browser, "Retry", "body")
+            reads(browser, "Redis is unreachable.", "#outdated")
+            server.restart()
+            reads(browser, "update_stock")
+            reads(browser, "Live", ".live-switch")
+            assert not browser.find_element("id", "outdated").is_displayed()
+            assert float(browser.execute_script(tiles)) == 1
+            leave(browser)
+        app.close()
+    complaints(browser)
+
+
+#: Texts with a hyphen within a word, whose figures have one width: then the hyphen has it, too.
+WIDE_HYPHENS = """
+    return [...document.querySelectorAll("body *")].filter((one) =>
+      [...one.childNodes].some((part) => part.nodeType === 3 && /\\w-\\w/.test(part.data)) &&
+      getComputedStyle(one).fontVariantNumeric.includes("tabular-nums")).map((one) => one.innerText);
+"""
+
+
+@pytest.mark.parametrize("name", ["job", "retries"])
+def test_the_hyphen_of_an_id_is_not_as_wide_as_a_digit(browser, visit, name):
+    visit(PAGES[name])
+    assert FAILING in text(browser)
+    assert browser.execute_script(WIDE_HYPHENS) == []
+    numbers = "return getComputedStyle(document.querySelector('.num')).fontVariantNumeric"
+    assert browser.execute_script(numbers) == "tabular-nums"
 
 
 def test_the_chart_tells_what_is_under_the_pointer(browser, visit):
