@@ -10,8 +10,9 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.integration.app.signing import Signing
-from celery_lowkiq.integration.runs.decode import Checks, decode_plain
+from celery_lowkiq.integration.runs.decode import decode_plain
 from celery_lowkiq.rules.models import Batch, Job, Lease, NewJob, Payload, QueueSpec, ShardRef
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -30,13 +31,14 @@ def signing(bench: Bench) -> Iterator[Row]:
     rounds = bench.count(5_000, 2_000)
     signature, codec = signer.sign_payload("blank", b"42", BODY, None), context_of(bench.app).codec
     batch = Batch(QUEUE, LEASE, 1, (Job("42", (Payload(BODY, 1.0, signature=signature),), 1.0),), Event())
+    gates = {by: Gate("blank", codec, codec, by or Signing("off", None)) for by in (None, signer)}
     sender = Sender()
 
     def called(by: Signing | None) -> object:
         return push_call(QUEUE, LEASE.shard, sender, [NewJob("42", BODY)], by)
 
     def read(by: Signing | None) -> object:
-        return decode_plain(batch, codec, Checks(by and by.payload_check("blank")))
+        return decode_plain(batch, gates[by])
 
     for name, text, turn in (
         ("sign", "a call without a record is signed", called),

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.views import all_items
 
 from .output import end_listing, table, write_json
@@ -54,13 +53,13 @@ def write_listing(
     limit: int,
     header: Sequence[str],
     row: Callable[[T], Sequence[str]],
-    reading: Reading | None,
+    json_: bool,
 ) -> None:
-    """Write a table, or with a ``reading`` lines of JSON. Stderr says when there is more than a table."""
+    """Write a table, or with ``json_`` lines of JSON. Stderr says when there is more than a table."""
     shown = islice(found, limit) if limit else found
-    if reading is not None:
+    if json_:
         for item in shown:
-            write_json(item, reading)
+            write_json(item)
         return
     first = True
     while part := list(islice(shown, PAGE)):
@@ -93,13 +92,13 @@ def listing_command(
         limit: int,
         json_: bool,
     ) -> None:
-        read = getattr(inspector.queue(queue).raw() if json_ else inspector.queue(queue), name)
+        ordered = inspector.queue(queue)
+        read = getattr(ordered.raw(decoded=True) if json_ else ordered, name)
         options: dict[str, Any] = {"by": by, "prefix": prefix, "reverse": reverse, **bounds(from_, reverse)}
         away: dict[str, str] = {}
         found = all_items(read, away, limit=PAGE, payload_limit=PAYLOADS, **options)
-        reading = inspector.reading if json_ else None
         write_listing(
-            found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], reading
+            found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], json_
         )
         end_listing(away)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading, encode, value_text
+from celery_lowkiq.integration.operations.json_records import encode, value_text
 from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 from celery_lowkiq.rules.text import escaped, lacking, last_error_line, shortened
 
@@ -17,9 +17,9 @@ from .main import FAILED
 CELL = 60
 
 
-def write_json(value: Any, reading: Reading = AS_JSON) -> None:
-    """Write a record as one line; ``reading`` reads the raw payloads in it."""
-    click.echo(encode(value, reading))
+def write_json(value: Any) -> None:
+    """Write a record as one line."""
+    click.echo(encode(value))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

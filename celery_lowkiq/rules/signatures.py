@@ -47,6 +47,7 @@ class Fault(str, Enum):
     MALFORMED = "its signature is malformed"
     UNKNOWN_KEY = "the key of its signature is not in lowkiq_signing_keys"
     WRONG = "it is not what was signed: its queue, id, score or bytes were changed"
+    REORDERED = "signed scores of its job descend: their order was changed"
 
 
 class _Key(NamedTuple):

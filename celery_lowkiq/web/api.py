@@ -122,7 +122,7 @@ async def plain_job(request: Request) -> Response:
 def _plain_job(request: Request, fields: dict[str, Any]) -> Response:
     job_id = field(fields, "id", str)
     queue = plain_queue_of(request, field(fields, "queue", str), job_id)
-    return json_response(_places(queue, job_id), reading=site_of(request).reading)
+    return json_response(_places(queue, job_id))
 
 
 def shards(request: Request) -> Shards:

@@ -21,14 +21,12 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.setting_validators import Network
 from celery_lowkiq.integration.app.settings import SETTINGS, Settings
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import Reading
 from celery_lowkiq.rules.errors import LowkiqError
 
 from . import api, changes, job_page, pages, tracked
 from .access import Access, FindUser, Roles, header, read_basic
 from .endpoints import BASE, Endpoint, ErrorJson, json_response
 from .errors import status_of
-from .formatting import MAX_TEXT
 from .guard import Guard, path_of
 from .openapi import description
 from .proxies import Proxies
@@ -88,15 +86,14 @@ def make_app(
         roles=settings.web_roles if roles is None else roles,
         proxies=proxies,
     )
-    load = context_of(celery_app).codec.load if settings.web_unpickle else None
     app = Starlette(
         routes=_routes(),
         middleware=[Middleware(Guard, access=access, answer=_failed)],
         exception_handlers={LowkiqError: _failed, HTTPException: _failed},
     )
-    reading = Reading(load, MAX_TEXT)
-    masked = Inspector(celery_app, raw=True, masked=True, load=load)
-    app.state.site = Site(celery_app, masked, Inspector(celery_app, raw=True), access, reading)
+    decoded = settings.web_unpickle
+    masked = Inspector(celery_app, raw=True, masked=True, decoded=decoded)
+    app.state.site = Site(celery_app, masked, Inspector(celery_app, raw=True, decoded=decoded), access)
     return app
 
 

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading, encode
+from celery_lowkiq.integration.operations.json_records import encode
 
-from .site import site_of
+from .formatting import MAX_TEXT
 
 Schema = dict[str, Any]
 
@@ -29,9 +29,9 @@ class ErrorJson:
     error: str
 
 
-def json_response(record: Any, status: int = 200, reading: Reading = AS_JSON) -> Response:
+def json_response(record: Any, status: int = 200) -> Response:
     """A response with a record as its body."""
-    return Response(encode(record, reading), status, media_type="application/json")
+    return Response(encode(record, MAX_TEXT), status, media_type="application/json")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Endpoint:
         return Route(f"{BASE}{self.path}", run, methods=[self.method])
 
     def _serve(self, request: Request) -> Response:
-        return json_response(self.run(request), self.status, site_of(request).reading)
+        return json_response(self.run(request), self.status)
 
 
 TEXT: Schema = {"type": "string"}

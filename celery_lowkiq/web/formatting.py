@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import math
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from markupsafe import Markup
 
-from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
-from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.integration.operations.shown_jobs import NOT_DECODED, ShownPayload
 from celery_lowkiq.rules.failure_filter import age_seconds
 from celery_lowkiq.rules.text import duration
 
@@ -24,8 +21,6 @@ MAX_PAGE, LEAST = 512 * 1024, 500
 ONE_LINE = 100
 #: A score in this range (Unix s) is shown as a time, too: the years 2001 to 2286.
 TIMES = (1e9, 1e10)
-
-Load = Callable[[bytes], Any]
 
 
 def plain(text: str) -> str:
@@ -74,14 +69,14 @@ def bytes_text(data: bytes) -> str:
         return repr(data)
 
 
-def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = MAX_TEXT) -> str:
-    """Format a payload: JSON, indented when it is long; other content as ``load`` decodes it, or as bytes."""
+def payload_text(payload: ShownPayload, limit: int = MAX_TEXT) -> str:
+    """Format a payload: JSON, indented when it is long; other content decoded, or as bytes."""
     data: bytes = payload.value
     if payload.cut_from:
         return bytes_text(_whole_characters(data[:limit]))[:limit]
     text = _json(data)
     if text is None:
-        text = _loaded(data, load) if load else bytes_text(data)
+        text = _other_text(payload)
     return text[:limit]
 
 
@@ -89,23 +84,22 @@ def payload_text(payload: ShownPayload, load: Load | None = None, limit: int = M
 class Texts:
     """Formats the payloads of one page, with about MAX_PAGE characters in all."""
 
-    load: Load | None = None
     left: int = MAX_PAGE
 
     def __call__(self, payload: ShownPayload) -> tuple[str, int]:
         """Return the text, and the full size in bytes if it is cut, else 0."""
         payload = beginning(payload)
         limit = max(LEAST, min(MAX_TEXT, self.left))
-        text = payload_text(payload, self.load, limit)
+        text = payload_text(payload, limit)
         self.left -= len(text)
         return text, (payload.cut_from or len(payload.value)) if payload.cut_from or len(text) == limit else 0
 
 
-def _loaded(data: bytes, load: Load) -> str:
-    try:
-        return repr(load(data))
-    except UndecodablePayload as error:
-        return f"{bytes_text(data)}\n({error})"
+def _other_text(payload: ShownPayload) -> str:
+    if payload.decoded is not NOT_DECODED:
+        return repr(payload.decoded)
+    text = bytes_text(payload.value)
+    return f"{text}\n({payload.fault})" if payload.fault else text
 
 
 def beginning(payload: ShownPayload) -> ShownPayload:

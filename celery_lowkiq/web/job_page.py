@@ -92,6 +92,6 @@ def job_page(
         actions=ACTIONS,
         offered=offered,
         mark_of=mark_of,
-        texts=Texts(site_of(request).reading.load if plain else None),
+        texts=Texts(),
         bytes_text=bytes_text,
     )

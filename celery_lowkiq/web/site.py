@@ -11,7 +11,6 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.integration.operations.audit import Audit, Change
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import AS_JSON, Reading
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.redaction import Redactor
@@ -26,14 +25,13 @@ from .proxies import address_of
 
 @dataclass
 class Site:
-    """A dashboard: its app, and its access rules. ``reading``: how the JSON API reads payloads."""
+    """A dashboard: its app, and its access rules."""
 
     app: Celery
     inspector: Inspector
     #: The same with payloads as they are.
     plain: Inspector
     access: Access
-    reading: Reading = AS_JSON
     operations: Operations = field(default_factory=Operations)
 
     @property
@@ -74,7 +72,7 @@ def queue_of(request: Request) -> OrderedQueue:
     site = site_of(request)
     queue = site.queue(Params.query(request).text("queue"))
     sees_plain = user_of(request.scope).may_see_plain
-    return queue if sees_plain else queue.masked(site.reading.load, marks=False)
+    return queue if sees_plain else queue.masked(marks=False)
 
 
 def plain_queue_of(request: Request, name: str, job_id: str) -> OrderedQueue:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
+from celery_lowkiq.integration.app.codec import MARK
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.masked import PayloadMask
+from celery_lowkiq.integration.operations.shown_jobs import NOT_DECODED
 from celery_lowkiq.integration.tracking.tracker import Tracker
+from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Page
 
@@ -21,7 +27,7 @@ from .formatting import bytes_text
 from .guard import check_token
 from .params import Params, form_of
 from .render import link, page
-from .site import site_of
+from .site import Site, site_of
 
 #: States by their names; "" for all of them.
 STATES = ("", *(state.value for state in State))
@@ -115,9 +121,19 @@ def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
 
     def masked(call: TrackedCall) -> TrackedCall:
         form = tasks[call.queue].call_form if call.queue in tasks else None
-        return replace(call, payload=PayloadMask(site.redactor, form, site.reading.load).stored(call.payload))
+        stored = PayloadMask(site.redactor, form).stored(call.payload, _decoded(site, call))
+        return replace(call, payload=stored)
 
     return group.jobs(state or None, limit, params.cursor()).map(masked)
+
+
+def _decoded(site: Site, call: TrackedCall) -> Any:
+    """The payload of a call if it is not JSON, and the dashboard may decode it."""
+    context = context_of(site.app)
+    if context.settings.web_unpickle and call.payload.startswith(MARK):
+        with suppress(UndecodablePayload):
+            return context.gate(call.queue).load_unsigned(call.payload)
+    return NOT_DECODED
 
 
 def _payload_text(call: TrackedCall) -> str:

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from celery_lowkiq.cli.output import payload_text
-from celery_lowkiq.integration.operations.json_records import Reading, encode, plain, writable
+from celery_lowkiq.integration.operations.json_records import encode, plain, writable
 from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
 
 
@@ -48,7 +48,7 @@ def strict(text: str) -> object:
     ],
 )
 def test_every_payload_is_shown(value, shown):
-    found = strict(encode([[ShownPayload(b"not JSON", 1.0)]], Reading(lambda _: value)))
+    found = strict(encode([[ShownPayload(b"not JSON", 1.0, decoded=value)]]))
     assert (found[0][0]["score"], found[0][0]["value"]) == (1.0, shown)
     assert payload_text(ShownPayload(value, 1.0), None).strip('"') == (
         shown if isinstance(shown, str) else encode(shown)

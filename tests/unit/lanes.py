@@ -11,6 +11,8 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.gate import Gate
+from celery_lowkiq.integration.app.signing import Signing
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.errors import StoreUnavailable
@@ -52,7 +54,7 @@ class Reader:
         self.news += news
 
     def start(self, lease, records):
-        self.started += [(record.key, CallRecord.load(data, CODEC)) for record, data in records]
+        self.started += [(record.key, read_record(data)) for record, data in records]
 
 
 class TrackerStore:
@@ -124,6 +126,12 @@ def job(*payloads, calls=(), job_id="1", recorded=Recorded.ALL, retry_count=-1, 
     held = tuple(Payload(data, float(score), recorded) for score, data in enumerate(payloads))
     first = ClaimedCallRecords(records, complete)
     return Job(job_id, held, 0.0, retry_count, claim=1, calls=first)
+
+
+def read_record(data, codec=None):
+    """The call of a record, by an app that does not sign."""
+    codec = codec or CODEC
+    return CallRecord.verified(StoredRecord(b"", 0, data), Gate("q", codec, codec, Signing("off", None)))
 
 
 CODEC = context_of(Celery("codec", broker="redis://localhost:1/0", set_as_current=False)).record_codec

@@ -9,6 +9,7 @@ from celery_lowkiq import JobsFailed, PayloadError, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import CallRecord, make_record
 from celery_lowkiq.rules.errors import UndecodablePayload
+from tests.unit.lanes import read_record
 
 
 def make(backend=None, **options):
@@ -85,13 +86,13 @@ class TestWhat:
             CallRecord("a", {"x": 1}),
             CallRecord("a", {}, {"chord": {"task": "b"}}),
         ):
-            assert CallRecord.load(note.dump(codec), codec) == note
+            assert read_record(note.dump(codec), codec) == note
         assert CallRecord("a").dump(codec) == b'["a"]'
 
     @pytest.mark.parametrize("data", [b"\xff", b"[1,2,3,4,5]", b"7"])
     def test_other_bytes_are_no_record(self, data):
         with pytest.raises(UndecodablePayload):
-            CallRecord.load(data, context_of(make().app).record_codec)
+            read_record(data, context_of(make().app).record_codec)
 
     def test_headers_that_cannot_be_stored_are_refused(self):
         with pytest.raises(PayloadError, match="headers, links or chord of call a"):

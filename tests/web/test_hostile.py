@@ -15,6 +15,7 @@ from celery_lowkiq import track
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.traps import Trap, trap
 
 from .pages import read_plain, submit
 
@@ -40,16 +41,6 @@ PAYLOADS = {
     "one megabyte": "<b>" * 300_000,
     "deep": json.loads("[" * 400 + "]" * 400),
 }
-
-
-class Trap:
-    """Leaves a trace when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return open, (self.path, "w")
 
 
 @pytest.fixture
@@ -178,7 +169,7 @@ def test_very_many_payloads_of_an_id_make_no_large_page(browser, record):
 
 def test_what_was_pickled_is_not_unpickled(browser, record, client, tmp_path):
     """Though a worker of this app would."""
-    data = b"\x01application/x-python-serialize\0binary\0" + pickle.dumps(Trap(tmp_path / "trace"))
+    data = trap(tmp_path / "trace")
     plant(client, record.ordered_queue, "1", data)
     masked = [browser.get(path) for path in ("/queue?queue=record", "/job?queue=record&id=1")]
     for page in (*masked, plain := read_plain(browser, "1")):

@@ -119,7 +119,7 @@ def node(redis_server):
 
 def undecodable(data):
     try:
-        Codec("json", ["json"], 65536).load(data)
+        Codec("json", ["json"], 65536).load_verified(data)
     except UndecodablePayload:
         return True
     return False

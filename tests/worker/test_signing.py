@@ -5,108 +5,19 @@ Their names say what is forged. A job waits for its attack, since it is due late
 
 from __future__ import annotations
 
-import itertools
-import json
-import pickle
 from pathlib import Path
 
 import pytest
-import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.signatures import KeyRing, split_record
 from celery_lowkiq.store.jobs.call_records import digest
-from celery_lowkiq.store.scripts.keys import shard_keys
+from tests.traps import trap
 from tests.waiting import eventually
-from tests.worker.nodes import worker
 from tests.worker.signing_proj import KEYS, NEW, make_app
+from tests.worker.signing_shop import CHANGED, FORGED, HONEST, LATER, Shop, dumped
 
-LATER = 3600
-HONEST = {"amount": 10, "to": "anna"}
-FORGED = {"amount": 1_000_000, "to": "mallory"}
-HEAD = 24
-CHANGED = "it is not what was signed: its queue, id, score or bytes were changed"
-_numbers = itertools.count()
-
-
-def dumped(value):
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-class Shop:
-    """An app in this process, its worker in another, and Redis as an attacker sees it."""
-
-    def __init__(self, server, directory):
-        self.server = server
-        self.ledger = directory / "ledger"
-        self.app = make_app(server.url)
-        self.tasks = self.app.tasks
-        self.client = redis.Redis(unix_socket_path=server.socket_path)
-        env = {"SIGNING_URL": server.url, "SIGNING_LEDGER": self.ledger}
-        self.node = worker(self.app, directory / "log", module="tests.worker.signing_proj", **env)
-        eventually(lambda: self.node.ready() or self.node.container.status == "exited")
-        assert self.node.ready(), self.node.logs()
-
-    def new_id(self):
-        return f"order-{next(_numbers)}"
-
-    def key(self, queue, job_id, name):
-        return shard_keys(ShardRef(queue, shard_of(job_id, 2)))[name]
-
-    def call(self, job_id, value=HONEST, queue="pay", **options):
-        options = {"countdown": LATER, "ignore_result": True, **options}
-        return self.tasks[queue].apply_async((job_id, value), **options)
-
-    def record(self, job_id, queue="pay"):
-        return self.client.hget(self.key(queue, job_id, "jobs"), job_id)
-
-    def write(self, job_id, record, queue="pay"):
-        self.client.hset(self.key(queue, job_id, "jobs"), job_id, record)
-        self.client.zadd(self.key(queue, job_id, "due"), {job_id: 1})
-
-    def change(self, job_id, old, new, queue="pay"):
-        record = self.record(job_id, queue)
-        assert old in record
-        self.write(job_id, record.replace(old, new), queue)
-
-    def change_call(self, job_id, change, queue="pay"):
-        """The record of the only call of an id, without its signature, by ``change``."""
-        key = self.key(queue, job_id, "calls")
-        (member,) = self.client.zrangebylex(key, b"[%b\0" % job_id.encode(), b"(%b\1" % job_id.encode())
-        start = len(job_id) + 1 + 10 + 12
-        self.client.zrem(key, member)
-        self.client.zadd(key, {member[:start] + change(member[start:]): 0})
-
-    def ran(self, job_id, queue="pay"):
-        lines = self.ledger.read_text().splitlines() if self.ledger.exists() else []
-        found = map(json.loads, lines)
-        return [payload for task, of, payload in found if (task, of) == (queue, job_id)]
-
-    def dead(self, job_id, queue="pay"):
-        return self.tasks[queue].ordered_queue.raw().job(job_id).dead
-
-    def run(self, job_id, queue="pay"):
-        self.tasks[queue].ordered_queue.run_now([job_id])
-
-    def buries(self, job_id, reason, queue="pay"):
-        """The worker does not run the id, says why, and goes on with others of the shard."""
-        shard = shard_of(job_id, 2)
-        neighbour = next(n for n in iter(self.new_id, None) if shard_of(n, 2) == shard)
-        self.call(neighbour, queue=queue, countdown=None)
-        dead = eventually(lambda: self.dead(job_id, queue), 30)
-        assert dead.error == f"unverified payload: {reason}"
-        eventually(lambda: self.ran(neighbour, queue), 30)
-        assert self.ran(job_id, queue) == []
-        assert f"queue {queue}, job {job_id!r}: payload 0 goes to the morgue: {reason}" in self.node.logs()
-        return dead
-
-    def refuses_record(self, job_id, reason=CHANGED, queue="pay"):
-        """The payload runs, without what its record asked for."""
-        eventually(lambda: self.ran(job_id, queue), 30)
-        text = f"a record of a call of {queue} is refused, and its call gets no result: {reason}"
-        eventually(lambda: text in self.node.logs(), 30)
+REORDERED = "signed scores of its job descend: their order was changed"
 
 
 @pytest.fixture(scope="module")
@@ -229,6 +140,39 @@ def test_a_payload_among_honest_ones_of_its_id(shop, job_id):
     eventually(lambda: shop.ran(job_id) == [HONEST, {"amount": 11}], 30)
 
 
+def test_signed_scores_that_descend(shop, job_id):
+    """All of them are refused, since nobody knows which one was moved; others of the id run."""
+    shop.call(job_id, score=1)
+    shop.call(job_id, {"amount": 11}, score=2)
+    shop.call(job_id, {"amount": 12})
+    record = shop.record(job_id)
+    at, end = record.index(b"2 "), record.rindex(b" ", 0, record.index(b'{"amount":12}'))
+    end = record.rindex(b"}", 0, end) + 1
+    shop.write(job_id, record[at:end] + record[:at] + record[end:])
+    eventually(lambda: shop.ran(job_id) == [{"amount": 12}], 30)
+    dead = eventually(lambda: (found := shop.dead(job_id)) and found.payload_count == 2 and found, 30)
+    assert dead.error == f"unverified payload: {REORDERED}"
+    shop.tasks["pay"].ordered_queue.requeue([job_id])
+    eventually(lambda: shop.ran(job_id)[1:] == [HONEST, {"amount": 11}], 30)
+
+
+def test_signed_scores_of_a_spilled_job_that_descend(shop, job_id):
+    values = [{"amount": n, "text": "x" * 400} for n in range(4)]
+    for n, value in enumerate(values):
+        shop.call(job_id, value, score=n)
+    spill, order = (shop.key("pay", job_id, name) for name in ("spill", "spill_order"))
+    head = job_id.encode() + b"\0"
+    fields = [head + dumped(value) for value in values]
+    first, last = (shop.client.hget(spill, fields[n]) for n in (0, 3))
+    moved, payload = last[:27] + b"f" + first[28:], dumped(values[0])
+    shop.client.zrem(order, head + first + payload)
+    shop.client.zadd(order, {head + moved + payload: 0})
+    shop.client.hset(spill, fields[0], moved)
+    shop.run(job_id)
+    dead = eventually(lambda: (found := shop.dead(job_id)) and found.payload_count == 4 and found, 30)
+    assert (dead.error, shop.ran(job_id)) == (f"unverified payload: {REORDERED}", [])
+
+
 def test_a_payload_of_a_spilled_job(shop, job_id):
     values = [{"amount": n, "text": "x" * 400} for n in range(6)]
     for n, value in enumerate(values):
@@ -268,14 +212,10 @@ def test_a_dead_payload_that_is_planted_and_requeued_with_all_others(shop, job_i
 def test_a_payload_written_as_pickle(shop, job_id):
     """Unverified bytes never reach a decoder."""
 
-    class Evil:
-        def __reduce__(self):
-            return open, (str(shop.ledger.parent / "evil"), "w")
-
-    data = b"\x01application/x-python-serialize\0binary\0" + pickle.dumps(Evil())
+    data = trap(shop.evil)
     shop.write(job_id, b"1 %d " % len(data) + data)
     shop.buries(job_id, "it is not signed")
-    assert not (shop.ledger.parent / "evil").exists()
+    assert not shop.evil.exists()
 
 
 def test_what_does_not_verify_holds_its_id(shop, job_id):
@@ -404,6 +344,28 @@ def test_an_edit_signs_anew_and_keeps_the_signed_score(shop, job_id):
     eventually(lambda: shop.ran(job_id) == [{"amount": 1}, {"amount": 2}], 30)
 
 
+def test_an_edit_does_not_vouch_for_a_forged_score(shop, job_id):
+    """The new payload is the operator's, and its score is not."""
+    queue = shop.tasks["pay"].ordered_queue
+    shop.call(job_id, score=5)
+    forged = shop.record(job_id).replace(b"5 ", b"9 ", 1)
+    shop.client.hset(shop.key("pay", job_id, "jobs"), job_id, forged)
+    assert queue.edit_payload(job_id, HONEST, {"amount": 1})
+    assert shop.record(job_id).startswith(b"9 12s")
+    shop.run(job_id)
+    eventually(lambda: shop.ran(job_id) == [{"amount": 1}], 30)
+
+
+def test_an_edit_does_not_vouch_for_a_forged_score_of_a_dead_payload(shop, job_id):
+    queue = shop.tasks["pay"].ordered_queue
+    shop.call(job_id, score=5)
+    queue.bury([job_id])
+    key = shop.key("pay", job_id, "dead_jobs")
+    shop.client.hset(key, job_id, shop.client.hget(key, job_id).replace(b"5 ", b"9 ", 1))
+    assert queue.edit_dead_payload(job_id, HONEST, {"amount": 1})
+    assert shop.client.hget(key, job_id).startswith(b"9 12s")
+
+
 def test_an_edit_without_the_keys_does_not_verify(shop, job_id):
     shop.call(job_id)
     keyless = make_app(shop.server.url, lowkiq_signing="off", lowkiq_signing_keys=None)
@@ -446,6 +408,31 @@ def test_run_now_does_not_vouch_for_a_call_that_was_edited(shop, job_id):
     receipt.ordered_queue.run_now([job_id])
     eventually(lambda: shop.dead(job_id, "receipt"), 30)
     assert shop.ran(job_id, "receipt") == []
+
+
+@pytest.mark.parametrize("mode", ["accept", "require"])
+def test_run_now_does_not_sign_a_record_that_nobody_signed(shop, job_id, mode):
+    receipt = shop.tasks["receipt"]
+    link = receipt.si(f"receipt-of-{job_id}", "forged")
+    receipt.apply_async((job_id, "first"), countdown=LATER, link=link)
+    shop.change_call(job_id, lambda record: split_record(record)[1], queue="receipt")
+    operator = make_app(shop.server.url, lowkiq_signing=mode)
+    operator.tasks["receipt"].ordered_queue.run_now([job_id])
+    operator.close()
+    shop.refuses_record(job_id, "it is not signed", queue="receipt", ran="first")
+    assert shop.ran(f"receipt-of-{job_id}", "receipt") == []
+
+
+@pytest.mark.parametrize("queue", ["pay", "receipt"])
+def test_remote_control_decodes_no_pickle_that_nobody_signed(shop, job_id, queue):
+    """A worker does not when it runs it, and so must not when it makes it due."""
+    data = trap(shop.evil)
+    shop.write(job_id, b"1 %d " % len(data) + data, queue=queue)
+    for _ in range(2):
+        given = {"queue": queue, "job_id": job_id}
+        shop.app.control.broadcast("lowkiq_run_now", given, reply=True, timeout=30, limit=1)
+    shop.buries(job_id, "it is not signed", queue)
+    assert not shop.evil.exists()
 
 
 def test_a_dump_has_no_key_and_keeps_signatures(shop, job_id):

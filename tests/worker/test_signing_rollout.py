@@ -43,6 +43,7 @@ class Load:
         env = {
             "SIGNING_URL": self.server.url,
             "SIGNING_LEDGER": self.ledger,
+            "C_FORCE_ROOT": 1,
             "SIGNING_SETTINGS": json.dumps({"lowkiq_lease_seconds": 2, **settings}),
         }
         number = next(self._nodes)

@@ -28,11 +28,11 @@ def job(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
 
     Status 1 when it is nowhere.
     """
-    ordered = inspector.queue(queue).raw() if json_ else inspector.queue(queue)
+    ordered = inspector.queue(queue).raw(decoded=True) if json_ else inspector.queue(queue)
     places, why = ordered.job(id_), ordered.why(id_)
     found = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
     if json_:
-        write_json(places_json(places, why, ordered.tries(id_)), inspector.reading)
+        write_json(places_json(places, why, ordered.tries(id_)))
     else:
         owner = why.facts.owner.name if why.facts.owner else "none"
         known = {"id": escaped(id_), "queue": queue, "shard": why.facts.shard.index, "owner": owner}

@@ -46,18 +46,17 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
 
     On a terminal, a bar moves until all calls have ended. Status 1 if there is no such group.
     """
-    reading = inspector.reading if json_ else None
     if id_ is None:
-        write_listing(all_items(inspector.trackers), limit, GROUPS, _group_row, reading)
+        write_listing(all_items(inspector.trackers), limit, GROUPS, _group_row, json_)
         return
     try:
-        tracker = Tracker.get(inspector.app, id_, raw=json_)
+        tracker = Tracker.get(inspector.app, id_)
     except UnknownTracker as error:
         click.echo(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     if states:
         found: Iterator[TrackedCall] = all_items(tracker.jobs, state=states)
-        write_listing(found, limit, CALLS, _call_row, reading)
+        write_listing(found, limit, CALLS, _call_row, json_)
         return
     if sys.stderr.isatty() and not json_:
         _watch(tracker)

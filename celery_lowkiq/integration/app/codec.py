@@ -38,6 +38,14 @@ def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def plain_json(data: bytes | str) -> Any:
+    """Return the value of JSON that anybody may have written: kombu's tagged values stay mappings.
+
+    Raises ValueError, RecursionError.
+    """
+    return json.loads(data, parse_constant=refuse_constant)
+
+
 _encoder: json.JSONEncoder = JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
@@ -78,8 +86,11 @@ class Codec:
             )
         return data
 
-    def load(self, data: bytes) -> Any:
-        """Decode a payload. Raises UndecodablePayload with the reason."""
+    def load_verified(self, data: bytes) -> Any:
+        """Decode a payload: of this process, or one that the gate let pass (``gate.py``).
+
+        Raises UndecodablePayload with the reason.
+        """
         if len(data) > self._max_bytes:
             raise UndecodablePayload(f"it is larger than lowkiq_max_payload_bytes={self._max_bytes}")
         try:
@@ -89,15 +100,11 @@ class Codec:
         except Exception as error:
             raise UndecodablePayload(f"{type(error).__name__}: {error}") from error
 
-    def check_accepted(self, data: bytes) -> None:
-        """Check that the app accepts the content type, and decode content other than JSON.
-
-        Raises UndecodablePayload.
-        """
-        if data.startswith(MARK):
-            self.load(data)
-        elif self._load_plain is _refuse_json:
-            _refuse_json(data)
+    def check_type(self, data: bytes) -> None:
+        """Check that the app accepts the content type. Decodes nothing. Raises UndecodablePayload."""
+        name = data[len(MARK) :].partition(b"\0")[0].decode("latin-1") if data.startswith(MARK) else JSON_TYPE
+        if not self._accepts(name):
+            raise _not_accepted(name)
 
     def _accepts(self, content_type: str) -> bool:
         return self._accept is None or content_type in self._accept

@@ -21,6 +21,7 @@ from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
 from .codec import Codec
+from .gate import Gate
 from .loop_stores import LoopStores
 from .redis_params import check_arguments, parameters
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
@@ -58,6 +59,10 @@ class AppContext:
         self._connection: Any = None
         #: For calls from asyncio.
         self.loop_stores: LoopStores = LoopStores(self._open_loop_store)
+
+    def gate(self, queue: str) -> Gate:
+        """Return what decodes the stored payloads and records of a queue."""
+        return Gate(queue, self.codec, self.record_codec, self.signing)
 
     @property
     def connection(self) -> Any:

@@ -167,9 +167,6 @@ class Signing:
             self._lock.release()
 
 
-SIGNING_OFF = Signing("off", None)
-
-
 def read_keys(given: Any) -> dict[str, bytes]:
     """The secrets by name. Raises ConfigurationError, which shows neither."""
     if not isinstance(given, Mapping) or not given:

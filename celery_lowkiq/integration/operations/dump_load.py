@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
+from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.integration.app.settings import LARGEST_PAYLOAD
 from celery_lowkiq.integration.app.signing import Unverified
 from celery_lowkiq.integration.calls.validation import read_id, read_time
@@ -90,22 +92,19 @@ def _signed_anew(
     context: AppContext, former: str, name: str, parsed: Iterator[tuple[int, Line]]
 ) -> Iterator[tuple[int, Line]]:
     """Sign what verifies in the queue ``former`` for the queue ``name``; the rest stays as it is."""
-    signing, check = context.signing, context.signing.payload_check(former)
+    signing, gate = context.signing, context.gate(former)
 
     def payload(job_id: str, one: Payload) -> Payload:
-        if check is None or not one.signature or check(job_id, one) is not None:
+        if not gate.is_signed(job_id, one):
             return one
         score = one.score if binds_score(one.signature) else None
         return one._replace(signature=signing.sign_payload(name, id_bytes(job_id), one.data, score))
 
     def call(job_id: str, one: DumpedCall) -> DumpedCall:
-        signature, record = split_record(one.record)
-        stored = StoredRecord(id_bytes(job_id) + b"\0" + one.digest, -1, one.record)
-        try:
-            signing.check_record(former, stored)
-        except Unverified:
+        stored = _stored(job_id, one)
+        if not gate.is_signed_record(stored):
             return one
-        return one._replace(record=signing.signed_record(name, stored, record)) if signature else one
+        return one._replace(record=signing.signed_record(name, stored, split_record(one.record)[1]))
 
     for number, line in parsed:
         if isinstance(line, Entry):
@@ -117,12 +116,14 @@ def _signed_anew(
 
 def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
     """Yield each checked line with its number. Raises BadDump, which names the position of a bad line."""
-    last = 0
+    last, gate = 0, context.gate("")
     for place, line in enumerate(lines, 1):
         try:
             number, found = read_line(line)
-            if isinstance(found, Entry):
-                _check(context, found)
+            if isinstance(found, Header):
+                gate = context.gate(found.queue)
+            elif isinstance(found, Entry):
+                _check(gate, found)
                 if number <= last:
                     raise BadDump(f"its number {number} is not above {last}")
                 last = number
@@ -131,9 +132,10 @@ def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, 
         yield number, found
 
 
-def _check(context: AppContext, entry: Entry) -> None:
+def _check(gate: Gate, entry: Entry) -> None:
     """Raises InvalidCall for an entry that no call can store, and UndecodablePayload for a payload that the
-    app does not accept. The morgue accepts unreadable payloads, as it does from a worker.
+    app does not accept. The morgue accepts unreadable payloads, as it does from a worker; and what does not
+    verify is loaded unread, for the worker to refuse.
     """
     read_id(entry.id)
     read_time("when", entry.when, None)
@@ -143,9 +145,14 @@ def _check(context: AppContext, entry: Entry) -> None:
     if max(sizes, default=0) > LARGEST_PAYLOAD or len(read_mark(entry.error or b"")[1]) > MAX_ERROR_BYTES:
         raise InvalidCall(f"a payload or error is larger than {LARGEST_PAYLOAD} or {MAX_ERROR_BYTES} bytes")
     for payload in entry.payloads if entry.state is not State.DEAD else ():
-        context.codec.check_accepted(payload.data)
+        gate.check_accepted(entry.id, payload)
     for call in entry.calls:
-        CallRecord.load(call.record, context.record_codec)
+        with suppress(Unverified):
+            CallRecord.verified(_stored(entry.id, call), gate)
+
+
+def _stored(job_id: str, call: DumpedCall) -> StoredRecord:
+    return StoredRecord(id_bytes(job_id) + b"\0" + call.digest, -1, call.record)
 
 
 def _header(context: AppContext, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -39,7 +39,7 @@ from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.server import read_server
 
-from .json_records import OverviewJson, QueueJson, QueueShardsJson, Reading, ShardsJson
+from .json_records import OverviewJson, QueueJson, QueueShardsJson, ShardsJson
 from .queue import OrderedQueue
 from .shown_jobs import ShownPlaces
 
@@ -100,14 +100,12 @@ class Inspector:
     Every method may raise StoreError, and ConfigurationError for invalid settings of the app.
     """
 
-    def __init__(
-        self, app: Celery, raw: bool = False, masked: bool = False, load: Callable[[bytes], Any] | None = None
-    ) -> None:
-        """``raw``: payloads are the stored bytes, not decoded. ``masked``, ``load``: as ``queue.masked``."""
+    def __init__(self, app: Celery, raw: bool = False, masked: bool = False, decoded: bool = False) -> None:
+        """``raw``, ``decoded``, ``masked``: as of a queue."""
         self.app = app
         self._raw = raw
         self._masked = masked
-        self._load = load
+        self._decoded = decoded
         self._reader: RedisStore | None = None
 
     def partial(self) -> Inspector:
@@ -147,8 +145,8 @@ class Inspector:
         return self._shown(self.task(name).ordered_queue)
 
     def _shown(self, queue: OrderedQueue) -> OrderedQueue:
-        queue = queue.raw() if self._raw else queue
-        return queue.masked(self._load) if self._masked else queue
+        queue = queue.raw(self._decoded) if self._raw else queue
+        return queue.masked() if self._masked else queue
 
     def find(self, job_id: Any) -> FoundId:
         """Return the queues that have a job of an id, with its places; few payloads are read of each.
@@ -244,11 +242,6 @@ class Inspector:
                 queues.append(QueueShardsJson(name, by_load(shards)))
                 away |= {ShardRef(name, one.index): one.away for one in shards if one.away is not None}
         return ShardsJson(queues, damaged, by_master(away), reads.denied)
-
-    @property
-    def reading(self) -> Reading:
-        """How a worker of the app reads payloads."""
-        return Reading(context_of(self.app).codec.load)
 
     @property
     def _store(self) -> RedisStore:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import singledispatch
@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from kombu.utils.json import JSONEncoder
 
-from celery_lowkiq.integration.app.codec import refuse_constant
+from celery_lowkiq.integration.app.codec import plain_json
 from celery_lowkiq.rules.diagnosis import Reason, Why
-from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.history import Rates
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import NodeReport, ShardReport
@@ -30,7 +29,7 @@ from celery_lowkiq.rules.topology import Master, Topology
 from celery_lowkiq.rules.tracking import Counts, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Stats, Try
 
-from .shown_jobs import ShownDeadJob, ShownJob, ShownPayload, ShownPlaces
+from .shown_jobs import NOT_DECODED, ShownDeadJob, ShownJob, ShownPayload, ShownPlaces
 
 #: Longest ``repr`` of a value that JSON cannot hold, in characters.
 LONGEST_REPR = 10_000
@@ -44,17 +43,6 @@ COMPUTED: dict[type, tuple[str, ...]] = {
     Master: ("shard_count",),
     Topology: ("skew", "clock_skew", "unassigned"),
 }
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How payloads are read: ``load`` decodes what is not JSON; ``longest`` is the most bytes of one."""
-
-    load: Callable[[bytes], Any] | None = None
-    longest: int = sys.maxsize
-
-
-AS_JSON = Reading()
 
 
 class PlainValue(NamedTuple):
@@ -162,32 +150,37 @@ class ShardsJson:
 
 
 @singledispatch
-def record_of(value: Any, _: Reading) -> Any:
-    """The record that is written for a value: the value itself, unless a type has a record of its own."""
+def record_of(value: Any, _: int) -> Any:
+    """The record that is written for a value: the value itself, unless a type has a record of its own.
+
+    The second argument is the maximum number of bytes of a payload.
+    """
     return value
 
 
 @record_of.register
-def _payload(found: ShownPayload, reading: Reading) -> PayloadJson:
+def _payload(found: ShownPayload, longest: int) -> PayloadJson:
     size = found.masked.size if found.masked else found.cut_from or len(found.value)
-    data = found.value[: reading.longest]
+    data = found.value[:longest]
     cut = len(data) < (found.cut_from or len(found.value))
-    readable, value = (False, None) if cut else _read(data, reading)
+    readable, value = (False, None) if cut else _read(data, found.decoded)
     text = None if readable else base64.b64encode(data).decode()
     redacted = found.masked is not None and found.masked.hides
     return PayloadJson(found.score, PlainValue(value), text, size, cut, mark_of(found), redacted)
 
 
 @record_of.register
-def _call(found: TrackedCall, reading: Reading) -> TrackedCall:
-    readable, value = _read(found.payload, reading)
+def _call(found: TrackedCall, _: int) -> TrackedCall:
+    if not isinstance(found.payload, bytes):
+        return replace(found, payload=PlainValue(writable(found.payload)))
+    readable, value = _read(found.payload)
     return replace(
         found, payload=PlainValue(value if readable else found.payload.decode("utf-8", "backslashreplace"))
     )
 
 
 @record_of.register
-def _why(found: Why, _: Reading) -> WhyJson:
+def _why(found: Why, _: int) -> WhyJson:
     shard = found.facts.shard
     return WhyJson(found.facts.id, shard.queue, found.kind, found.text, found.reasons)
 
@@ -211,19 +204,14 @@ def places_json(places: ShownPlaces, why: Why, tries: tuple[Try, ...]) -> Places
     return PlacesJson(why.facts.id, shard.queue, shard.index, name, **vars(places), why=why, tries=tries)
 
 
-def _read(data: bytes, reading: Reading) -> tuple[bool, Any]:
+def _read(data: bytes, decoded: Any = NOT_DECODED) -> tuple[bool, Any]:
     """Whether a payload can be read, and its value."""
     try:
-        value = json.loads(data, parse_constant=refuse_constant)
+        value = plain_json(data)
         json.dumps(nested_in_lists(value))
     except (ValueError, RecursionError):
-        pass
-    else:
-        return True, value
-    try:
-        return (True, writable(reading.load(data))) if reading.load else (False, None)
-    except UndecodablePayload:
-        return False, None
+        return (False, None) if decoded is NOT_DECODED else (True, writable(decoded))
+    return True, value
 
 
 # -- the encoder
@@ -239,12 +227,12 @@ class _Encoder(JSONEncoder):
             return _repr(o)
 
 
-def encode(value: Any, reading: Reading = AS_JSON) -> str:
-    """A record as one line of JSON; raw payloads in it are read by ``reading``.
+def encode(value: Any, longest: int = sys.maxsize) -> str:
+    """A record as one line of JSON, with at most ``longest`` bytes of each payload.
 
     Characters that are not printable are escaped, so no text can forge a line or control a terminal.
     """
-    return _line(plain(value, reading))
+    return _line(plain(value, longest))
 
 
 def value_text(value: Any) -> str:
@@ -262,7 +250,7 @@ def _line(value: Any) -> str:
     )
 
 
-def plain(value: Any, reading: Reading = AS_JSON) -> Any:
+def plain(value: Any, longest: int = sys.maxsize) -> Any:
     """A record in JSON's own types: a shard as ``queue/index``, numbers that JSON lacks as null."""
     if isinstance(value, PlainValue):
         return value.value
@@ -272,7 +260,7 @@ def plain(value: Any, reading: Reading = AS_JSON) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, ShardRef):
         return str(value)
-    value = record_of(value, reading)
+    value = record_of(value, longest)
     if is_dataclass(value):
         found = {one.name: getattr(value, one.name) for one in fields(value)}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
@@ -280,9 +268,9 @@ def plain(value: Any, reading: Reading = AS_JSON) -> Any:
     elif isinstance(value, Mapping):
         found = dict(value)
     else:
-        return [plain(one, reading) for one in value] if isinstance(value, (list, tuple)) else value
+        return [plain(one, longest) for one in value] if isinstance(value, (list, tuple)) else value
     found |= {name: getattr(value, name) for name in COMPUTED.get(type(value), ())}
-    return {name: plain(one, reading) for name, one in found.items()}
+    return {name: plain(one, longest) for name, one in found.items()}
 
 
 def writable(value: Any) -> Any:

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from celery import Celery
 
-from celery_lowkiq.integration.app.codec import MARK, refuse_constant
+from celery_lowkiq.integration.app.codec import MARK, plain_json
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.masking import covered_positions, masked_payload
-from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.redaction import MASK, Redactor
 
 from .json_records import mark_of_bytes, value_text
-from .shown_jobs import Masked, ShownPayload
+from .shown_jobs import NOT_DECODED, Masked, ShownPayload
 
-Load = Callable[[bytes], Any]
 Q = TypeVar("Q", bound="MaskMixin")
 
 
 class PayloadMask:
-    """Masks payloads of a queue, whose tasks have ``form``. ``load`` decodes those that are not JSON.
+    """Masks payloads of a queue, whose tasks have ``form``.
 
-    What nothing decodes is masked whole: nobody can tell what is in it. ``marks``: whether payloads with
-    masks have their mark, a digest by which a short secret can be guessed.
+    What is neither JSON nor decoded is masked whole: nobody can tell what is in it. ``marks``: whether
+    payloads with masks have their mark, a digest by which a short secret can be guessed.
     """
 
-    def __init__(
-        self, redactor: Redactor, form: CallForm | None = None, load: Load | None = None, marks: bool = True
-    ) -> None:
+    def __init__(self, redactor: Redactor, form: CallForm | None = None, marks: bool = True) -> None:
         self._redactor = redactor
         self._form = form
-        self._load = load
         self._marks = marks
 
     def __call__(self, payload: ShownPayload) -> ShownPayload:
@@ -47,17 +41,18 @@ class PayloadMask:
             masked = self._value(payload.value)
             return replace(payload, value=masked, masked=Masked(None, 0, masked != payload.value))
         data = bytes(payload.value)
-        text = self._cut(data) if payload.cut_from else self._whole(data)
+        text = self._cut(data) if payload.cut_from else self._whole(data, payload.decoded)
         hides_mark = text is not None and not self._marks
         mark = None if payload.cut_from or hides_mark else mark_of_bytes(data)
         about = Masked(mark, payload.cut_from or len(data), text is not None)
         value = data if text is None else text.encode("utf-8", "surrogatepass")
         cut_from = payload.cut_from and max(payload.cut_from, len(value) + 1)
-        return replace(payload, value=value, cut_from=cut_from, masked=about)
+        shown = payload if text is None else replace(payload, decoded=NOT_DECODED)
+        return replace(shown, value=value, cut_from=cut_from, masked=about)
 
-    def stored(self, data: bytes) -> bytes:
+    def stored(self, data: bytes, decoded: Any = NOT_DECODED) -> bytes:
         """The same of stored bytes alone."""
-        found: bytes = self(ShownPayload(data, 0.0, readable=False)).value
+        found: bytes = self(ShownPayload(data, 0.0, readable=False, decoded=decoded)).value
         return found
 
     def _may_hide(self, data: bytes) -> bool:
@@ -83,12 +78,12 @@ class PayloadMask:
         masked = self._redactor.text(text)
         return None if masked == text else masked
 
-    def _whole(self, data: bytes) -> str | None:
+    def _whole(self, data: bytes, decoded: Any) -> str | None:
         """The JSON that is shown of a whole payload; None: the payload itself."""
         if data[:1] != MARK and not self._may_hide(data):
             return None
         try:
-            value = json.loads(data, parse_constant=refuse_constant)
+            value = plain_json(data)
             masked = self._value(value)
             # Of keys that are there twice, only the last one was masked.
             hides = masked != value or self._redactor.may_have(data.decode("utf-8"))
@@ -96,10 +91,10 @@ class PayloadMask:
         except (ValueError, RecursionError):
             pass
         try:
-            if self._load is not None:
-                text = value_text(self._value(self._load(data)))
+            if decoded is not NOT_DECODED:
+                text = value_text(self._value(decoded))
                 return text if _is_json(text) else json.dumps(text, ensure_ascii=False)
-        except (UndecodablePayload, TypeError, ValueError, RecursionError):
+        except (TypeError, ValueError, RecursionError):
             pass
         return json.dumps(MASK)
 
@@ -109,23 +104,26 @@ class MaskMixin:
 
     _app: Celery
     _form: CallForm
-    _raw: bool
-    _mask: PayloadMask | None
+    _raw: bool = False
+    _decodes: bool = False
+    _mask: PayloadMask | None = None
 
-    def raw(self: Q) -> Q:
-        """Return the same queue with payloads as the stored bytes, not decoded and not masked."""
-        queue = copy(self)
-        queue._raw, queue._mask = True, None
-        return queue
+    def raw(self: Q, decoded: bool = False) -> Q:
+        """Return the same queue with payloads as the stored bytes, not masked.
 
-    def masked(self: Q, load: Load | None = None, marks: bool = True) -> Q:
-        """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
-
-        ``load`` decodes the raw payloads that are not JSON; without it, they are masked whole. ``marks``: see
-        PayloadMask.
+        ``decoded``: the verified ones that are not JSON are also decoded.
         """
         queue = copy(self)
-        queue._mask = PayloadMask(context_of(self._app).settings.redactor, self._form, load, marks)
+        queue._raw, queue._decodes, queue._mask = True, decoded, None
+        return queue
+
+    def masked(self: Q, marks: bool = True) -> Q:
+        """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
+
+        What is neither JSON nor decoded is masked whole. ``marks``: see PayloadMask.
+        """
+        queue = copy(self)
+        queue._mask = PayloadMask(context_of(self._app).settings.redactor, self._form, marks)
         return queue
 
     def shown_bytes(self, data: bytes) -> str:
@@ -142,7 +140,7 @@ class MaskMixin:
 def _is_json(text: str) -> bool:
     """Whether a text is JSON, not the ``repr`` of a value that JSON cannot hold."""
     try:
-        json.loads(text, parse_constant=refuse_constant)
+        plain_json(text)
     except (ValueError, RecursionError):
         return False
     return True

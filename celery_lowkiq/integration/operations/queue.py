@@ -32,7 +32,7 @@ from .dump_load import Loaded, dump_lines, load_lines
 from .failures_mixin import FailuresMixin
 from .holds_mixin import HoldsMixin
 from .listing_options import read_listing
-from .masked import MaskMixin, PayloadMask
+from .masked import MaskMixin
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces
 
@@ -59,8 +59,6 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         self._left = left
         self._terms = terms
         self._form = form
-        self._raw = False
-        self._mask: PayloadMask | None = None
         self.spec = spec
 
     def __repr__(self) -> str:
@@ -391,7 +389,8 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
     @property
     def _decoder(self) -> JobDecoder:
-        return JobDecoder(self._context, self._raw, self.frames_of, self.fingerprint_of, self._mask)
+        of_queue = self._context, self.name, self._raw, self._decodes
+        return JobDecoder(*of_queue, self.frames_of, self.fingerprint_of, self._mask)
 
 
 def _check_one(shard: Any, job_id: Any) -> None:

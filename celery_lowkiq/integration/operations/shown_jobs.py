@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+from celery_lowkiq.integration.app.codec import MARK
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.error_text import load_error, with_frames
+from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Job, Payload
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.views import DeadJob, Found
+
+#: Stands for the decoded value of what nobody decoded.
+NOT_DECODED: Any = object()
 
 
 class Masked(NamedTuple):
@@ -38,6 +43,10 @@ class ShownPayload:
     cut_from: int | None = None
     #: The stored payload, when ``value`` is made of it with masks.
     masked: Masked | None = None
+    #: The value of stored bytes that are not JSON, where the queue shows both.
+    decoded: Any = NOT_DECODED
+    #: Why a whole payload is not decoded, so that ``value`` is the stored bytes; "" for none.
+    fault: str = ""
 
 
 Mask = Callable[[ShownPayload], ShownPayload]
@@ -91,8 +100,9 @@ class ShownPlaces:
 
 
 class JobDecoder:
-    """Decodes payloads and errors of stored jobs. ``raw``: payloads are the stored bytes.
+    """Decodes payloads and errors of the stored jobs of a queue.
 
+    ``raw``: payloads are the stored bytes; ``decodes``: with the values of those that are not JSON.
     ``mask`` masks what is shown of a payload.
     ``frames_of`` returns the frames that the failures of a fingerprint have in common; called once for each.
     ``fingerprint_of`` returns that of a stored error.
@@ -101,13 +111,17 @@ class JobDecoder:
     def __init__(
         self,
         context: AppContext,
+        queue: str,
         raw: bool,
+        decodes: bool,
         frames_of: Callable[[str], str],
         fingerprint_of: Callable[[bytes], str],
         mask: Mask | None = None,
     ) -> None:
         self._context = context
+        self._gate: Gate = context.gate(queue)
         self._raw = raw
+        self._decodes = decodes
         self._mask = mask
         self._frames_of = cache(frames_of)
         self._fingerprint_of = fingerprint_of
@@ -116,7 +130,7 @@ class JobDecoder:
         """Decode a waiting job, or one in processing."""
         return ShownJob(
             id=job.id,
-            payloads=tuple(map(self._payload, job.payloads)),
+            payloads=self._payloads(job.id, job.payloads),
             payload_count=job.payload_count,
             perform_in=job.perform_in,
             retry_count=job.retry_count,
@@ -129,7 +143,7 @@ class JobDecoder:
 
     def dead_job(self, job: DeadJob) -> ShownDeadJob:
         """Decode a dead job."""
-        payloads = tuple(map(self._payload, job.payloads))
+        payloads = self._payloads(job.id, job.payloads)
         state = job.updated_at, self._error(job.error), job.held_since, self._failure(job.error)
         return ShownDeadJob(job.id, payloads, job.payload_count, *state)
 
@@ -149,13 +163,17 @@ class JobDecoder:
     def _failure(self, data: bytes | None) -> str:
         return self._fingerprint_of(data) if data else ""
 
-    def _payload(self, payload: Payload) -> ShownPayload:
-        return self._mask(self._plain(payload)) if self._mask else self._plain(payload)
+    def _payloads(self, job_id: str, payloads: Iterable[Payload]) -> tuple[ShownPayload, ...]:
+        shown = (self._payload(job_id, payload) for payload in payloads)
+        return tuple(map(self._mask, shown) if self._mask else shown)
 
-    def _plain(self, payload: Payload) -> ShownPayload:
-        if self._raw or payload.cut_from:
-            return ShownPayload(payload.data, payload.score, readable=False, cut_from=payload.cut_from)
+    def _payload(self, job_id: str, payload: Payload) -> ShownPayload:
+        stored = ShownPayload(payload.data, payload.score, readable=False, cut_from=payload.cut_from)
+        is_stored = self._raw and not (self._decodes and payload.data.startswith(MARK))
+        if is_stored or payload.cut_from:
+            return stored
         try:
-            return ShownPayload(self._context.codec.load(payload.data), payload.score)
-        except UndecodablePayload:
-            return ShownPayload(payload.data, payload.score, readable=False)
+            value = self._gate.load(job_id, payload)
+        except UndecodablePayload as error:
+            return replace(stored, fault=str(error))
+        return replace(stored, decoded=value) if self._raw else ShownPayload(value, payload.score)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.signing import Unverified
+from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
@@ -57,7 +57,7 @@ class SigningMixin:
                 dead = queries.job(queue, job_id, SEARCHED).dead
                 signed = [
                     actions.edit_dead(
-                        queue, job_id, one.data, one.data, self._signature(job_id, one, one.data)
+                        queue, job_id, one.data, one.data, self._signature(job_id, one.data, one.score)
                     )
                     for one in (dead.payloads if dead else ())
                 ]
@@ -70,13 +70,17 @@ class SigningMixin:
             return UNSIGNED
         found = Queries(context_of(self._app).store).job(self._resting(), job_id, SEARCHED)
         job = found.dead if dead else found.waiting
-        replaced = (payload for payload in (job.payloads if job else ()) if payload.data == old)
-        return self._signature(job_id, next(replaced, Payload(old, 0.0)), new)
+        for payload in job.payloads if job else ():
+            if payload.data == old and self._gate.is_signed(job_id, payload):
+                return self._signature(job_id, new, payload.score)
+        # The operator vouches for the new payload, not for a score that anybody may have written.
+        return self._signature(job_id, new, None)
 
-    def _signature(self, job_id: str, old: Payload, new: bytes) -> Signed:
+    def _signature(self, job_id: str, new: bytes, score: float | None) -> Signed:
+        """The signature of a payload, which binds ``score`` if that of the payload before it bound it."""
         signing, name, of = context_of(self._app).signing, self.spec.name, id_bytes(job_id)
-        texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, old.score)
-        return Signed(texts, old.score)
+        texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, score)
+        return Signed(texts, score or 0.0)
 
     # -- calls with a time of their own
 
@@ -93,7 +97,7 @@ class SigningMixin:
         context, now = context_of(self._app), time.time()
         for payload in job.payloads:
             with suppress(UndecodablePayload):
-                due = self._form.made_due(context.codec.load(payload.data), now)
+                due = self._form.made_due(self._gate.load(job.id, payload), now)
                 if due is not None:
                     new = context.codec.dump(due)
                     signature = self._renewed(queue, job.id, payload, new)
@@ -101,19 +105,20 @@ class SigningMixin:
 
     def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> Signed:
         """The signature of a payload that is changed unseen: none unless that of the old one verifies."""
-        context = context_of(self._app)
-        check = context.signing.payload_check(queue.name)
-        if check is None or not old.signature or check(job_id, old) is not None:
+        if not self._gate.is_signed(job_id, old):
             return UNSIGNED
+        context, of = context_of(self._app), digest(new)
         records: list[bytes] = []
-        of = digest(new)
         for stored in records_of(context.store.client, queue.shard_of(job_id), job_id, old.data):
-            record = split_record(stored.data)[1]
-            with suppress(Unverified):
-                context.signing.check_record(queue.name, stored)
+            if self._gate.is_signed_record(stored):
+                record = split_record(stored.data)[1]
                 signature = context.signing.sign_record(queue.name, id_bytes(job_id), of, record)
                 records += (stored.data, signature + record)
-        return self._signature(job_id, old, new)._replace(records=records)
+        return self._signature(job_id, new, old.score)._replace(records=records)
+
+    @property
+    def _gate(self) -> Gate:
+        return context_of(self._app).gate(self.spec.name)
 
     def _resting(self) -> QueueSpec:
         raise NotImplementedError

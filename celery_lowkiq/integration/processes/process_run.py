@@ -52,7 +52,7 @@ class ProcessRun:
     def _own_id(self) -> str:
         form = self.task.call_form
         if self.task.by is not None:
-            payloads_by_id = decode_plain(self.batch, self._rules.codec, self._rules.checks, recorded=True)
+            payloads_by_id = decode_plain(self.batch, self._rules.gate, form.check, recorded=True)
             if payloads_by_id is not None:
                 return form.task_id_of(payloads_by_id) or new_id()
         return new_id()

@@ -19,7 +19,7 @@ from celery.backends.base import DisabledBackend
 
 from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.app.durations import seconds_of
-from celery_lowkiq.integration.app.signing import Signing
+from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
 from celery_lowkiq.rules.models import StoredRecord
 from celery_lowkiq.rules.signatures import split_record
@@ -92,22 +92,15 @@ class CallRecord:
         return parts
 
     @classmethod
-    def load(cls, data: bytes, codec: Codec) -> CallRecord:
-        """The call of a record, whose signature is not verified. Raises UndecodablePayload."""
-        data = split_record(data)[1]
-        parts = codec.load(data[max(data.find(MARK), 0) :])
+    def verified(cls, stored: StoredRecord, gate: Gate) -> CallRecord:
+        """The call of a stored record. Raises Unverified, UndecodablePayload."""
+        parts = gate.load_record(stored)
         if not isinstance(parts, (list, tuple)) or not 1 <= len(parts) <= len(_KINDS):
             raise UndecodablePayload("no record of a call: expected a list of its parts")
         for part, (name, kind) in zip(parts, _KINDS.items(), strict=False):
             if not isinstance(part, kind):
                 raise UndecodablePayload(f"no record of a call: its {name} is not a {kind.__name__}")
         return cls(*parts)
-
-    @classmethod
-    def verified(cls, stored: StoredRecord, queue: str, codec: Codec, signing: Signing) -> CallRecord:
-        """The call of a stored record. Raises Unverified, UndecodablePayload."""
-        signing.check_record(queue, stored)
-        return cls.load(stored.data, codec)
 
     @classmethod
     def named(cls, data: bytes) -> CallRecord | None:

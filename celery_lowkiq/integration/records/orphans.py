@@ -36,10 +36,11 @@ def finish_orphaned_calls(
     Their chords fail. Raises ResultsUnavailable.
     """
     context = context_of(task._get_app())
+    gate = context.gate(task.queue_spec.name)
     news: list[TrackerUpdate] = []
     for call in calls:
         try:
-            record = CallRecord.verified(call, task.queue_spec.name, context.record_codec, context.signing)
+            record = CallRecord.verified(call, gate)
         except UndecodablePayload as error:
             news += fail_unread(task, call, error)
             continue

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from celery.exceptions import MaxRetriesExceededError, Reject, Retry
 
-from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.error_text import (
     ErrorText,
     dump_error,
@@ -17,8 +16,8 @@ from celery_lowkiq.integration.app.error_text import (
     error_text,
     load_error,
 )
+from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.integration.app.settings import Settings
-from celery_lowkiq.integration.app.signing import SIGNING_OFF, Signing
 from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.loops.loops import Loops
 from celery_lowkiq.integration.records.call_record import CallRecord
@@ -37,7 +36,7 @@ from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.scripts.records import try_text
 
 from .base_exceptions import original_error
-from .decode import NO_POSITIONS, Checks, DecodedBatch, DecodedJob, Positions, RunJob, decode_batch
+from .decode import NO_POSITIONS, DecodedBatch, DecodedJob, Positions, RunJob, decode_batch
 from .outcomes import (
     Again,
     BusinessFailure,
@@ -63,29 +62,22 @@ class RunRules:
 
     task: Any
     policy: RetryPolicy
-    codec: Codec
-    record_codec: Codec
+    gate: Gate
     settings: Settings
     #: Where the bodies of an ``async def`` task run.
     loops: Loops | None = None
-    signing: Signing = SIGNING_OFF
 
     def decode(self, batch: Batch, dropped: Positions = NO_POSITIONS) -> DecodedBatch:
         """Decode the payloads of a batch that the task can take, except those at ``dropped`` positions."""
-        return decode_batch(batch, self.codec, self.settings, dropped, self.checks)
-
-    @cached_property
-    def checks(self) -> Checks:
-        """What the payloads must pass."""
-        return Checks(self.signing.payload_check(self.task.queue_spec.name), self.task.call_form.check)
+        return decode_batch(batch, self.gate, self.settings, dropped, self.task.call_form.check)
 
     def read_record(self, stored: StoredRecord) -> CallRecord:
         """The call of a stored record. Raises UndecodablePayload."""
-        return CallRecord.verified(stored, self.task.queue_spec.name, self.record_codec, self.signing)
+        return CallRecord.verified(stored, self.gate)
 
     def dump_record(self, stored: StoredRecord, record: CallRecord) -> bytes:
         """What replaces a stored record. Raises PayloadError."""
-        return self.signing.signed_record(self.task.queue_spec.name, stored, record.dump(self.record_codec))
+        return self.gate.sign_record(stored, record.dump(self.gate.record_codec))
 
 
 #: Of a job whose run did not fail.
@@ -210,7 +202,7 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
 
     Raises InvalidCall when the error is an Again with wrong payloads.
     """
-    found, together = outcomes(error, batch.jobs, rules.codec.dump)
+    found, together = outcomes(error, batch.jobs, rules.gate.codec.dump)
     texts = _ErrorTexts(batch, rules)
 
     def decide(job: DecodedJob) -> JobDecision:

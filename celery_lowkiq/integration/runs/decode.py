@@ -6,31 +6,22 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from celery_lowkiq.integration.app.codec import MARK, Codec
+from celery_lowkiq.integration.app.codec import MARK
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
+from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.integration.app.settings import Settings
-from celery_lowkiq.integration.app.signing import PayloadCheck, Unverified
+from celery_lowkiq.integration.app.signing import Unverified
 from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, Flag, Job, Payload, PayloadRemoval, QueueSpec, Recorded
+from celery_lowkiq.rules.signatures import Fault, binds_score
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]
+#: Of a decoded payload. Raises UndecodablePayload for one that the task cannot take.
 Check = Callable[[Any], None]
 NO_POSITIONS: Positions = {}
-
-
-class Checks(NamedTuple):
-    """What a payload must pass to run; None: nothing."""
-
-    #: Before it is decoded.
-    signature: PayloadCheck | None = None
-    #: Of the decoded one. Raises UndecodablePayload for a payload that the task cannot take.
-    form: Check | None = None
-
-
-NO_CHECKS = Checks()
 #: Up to this size in bytes, the payloads of a job are shown whole in logs and events.
 SMALL_BYTES = 256
 
@@ -136,40 +127,38 @@ def is_small(batch: Batch) -> bool:
 
 def decode_batch(
     batch: Batch,
-    codec: Codec,
+    gate: Gate,
     settings: Settings,
     dropped: Positions = NO_POSITIONS,
-    checks: Checks = NO_CHECKS,
+    check: Check | None = None,
 ) -> DecodedBatch:
     """Decode the payloads of a batch, except those that a policy of the queue drops, and those at ``dropped``
-    positions, by id of the job. What does not pass the checks goes to the morgue.
+    positions, by id of the job. What passes neither the gate nor the check goes to the morgue.
 
     With ``on_death="hold"``, payloads behind one that cannot be decoded are left for a later run, and that
     one, too, when others before it run.
     """
     decoded = (
-        _decode_job(batch.queue, job, codec, settings, dropped.get(job.id, ()), checks) for job in batch.jobs
+        _decode_job(batch.queue, job, gate, settings, dropped.get(job.id, ()), check) for job in batch.jobs
     )
     return DecodedBatch(batch, {job.claimed.id: job for job in decoded})
 
 
 def decode_plain(
-    batch: Batch, codec: Codec, checks: Checks = NO_CHECKS, recorded: bool = False
+    batch: Batch, gate: Gate, check: Check | None = None, recorded: bool = False
 ) -> dict[str, list[Any]] | None:
     """Return the payloads by id; None if one of them cannot run, or, unless ``recorded``, has a record."""
-    load, (fault_of, check) = codec.load, checks
+    load, signs = gate.load, gate.verifies
     payloads_by_id: dict[str, list[Any]] = {}
     try:
         for job in batch.jobs:
             payloads_by_id[job.id] = payloads = []
-            if job.unwanted or not job.payloads:
+            if job.unwanted or not job.payloads or (signs and gate.is_reordered(job)):
                 return None
             for payload in job.payloads:
                 if payload.recorded is not Recorded.NONE and not recorded:
                     return None
-                if fault_of is not None and fault_of(job.id, payload) is not None:
-                    return None
-                decoded = load(payload.data)
+                decoded = load(job.id, payload)
                 if check is not None:
                     check(decoded)
                 payloads.append(decoded)
@@ -196,21 +185,23 @@ def _run_job(job: Job, payloads: list[Any], scores: list[float], settings: Setti
 def _decode_job(
     queue: QueueSpec,
     job: Job,
-    codec: Codec,
+    gate: Gate,
     settings: Settings,
     dropped: Collection[int],
-    checks: Checks,
+    check: Check | None,
 ) -> DecodedJob:
     holds = queue.policies.hold is not None
     payloads: list[Any] = []
     bad: list[PayloadRemoval] = []
     positions: list[int] = []
-    stop = len(job.payloads)
+    stop, reordered = len(job.payloads), gate.is_reordered(job)
     for position, payload in enumerate(job.payloads):
         if position < job.unwanted or position in dropped:
             bad.append(PayloadRemoval(position, None))
             continue
-        decoded, reason = _decoded(job.id, payload, codec, checks)
+        decoded, reason = _decoded(job.id, payload, gate, check)
+        if reordered and binds_score(payload.signature):
+            reason = reason or Unverified(Fault.REORDERED.value)
         if reason is None:
             payloads.append(decoded)
             positions.append(position)
@@ -232,15 +223,13 @@ def _decode_job(
 
 
 def _decoded(
-    job_id: str, payload: Payload, codec: Codec, checks: Checks
+    job_id: str, payload: Payload, gate: Gate, check: Check | None
 ) -> tuple[Any, UndecodablePayload | None]:
     """A decoded payload, or why the task cannot take it."""
     try:
-        if checks.signature is not None and (fault := checks.signature(job_id, payload)) is not None:
-            return None, Unverified(fault.value)
-        decoded = codec.load(payload.data)
-        if checks.form is not None:
-            checks.form(decoded)
+        decoded = gate.load(job_id, payload)
+        if check is not None:
+            check(decoded)
     except UndecodablePayload as reason:
         return None, reason
     return decoded, None

@@ -39,7 +39,7 @@ def batch_of(entries: Iterable[Entry], task: Any) -> dict[str, list[Any]]:
     batch = {}
     for job_id, by_data in scores.items():
         kept = sorted(by_data, key=lambda data: by_data[data])[surplus(len(by_data), spec.policies.keep) :]
-        batch[job_id] = [codec.load(data) for data in kept]
+        batch[job_id] = [codec.load_verified(data) for data in kept]
     return batch
 
 

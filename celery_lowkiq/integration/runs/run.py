@@ -142,10 +142,10 @@ class Run:
 
     def decode_again(self) -> dict[str, list[Any]]:
         """The payloads by id, in new objects."""
-        jobs = self.decoded.jobs_by_id.values()
+        load = self.rules.gate.load
         return {
-            job.claimed.id: [self.rules.codec.load(job.claimed.payloads[n].data) for n in job.positions]
-            for job in jobs
+            job_id: [load(job_id, job.claimed.payloads[n]) for n in job.positions]
+            for job_id, job in self.decoded.jobs_by_id.items()
         }
 
     def forget_tracebacks(self) -> None:

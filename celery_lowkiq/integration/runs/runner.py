@@ -73,9 +73,11 @@ class CeleryRunner:
 
     def add_tasks(self, tasks: Mapping[str, Any]) -> None:
         """Add tasks, by the names of their queues."""
-        of_app = self._context.codec, self._context.record_codec, self._context.settings, self.loops
-        signing = self._context.signing
-        rules = {name: RunRules(task, policy_of(task), *of_app, signing) for name, task in tasks.items()}
+        gate, of_app = self._context.gate, (self._context.settings, self.loops)
+        rules = {
+            name: RunRules(task, policy_of(task), gate(task.queue_spec.name), *of_app)
+            for name, task in tasks.items()
+        }
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
         shared = self._consumer, self._repeat, self._buffers

@@ -11,7 +11,6 @@ from typing import Any
 
 from celery import Celery, current_app
 
-from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall, SubscriptionLost, UndecodablePayload, UnknownTracker
 from celery_lowkiq.rules.tracking import Counts, State, TrackedCall, TrackerView
@@ -96,8 +95,13 @@ class Tracker:
         page = self._tracker_store.calls(self.id, read_states(state), limit, after)
         if self._raw:
             return page
-        codec = context_of(self._app).codec
-        return Page(tuple(_decoded(codec, call) for call in page.items), page.next)
+        return page.map(self._decoded)
+
+    def _decoded(self, call: TrackedCall) -> TrackedCall:
+        try:
+            return replace(call, payload=context_of(self._app).gate(call.queue).load_unsigned(call.payload))
+        except UndecodablePayload:
+            return replace(call, payload=call.payload.decode("utf-8", "backslashreplace"))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until all calls have ended, at most ``timeout`` s. Returns whether they have.
@@ -194,10 +198,3 @@ def read_states(value: State | str | Iterable[State | str] | None) -> tuple[Stat
     except (ValueError, TypeError):
         names = ", ".join(state.value for state in State)
         raise InvalidCall(f"state={value!r:.100} is invalid: expected one or more of {names}") from None
-
-
-def _decoded(codec: Codec, call: TrackedCall) -> TrackedCall:
-    try:
-        return replace(call, payload=codec.load(call.payload))
-    except UndecodablePayload:
-        return replace(call, payload=call.payload.decode("utf-8", "backslashreplace"))
