@@ -22,6 +22,8 @@ from tests.conftest import redis_62
 #: they are.
 WITH_ROLES = os.environ.get("LOWKIQ_TEST_ROLES") == "1"
 PASSWORD = "secret"
+#: In front of all keys, in tests of features and workers.
+PREFIX = os.environ.get("LOWKIQ_TEST_PREFIX", "")
 
 
 def version_of(admin: redis.Redis) -> tuple[int, int]:
@@ -34,10 +36,12 @@ def version_of(admin: redis.Redis) -> tuple[int, int]:
 OF_TESTS = ("&c", "+set", "+config")
 
 
-def make_user(admin: redis.Redis, role: RoleName, *queues: str, extra: tuple[str, ...] = ()) -> str:
+def make_user(
+    admin: redis.Redis, role: RoleName, *queues: str, extra: tuple[str, ...] = (), prefix: str = ""
+) -> str:
     """Make a user of the role, and return its name."""
     name = f"lowkiq-{role}"
-    words = rules(role, queues, version_of(admin))
+    words = rules(role, queues, version_of(admin), prefix=prefix)
     admin.execute_command("ACL", "SETUSER", name, *words, *extra, f">{PASSWORD}")
     return name
 
@@ -68,12 +72,10 @@ def users(socket_path: str) -> Iterator[dict[RoleName, dict[str, Any]]]:
         yield {role: {} for role in ROLES}
         return
     with redis.Redis(unix_socket_path=socket_path) as admin:
-        names = {role: make_user(admin, role) for role in ROLES}
+        names = {role: make_user(admin, role, prefix=PREFIX) for role in ROLES}
         admin.execute_command("ACL", "LOG", "RESET")
-        yield {
-            role: {"lowkiq_redis_options": {"username": name, "password": PASSWORD}}
-            for role, name in names.items()
-        }
+        login = {"password": PASSWORD, "global_keyprefix": PREFIX}
+        yield {role: {"lowkiq_redis_options": {"username": name, **login}} for role, name in names.items()}
         assert not (found := denied(admin)), found
 
 

@@ -80,9 +80,12 @@ class RedisStore:
         durability: Durability = FAST,
         sending: Callable[[Any], Client] | None = None,
         lease_seconds: float = LEASE_SECONDS,
+        prefix: str = "",
     ) -> None:
+        """``prefix``: in front of all keys and channels; stores with different ones share nothing."""
         made: Any = sending or (ClusterClient if isinstance(client, ClusterMap) else Client)
         self.client: Client = made(client)
+        self.client.prefix = prefix
         self._durability = durability
         self._lease_seconds = lease_seconds
         self._admission = Admission(self.client, Repairs(self.client), self._continue_migration)

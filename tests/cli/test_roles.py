@@ -47,6 +47,14 @@ def test_the_version_of_redis_matters(run):
     assert "expected a version" in refused.output
 
 
+def test_the_prefix_of_the_keys_begins_the_rules(run, monkeypatch):
+    monkeypatch.setitem(context_of(proj.app).settings.redis_options, "global_keyprefix", "stage:")
+    words = run("acl", "--role", "operator").output.split()
+    named = [word for word in words if word.startswith(("~", "(~", "&"))]
+    assert len(named) > 40
+    assert all(word.lstrip("(~&").startswith("stage:lowkiq:") for word in named)
+
+
 def unusable():
     raise ConfigurationError("lowkiq_url is invalid")
 

@@ -91,11 +91,10 @@ def test_undecodable_bytes_hold_what_is_behind_them_and_not_what_is_before(featu
         before = task.apply_async((job_id, "before"), score=1)
         behind = task.apply_async((job_id, "behind"), score=9)
         shard = task.queue_spec.shard_of(job_id)
-        record = store.client.redis.hget(shard_keys(shard)["jobs"], job_id)
+        jobs = shard_keys(shard)["jobs"]
+        (record,) = store.client.commands([("HGET", jobs, job_id)])
         first, _, rest = record.partition(b'"before"')
-        store.client.redis.hset(
-            shard_keys(shard)["jobs"], job_id, first + b'"before"' + b"5 2 \xff\xfe" + rest
-        )
+        store.client.commands([("HSET", jobs, job_id, first + b'"before"' + b"5 2 \xff\xfe" + rest)])
     assert before.get(WAIT) == [job_id, ["before"]]
     dead = is_dead(queue, job_id)
     assert [payload.value for payload in dead.payloads] == [b"\xff\xfe"]

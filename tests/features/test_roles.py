@@ -19,9 +19,13 @@ PATHS += ["tests/worker/test_by_name.py"]
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("server", servers(), ids=lambda path: path.parts[-3])
-def test_everybody_has_the_rights_that_features_need(server):
+@pytest.mark.parametrize(
+    ("server", "prefix"), [*((server, "") for server in servers()), (servers()[-1], "[stage]*:")]
+)
+def test_everybody_has_the_rights_that_features_need(server, prefix):
+    """With a prefix, Redis would deny a key or a channel without it."""
     env = {**os.environ, "LOWKIQ_TEST_ROLES": "1", "LOWKIQ_TEST_SERVER": str(server)}
+    env["LOWKIQ_TEST_PREFIX"] = prefix
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", *PATHS]
     done = subprocess.run(command, env=env, cwd=HERE, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]

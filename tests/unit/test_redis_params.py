@@ -330,3 +330,45 @@ def test_every_kind_of_url_makes_a_client():
         shared = context.context_of(made)
         assert shared.store is shared.store
         shared.store.close()
+
+
+STAGE = {"global_keyprefix": "stage:"}
+SAME = (
+    "redis://localhost:1/0",
+    "redis://user:secret@localhost:1",
+)
+OTHERS = (
+    "redis://localhost:1/1",
+    "redis://other:1/0",
+    "redis://localhost/0",
+    "sentinel://a:1;sentinel://b:2",
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "prefix"),
+    [
+        ({}, ""),
+        ({"broker_transport_options": STAGE}, "stage:"),
+        ({"broker_transport_options": STAGE, "lowkiq_redis_options": {"global_keyprefix": "own:"}}, "own:"),
+        ({"broker_transport_options": STAGE, "lowkiq_redis_options": {"global_keyprefix": ""}}, ""),
+        ({"lowkiq_redis_options": STAGE}, "stage:"),
+        ({"lowkiq_redis_options": STAGE, "lowkiq_url": "redis+cluster://a:1,b:2"}, "stage:"),
+        ({"result_backend_transport_options": STAGE}, ""),
+        *(({"broker_transport_options": STAGE, "lowkiq_url": url}, "stage:") for url in SAME),
+        *(({"broker_transport_options": STAGE, "lowkiq_url": url}, "") for url in OTHERS),
+    ],
+)
+def test_the_prefix_of_all_keys(settings, prefix):
+    made = app(**settings)
+    read = read_settings(made)
+    assert context.key_prefix(made, read) == prefix
+    if not str(read.url).startswith("sentinel"):
+        assert "global_keyprefix" not in context.parameters(made, read)
+
+
+@pytest.mark.parametrize("prefix", ["{stage}:", "stage}", "a b:", "a\n", "\x00", b"stage:", 5])
+def test_a_prefix_that_would_move_keys_is_refused(prefix):
+    made = app(broker_transport_options={"global_keyprefix": prefix})
+    with pytest.raises(ConfigurationError, match=r"^global_keyprefix=.* is invalid: expected printable"):
+        context.context_of(made).open_store(1)

@@ -47,7 +47,8 @@ def acl(
     version = _version(inspector, redis)
     if cluster is None:
         cluster = _is_cluster(inspector)
-    words = rules(role, [_full_name(inspector, queue) for queue in queues], version, cluster)
+    names = [_full_name(inspector, queue) for queue in queues]
+    words = rules(role, names, version, cluster, context_of(inspector.app).key_prefix())
     click.echo(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))
 
 

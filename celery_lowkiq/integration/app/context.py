@@ -23,7 +23,7 @@ from celery_lowkiq.worker.forks import ProcessLock
 from .codec import Codec
 from .gate import Gate
 from .loop_stores import LoopStores
-from .redis_params import check_arguments, parameters
+from .redis_params import check_arguments, key_prefix, parameters
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
 from .signing import Signing
 
@@ -86,6 +86,10 @@ class AppContext:
         """Return the arguments of each connection to the store. Raises ConfigurationError."""
         return parameters(self._app, self.settings)
 
+    def key_prefix(self) -> str:
+        """Return the text in front of all keys and channels. Raises ConfigurationError."""
+        return key_prefix(self._app, self.settings)
+
     def open_store(self, connections: int) -> RedisStore:
         """Return a new store with at most ``connections`` connections. Raises ConfigurationError."""
         found = self.redis_parameters()
@@ -94,7 +98,8 @@ class AppContext:
         client = opened(found, pool_size=connections, pool_timeout=self.settings.pool_timeout)
         check_arguments(client if is_cluster else client.connection_pool)
         durability = Durability(Level(self.settings.push_durability), self.settings.push_replicas)
-        return RedisStore(client, durability, lease_seconds=self.settings.lease_seconds)
+        prefix, lease_seconds = self.key_prefix(), self.settings.lease_seconds
+        return RedisStore(client, durability, lease_seconds=lease_seconds, prefix=prefix)
 
     def check_server(self, queues: Sequence[QueueSpec]) -> None:
         """Check that the URL of one server names one that stores the queues. Raises ConfigurationError.
@@ -106,8 +111,10 @@ class AppContext:
             return
         client = connect(found | CHECK_TIMEOUTS, pool_size=1, pool_timeout=1)
         check_arguments(client.connection_pool)
+        checked = Client(client)
+        checked.prefix = self.key_prefix()
         try:
-            check_url(Client(client), queues)
+            check_url(checked, queues)
         finally:
             client.connection_pool.disconnect()
 

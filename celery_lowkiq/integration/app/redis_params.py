@@ -13,6 +13,7 @@ from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.url import url_to_parts
 
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.validators import invalid
 
 from .current_app import NO_APP, is_fallback_app
 from .settings import Settings
@@ -52,6 +53,8 @@ FROM_BROKER = (
     "health_check_interval",
     "client_name",
 )
+#: kombu's name of the text in front of all keys.
+PREFIX = "global_keyprefix"
 #: Arguments of redis-py's Sentinel, read where the name of the master was found.
 OF_SENTINELS = ("sentinel_kwargs", "min_other_sentinels")
 FORMS = (
@@ -70,7 +73,38 @@ def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
     if url.partition("://")[0] in CLUSTER_SCHEMES:
         return _of_cluster(app, source, url, settings)
     url = url.partition(";")[0] if source == "broker_url" else url
-    return _merged(_backend(app, source, url, settings), app, settings) | settings.redis_options
+    return _merged(_backend(app, source, url, settings), app, settings) | _own(settings)
+
+
+def key_prefix(app: Celery, settings: Settings) -> str:
+    """Return the text in front of all keys and channels of the store: that of ``lowkiq_redis_options``, or
+    else, where the broker is the store, that of the broker's keys. Raises ConfigurationError.
+    """
+    prefix = settings.redis_options.get(PREFIX)
+    if prefix is None and (not settings.url or _place(settings.url) == _place(_broker_url(app))):
+        prefix = app.conf.broker_transport_options.get(PREFIX)
+    if prefix is None:
+        return ""
+    if not (isinstance(prefix, str) and prefix.isprintable() and not re.search("[{} ]", prefix)):
+        expected = (
+            "printable characters without space and braces, which choose the slot of a key in a cluster"
+        )
+        fix = "Give another one for the ordered queues in lowkiq_redis_options, or '' for none"
+        raise ConfigurationError(invalid(PREFIX, prefix, expected, fix))
+    return prefix
+
+
+def _place(url: str) -> Any:
+    """Return host, port and database of the URL of one server; of others, the URL."""
+    try:
+        parts = url_to_parts(url)
+    except ValueError:
+        return url
+    return parts.hostname or "localhost", parts.port or DEFAULT_PORT, (parts.path or "").strip("/") or "0"
+
+
+def _own(settings: Settings) -> dict[str, Any]:
+    return {name: value for name, value in settings.redis_options.items() if name != PREFIX}
 
 
 def shown_address(parameters: Mapping[str, Any]) -> str:
@@ -212,9 +246,7 @@ def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[
         raise _invalid_url(source)
     first = f"{CLUSTER_SCHEMES[scheme]}://{login}{at}{hosts.partition(',')[0]}{tail}"
     arguments = (
-        _merged(_backend(app, source, first, settings), app, settings)
-        | CLUSTER_TIMEOUTS
-        | settings.redis_options
+        _merged(_backend(app, source, first, settings), app, settings) | CLUSTER_TIMEOUTS | _own(settings)
     )
     if db := arguments.pop("db", 0):
         raise ConfigurationError(
@@ -248,7 +280,7 @@ def _behind_sentinels(app: Celery, source: str, url: str, settings: Settings) ->
     arguments["sentinels"] = [(host["host"], port) for host, port in zip(hosts, ports, strict=True)]
     arguments["master_name"] = master or options.get("master_name")
     arguments |= {name: options.get(name) for name in OF_SENTINELS}
-    arguments |= settings.redis_options
+    arguments |= _own(settings)
     if not arguments["master_name"]:
         raise ConfigurationError(
             f"{source} is a sentinel:// URL without the name of its master: expected it at its end, as "

@@ -91,7 +91,7 @@ class Settings(WebSettings):
         {},
         Validator("a dict of redis-py connection arguments", read_mapping),
         "Further arguments of each Redis connection. `socket_timeout` is 5 s unless given here, on a cluster "
-        "0.75 s.",
+        "0.75 s. `global_keyprefix` begins [all keys](#two-installations-on-one-redis).",
         secret=True,
     )
     client_pool_size: int = setting(

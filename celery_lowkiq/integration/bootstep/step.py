@@ -123,7 +123,8 @@ class OrderedQueues(bootsteps.StartStopStep):
             return Service(shards, left)
         context = context_of(app)
         lanes = context.settings.lanes or self._consumer.controller.concurrency
-        store = shown_address(context.redis_parameters())
+        store, prefix = shown_address(context.redis_parameters()), context.key_prefix()
+        store += f" with keys that begin with {prefix}" if prefix else ""
         return Service(shards, left, lanes, context.settings.exclusion, store)
 
     def _log_service(self) -> None:

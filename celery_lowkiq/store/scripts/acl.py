@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from celery_lowkiq.rules.errors import InvalidCall
 
-from .keys import KEY_TYPES, MORGUE_KEYS, SHARD_KEYS, TRACKER_KEYS, channel_pattern, key_pattern
+from .keys import KEY_TYPES, MORGUE_KEYS, SHARD_KEYS, TRACKER_KEYS, channel_pattern, key_pattern, literal
 from .script import Script, load
 
 RoleName = Literal["caller", "worker", "reader", "operator"]
@@ -160,16 +160,20 @@ ROLES: dict[RoleName, Role] = {
 
 
 def rules(
-    role: RoleName, queues: Iterable[str] = (), version: tuple[int, int] = (7, 2), cluster: bool = False
+    role: RoleName,
+    queues: Iterable[str] = (),
+    version: tuple[int, int] = (7, 2),
+    cluster: bool = False,
+    prefix: str = "",
 ) -> list[str]:
     """Return the words of ``ACL SETUSER`` for a role, without a password.
 
-    ``queues``: only these; none: all. ``version``: of Redis; a Valkey is a Redis 7.2. Raises InvalidCall for
-    a role that does not exist.
+    ``queues``: only these; none: all. ``version``: of Redis; a Valkey is a Redis 7.2. ``prefix``: of
+    keys and channels. Raises InvalidCall for a role that does not exist.
     """
     if role not in ROLES:
         raise InvalidCall(f"role={role!r} is invalid: expected one of {', '.join(get_args(RoleName))}")
-    names = tuple(queues) or (None,)
+    names, start = tuple(queues) or (None,), literal(prefix)
     found = ROLES[role]
     permitted = {command.lower() for command in _permitted(role, version, cluster)}
     reached, selectors = keys_of(role), []
@@ -177,16 +181,16 @@ def rules(
         # Else a right to delete other keys would be one to delete the audit log.
         reached, own = reached - {"audit"}, {"xadd", "xrevrange"} & permitted
         permitted -= own
-        selectors = [f"(~{key_pattern('audit')}", *sorted(f"+{command}" for command in own)]
+        selectors = [f"(~{start}{key_pattern('audit')}", *sorted(f"+{command}" for command in own)]
         selectors[-1] += ")"
     keys = dict.fromkeys(key_pattern(key, queue) for key in sorted(reached) for queue in names)
     channels = dict.fromkeys(channel_pattern(name, queue) for name in found.channels for queue in names)
     return [
         "on",
         "resetkeys",
-        *(f"~{key}" for key in keys),
+        *(f"~{start}{key}" for key in keys),
         "resetchannels",
-        *(f"&{name}" for name in channels),
+        *(f"&{start}{name}" for name in channels),
         "-@all",
         *(f"+{command}" for command in sorted(permitted)),
         *(["clearselectors", *selectors] if selectors else []),

@@ -20,6 +20,7 @@ from celery_lowkiq.rules.topology import Kind
 
 from .connect import address_of, apart, is_behind_sentinels, sentinel_master
 from .exchange import exchange
+from .keys import with_prefix
 from .redis_errors import is_wrong_type, script_error, store_error
 from .script import Script, ScriptCall
 from .steps import Pause, Send, Step, Steps, execute
@@ -52,6 +53,8 @@ class Client:
 
     #: Of a :meth:`reader` on a cluster: the errors of rights that masters have denied it, by their address.
     denied: Mapping[str, str] = MappingProxyType({})
+    #: In front of all keys and channels in Redis. Elsewhere, they have none.
+    prefix = ""
 
     def __init__(self, client: redis.Redis) -> None:
         self.redis = client
@@ -218,7 +221,7 @@ class Client:
 
         On a cluster, the StoreUnavailable of a master that is away stays a reply.
         """
-        replies = yield Send(commands)
+        replies = yield Send(self._with_prefix(commands))
         answers = [
             script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
             for command, reply in zip(commands, replies, strict=True)
@@ -244,12 +247,14 @@ class Client:
 
     def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As :meth:`readable`. On a cluster, the StoreUnavailable of a master that is away stays a reply."""
-        found: list[Any] = [None if is_wrong_type(reply) else reply for reply in self._send(commands)]
+        found: list[Any] = [
+            None if is_wrong_type(reply) else reply for reply in self._send(self._with_prefix(commands))
+        ]
         return self.but_away([store_error(e) if isinstance(e, exceptions.RedisError) else e for e in found])
 
     def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
-            return answers(self._send(commands))
+            return answers(self._send(self._with_prefix(commands)))
         except StoreError as error:
             return [error] * len(commands)
 
@@ -280,7 +285,12 @@ class Client:
         except exceptions.ResponseError as error:
             return error
 
+    def _with_prefix(self, commands: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
+        return [with_prefix(self.prefix, each) for each in commands] if self.prefix else commands
+
     def _evalsha(self, call: ScriptCall) -> tuple[Any, ...]:
+        if self.prefix:
+            call = call.with_prefix(self.prefix)
         return ("EVALSHA", call.script.sha(self._flags), len(call.keys), *call.keys, *call.values)
 
     def _must_load(self, reply: Any) -> bool:

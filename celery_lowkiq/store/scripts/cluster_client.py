@@ -39,15 +39,14 @@ from .cluster_replies import (
     with_denials,
 )
 from .exchange import Command
-from .keys import reports_key, shard_keys
+from .keys import KEYLESS, reports_key, shard_keys
 from .redis_errors import store_error
 from .script import Script, ScriptCall, scripts_of_workers
 
 T = TypeVar("T")
 
-#: Commands without a key. They go where the command before them goes, the first ones where the next one goes.
-KEYLESS = frozenset({"CONFIG GET", "INFO", "PING", "TIME", "WAIT", "WAITAOF"})
-#: Of these, what asks about the writes of its own connection: on another one, it may be answered at once.
+#: Of the commands without a key, what asks about the writes of its own connection: on another one, it may be
+#: answered at once.
 OF_CONNECTION = frozenset({"WAIT", "WAITAOF"})
 #: How long a batch follows redirections and waits for slots that move, in s.
 PATIENCE = 1.0
@@ -125,7 +124,7 @@ class ClusterClient(Client):
             raise _map_error(error) from error
 
     def _ask(self, address: Address, commands: Sequence[Command]) -> list[Any]:
-        return answers(exchange_one(self.cluster, address, commands))
+        return answers(exchange_one(self.cluster, address, self._with_prefix(commands)))
 
     def apart(self) -> redis.Redis:
         """Return a client of one master that answers soon: the cluster carries what is published to all.
@@ -248,6 +247,7 @@ class ClusterClient(Client):
         return batch.replies
 
     def _slots(self, commands: Sequence[Command]) -> Iterator[int]:
+        """Return the slot of each command: without a key, that of the one before it, or of the next one."""
         last = None
         for command in commands:
             name = command[0]

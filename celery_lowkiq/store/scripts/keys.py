@@ -2,7 +2,8 @@
 
 Every shard has a fixed set of keys under one hash tag, so that each script can declare all it touches.
 A queue's name holds no brace, and the shard's number follows the last colon, so no name reaches the key of
-another queue.
+another queue. A client may put a prefix in front of all keys and channels; it holds no brace either, so that
+each key keeps its slot of a cluster.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from celery_lowkiq.rules.models import ShardRef
 FORMAT = 1
 #: Format of a queue during a migration: older versions would call around it.
 MIGRATING_FORMAT = 2
+#: Commands without a key.
+KEYLESS = frozenset({"CONFIG GET", "INFO", "PING", "TIME", "WAIT", "WAITAOF"})
+#: Commands whose words are all keys. Of others, the first word is the only key.
+OF_KEYS = frozenset({"DEL", "EXISTS"})
 #: In tests, microseconds to add to Redis's clock.
 CLOCK_KEY = "lowkiq:test:clock"
 
@@ -233,12 +238,21 @@ def channel(queue: str) -> str:
     return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
 
 
+def with_prefix(prefix: str, command: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a command of the store with a prefix in front of its keys."""
+    name, *words = command
+    if name in KEYLESS:
+        return command
+    keys = len(words) if name in OF_KEYS else 1
+    return (name, *(prefix + key for key in words[:keys]), *words[keys:])
+
+
 def key_pattern(name: str, queue: str | None = None) -> str:
     """Pattern of ACL rules for the keys of a name, of one queue or of all.
 
     A queue whose name begins with that of another one, a colon and a digit matches the other's pattern.
     """
-    of_queue = "*" if queue is None else _literal(queue)
+    of_queue = "*" if queue is None else literal(queue)
     if name in SHARD_KEYS:
         return f"lowkiq:{FORMAT}:{{{of_queue if queue is None else f'{of_queue}:[0-9]*'}}}:{name}"
     if name in TRACKER_KEYS:
@@ -264,10 +278,10 @@ def channel_pattern(name: str, queue: str | None = None) -> str:
     """Pattern of ACL rules for the channels of pushes, or of trackers."""
     if name == "tracked":
         return f"lowkiq:{FORMAT}:tracked:{{*}}"
-    return channel("*" if queue is None else _literal(queue))
+    return channel("*" if queue is None else literal(queue))
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """The pattern of a text alone."""
     return re.sub(r"([*?\[\]\\^-])", r"\\\1", text)
 

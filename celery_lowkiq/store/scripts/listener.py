@@ -50,7 +50,7 @@ class Listener:
         self._closed = False
         self._closing = threading.Lock()
         try:
-            self._pubsub.subscribe(*channels)
+            self._pubsub.subscribe(*(client.prefix + channel for channel in channels))
             # Wait for the confirmation: missing permissions raise here, and later messages are not missed.
             self._pubsub.get_message(timeout=SUBSCRIBE_TIMEOUT)
         except (exceptions.RedisError, OSError) as error:

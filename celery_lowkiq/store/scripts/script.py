@@ -53,6 +53,14 @@ class ScriptCall(NamedTuple):
     keys: tuple[str, ...]
     values: tuple[Value, ...]
 
+    def with_prefix(self, prefix: str) -> ScriptCall:
+        """Return the call with a prefix in front of its keys and of its channel."""
+        keys = tuple([prefix + key for key in self.keys])
+        at, values = self.script.place_of_channel, self.values
+        if at is not None:
+            values = (*values[:at], prefix + str(values[at]), *values[at + 1 :])
+        return ScriptCall(self.script, keys, values)
+
 
 @dataclass(frozen=True, eq=False)
 class Script:
@@ -96,6 +104,11 @@ class Script:
     @cached_property
     def _arg_names(self) -> frozenset[str]:
         return frozenset(self.args)
+
+    @cached_property
+    def place_of_channel(self) -> int | None:
+        """Place among the arguments of the channel that the script publishes to."""
+        return self.args.index("channel") if "channel" in self._arg_names else None
 
     @cached_property
     def _keys_without_policy(self) -> tuple[str, ...]:
