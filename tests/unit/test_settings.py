@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from celery import Celery
 
@@ -67,6 +69,34 @@ def test_a_namespace_works():
     made.config_from_object({"LOWKIQ_POLL_INTERVAL": 7}, namespace="CELERY")
     with pytest.raises(ConfigurationError, match=r"expected .* or 'CELERY_LOWKIQ_POLL_INTERVAL'"):
         read_settings(made)
+
+
+@pytest.mark.parametrize("others", [{}, {"BROKER_URL": "redis://x"}, {"broker_url": "redis://x"}])
+@pytest.mark.parametrize("as_module", [False, True])
+def test_the_namespace_of_an_app_that_has_none_is_refused(others, as_module):
+    """Celery's settings of old are upper-case, and many begin with CELERY_."""
+
+    def configured(**settings):
+        made = Celery("unit", set_as_current=False)
+        given = {**others, **settings}
+        made.config_from_object(SimpleNamespace(**given) if as_module else given)
+        return made
+
+    with pytest.raises(
+        ConfigurationError, match=r"^CELERY_LOWKIQ_POLL_INTERVAL is .* expected 'lowkiq_poll_interval'\. As"
+    ):
+        read_settings(configured(CELERY_LOWKIQ_POLL_INTERVAL=7))
+    with pytest.raises(ConfigurationError, match=r"^lowkiq_pol_interval is invalid: .* mean lowkiq_poll_int"):
+        read_settings(configured(CELERY_LOWKIQ_POL_INTERVAL=7))
+    assert read_settings(configured(lowkiq_poll_interval=7)).poll_interval == 7
+
+
+def test_the_settings_of_another_apps_namespace_are_not_ours():
+    """Two apps of a Django project may read the same settings."""
+    made = Celery("unit", set_as_current=False)
+    both = {"CELERY_LOWKIQ_POLL_INTERVAL": 7, "OTHER_LOWKIQ_POLL_INTERVAL": 8}
+    made.config_from_object(both, namespace="OTHER")
+    assert read_settings(made).poll_interval == 8
 
 
 @pytest.mark.parametrize(

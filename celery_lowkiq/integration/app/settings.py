@@ -383,12 +383,11 @@ def _spelling(app: Celery, name: str) -> str:
 
 def _given_names(app: Celery) -> dict[str, str]:
     """The lowkiq settings that an app gives: how each is written, by its name without prefix."""
-    namespace = (getattr(app, "namespace", None) or "").lower()
+    # Without a namespace, Celery's own settings of old begin with CELERY_, and ours would have no effect.
+    namespace = (getattr(app, "namespace", None) or "celery").lower()
     found = {}
     for written in (str(key) for mapping in (app.conf.maps or ()) for key in mapping):
-        name = written.lower()
-        if namespace:
-            name = name.removeprefix(f"{namespace}_")
+        name = written.lower().removeprefix(f"{namespace}_")
         if name.startswith(PREFIX):
             found[name.removeprefix(PREFIX)] = written
     return found
