@@ -17,6 +17,12 @@ from celery_lowkiq import Again, BusinessFailure, ById, JobsFailed, ordered_task
 
 #: What a run notes of its request.
 HEADERS = ("tenant", "shadow", "parent_id", "root_id", "stamps")
+#: What a call may say of itself.
+SEEN = (
+    *("shadow", "expires", "root_id", "parent_id", "group", "group_index", "timelimit", "ignore_result"),
+    *("headers", "stamps", "stamped_headers", "replaced_task_nesting", "argsrepr", "kwargsrepr", "chain"),
+    *("callbacks", "errbacks", "chord", "correlation_id", "retries"),
+)
 #: Where tasks write. A task that runs in the tests' own process writes nothing.
 HERE = Path(os.environ["PROJ_DIRECTORY"]) if "PROJ_DIRECTORY" in os.environ else None
 #: Of calls of "short", in s: a busy machine starts a run sooner.
@@ -82,6 +88,16 @@ def act(self: Any, what: dict[str, Any]) -> Any:
     if "replace" in what:
         return self.replace(self.app.signature("add", args=(what["replace"], 1)))
     return what.get("return")
+
+
+def shown_request(task: Any) -> dict[str, Any]:
+    """What a task sees of its call, whatever the id of that is."""
+    request = task.request
+    # Where there is nothing to see, Celery has None or an empty value.
+    found = {name: getattr(request, name) or None for name in SEEN}
+    text = json.dumps(found, default=str)
+    shown: dict[str, Any] = json.loads(text.replace(request.id, "<its id>"))
+    return shown
 
 
 class Order(BaseModel):
@@ -194,6 +210,18 @@ def make_app(url: str, **settings: Any) -> Celery:
     ordered_task(**{**in_place, "retry_in": 600}, name="newest", latest=True)(save)
     ordered_task(**in_place, name="equal", merge="max")(save)
     ordered_task(**{**in_place, "by": "order.id", "bind": False}, name="path", pydantic=True)(save_order)
+
+    def look(self: Any, job_id: Any, what: Any = None, **more: Any) -> str:
+        note("look", id=job_id, what=what, more=more, request=shown_request(self))
+        return json.dumps([what, more])
+
+    app.task(shared=False, bind=True, name="look")(look)
+    ordered_task(**ordered, name="look in place", queue_name="look-in-place", by="job_id")(look)
+
+    @ordered_task(**ordered, name="look at batch", queue_name="look-at-batch")
+    def look_at_batch(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:
+        ((job_id, (what,)),) = payloads_by_id.items()
+        note("look", id=job_id, what=what, more={}, request=shown_request(self))
 
     @app.task(shared=False, name="add")
     def add(x: Any, y: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from uuid import uuid4
 
 import pytest
@@ -54,6 +56,38 @@ def test_each_call_runs_alone_in_order_with_its_own_id(features, save, job_id, g
         [],
         {"order_id": job_id, "what": "hold", "label": "x"},
     )
+
+
+ORDER = {"name": "n", "age": 7, "city": {"zip": 1, "area": 2}}
+
+
+@pytest.mark.parametrize("form", ["look", "look in place"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_arguments_keep_the_order_of_their_keys(features, new_id, form, linked):
+    """As those of a plain task, also where they wait in the record of another call."""
+    look = features.app.tasks[form]
+    if linked:
+        called = chain(features.app.tasks["save"].si(new_id()), look.si(new_id(), ORDER, z=1, a=2))()
+    else:
+        called = look.delay(new_id(), ORDER, z=1, a=2)
+    assert called.get(WAIT) == json.dumps([ORDER, {"z": 1, "a": 2}])
+
+
+@pytest.mark.parametrize("way", ["first", "behind a job that is due"])
+@pytest.mark.parametrize("form", ["save", "work"])
+def test_a_countdown_does_not_count_on_the_clock_of_the_caller(
+    features, monkeypatch, job_id, gate, form, way
+):
+    """That of Redis decides, also for a call that meets a job which is due."""
+    task, clock = features.app.tasks[form], time.time
+    if way != "first":
+        waiting_behind(features, task, job_id, gate)
+        task.delay(job_id, "due")
+    with monkeypatch.context() as caller:
+        caller.setattr(time, "time", lambda: clock() + 3600)
+        late = task.apply_async((job_id, "late"), countdown=0.1)
+    features.open(gate)
+    assert late.get(WAIT)[:2] in ([job_id, "late"], [job_id, ["late"]], [job_id, ["due", "late"]])
 
 
 def test_a_call_that_fails_stops_those_behind_it(features, save, job_id, gate):

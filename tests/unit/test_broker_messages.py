@@ -166,18 +166,27 @@ def test_whoever_waits_for_a_call_that_is_wrong_is_told(handler, store, told, ar
     assert request.errbacks == [{"task": "mourn"}]
 
 
-@pytest.mark.parametrize("limits, word", [([9, None], "time_limit=9"), ([None, 8.5], "soft_time_limit=8.5")])
 @pytest.mark.parametrize("protocol", [1, 2])
-def test_a_call_that_asks_for_what_it_cannot_have_is_refused(handler, store, told, limits, word, protocol):
-    message = Message("1")
-    message.headers |= {"id": "known", "timelimit": limits}
-    if protocol == 1:
-        message.payload = {"args": ["1"], "kwargs": {}, **message.headers}
-        message.headers = {}
-    assert message.sent_to(handler) == ["reject"]
-    ((_, failure, _, _),) = told
-    assert f"{word} is invalid: expected no " in str(failure)
-    assert store.pushed == []
+def test_time_limits_that_no_run_can_keep_are_kept_for_its_request(handler, store, caplog, protocol):
+    for _ in range(2):
+        message = Message("1")
+        message.headers |= {"id": "known", "timelimit": [9, 8.5]}
+        if protocol == 1:
+            message.payload = {"args": ["1"], "kwargs": {}, **message.headers}
+            message.headers = {}
+        assert message.sent_to(handler) == ["ack"]
+    assert json.loads(store.jobs[0].record) == ["known", {"timelimit": [9, 8.5]}]
+    warned = [text.partition(" has no effect")[0] for text in caplog.messages]
+    assert warned == [f"{handler._task.name}: {limit}" for limit in ("time_limit=9", "soft_time_limit=8.5")]
+
+
+@pytest.mark.parametrize("shown, kept", [("('1', (2,))", {}), ("hidden", {"argsrepr": "hidden"})])
+def test_arguments_that_the_sender_shows_in_another_way_are_kept(handler, store, shown, kept):
+    """Their own form is none: tuples become lists on their way."""
+    message = Message("1", [2])
+    message.headers |= {"id": "known", "argsrepr": shown, "kwargsrepr": "{}", "tenant": "acme"}
+    assert message.sent_to(handler) == ["ack"]
+    assert json.loads(store.jobs[0].record) == ["known", {"tenant": "acme", **kept}]
 
 
 SCORED = {"score": 9, "perform_in": 12.5, "priority": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +14,7 @@ from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.calls.call_form import Arguments, SignatureForm
 from celery_lowkiq.integration.calls.validation import Entry
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
 
 
 @dataclass
@@ -24,6 +26,11 @@ def save(order_id, status="new", *, note=None, **more): ...
 
 
 def rest(*orders): ...
+
+
+def batch_of(data, score):
+    job = Job("1", (Payload(data, score),), 0.0)
+    return Batch(QueueSpec("q"), Lease(ShardRef("q", 0), "node", 1), 1, (job,), threading.Event())
 
 
 def id_of(function, by, *args, bound=False, **kwargs):
@@ -131,12 +138,22 @@ class TestCalls:
     def test_the_payload_says_when_it_may_run(self):
         form = SignatureForm(save, False, 0)
         assert form.timed(Entry("1", {}), 100.0).payload == {}
-        assert form.timed(Entry("1", {}, delay=5.0), 100.0).payload == {"eta": 105.0}
         assert form.timed(Entry("1", {}, perform_in=103.0), 100.0).payload == {"eta": 103.0}
-        assert form.eta_of({"1": [{"eta": 105.0}]}) == 105.0
-        assert form.eta_of({"1": []}) == 0.0
+        assert form.eta_of({"1": [{"eta": 105.0}]}, batch_of(b"", 7.0)) == 105.0
+        assert form.eta_of({"1": []}, batch_of(b"", 7.0)) == 0.0
         merging = SignatureForm(save, False, 0, merges=True)
         assert merging.timed(Entry("1", {}, delay=5.0), 100.0).payload == {}
+
+    def test_a_countdown_counts_from_the_score_that_the_push_makes(self):
+        """The clock of the caller has no part in it, unless the call has a score of its own."""
+        form = SignatureForm(save, False, 0)
+        assert form.timed(Entry("1", {}, delay=5.0), 100.0).payload == {"countdown": 5.0}
+        assert form.eta_of({"1": [{"countdown": 5.0}]}, batch_of(b"", 7.0)) == pytest.approx(12.0, abs=0.01)
+        assert form.made_due({"args": [], "kwargs": {}, "countdown": 5.0}, 100.0) == {
+            "args": [],
+            "kwargs": {},
+        }
+        assert form.timed(Entry("1", {}, score=3.0, delay=5.0), 100.0).payload == {"eta": 105.0}
 
     def test_a_run_gets_them_back(self):
         form = SignatureForm(save, False, 0)

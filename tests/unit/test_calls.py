@@ -128,6 +128,8 @@ def test_refused_scores(score):
 def test_times():
     moment = datetime(2026, 1, 1, 12)
     assert read_time("eta", 1700000000.5, UTC) == 1700000000.5
+    for text in ("2026-01-01T12:00", "2026-01-01T12:00:00Z", "2026-01-01T13:00:00+01:00"):
+        assert read_time("eta", text, UTC) == moment.replace(tzinfo=UTC).timestamp()
     assert read_time("eta", moment, UTC) == moment.replace(tzinfo=UTC).timestamp()
     assert (
         read_time("eta", moment, timezone(timedelta(hours=2)))
@@ -142,7 +144,7 @@ def test_times():
         (float("nan"), "expected a finite number"),
         (float("-inf"), "expected a finite number"),
         (-1, "seconds from 0"),
-        ("2026-01-01", "expected a number or a datetime"),
+        ("soon", "expected a number, a datetime or ISO 8601 text"),
         (1e300, "year 2286"),
         (True, "expected a number or a datetime"),
     ],

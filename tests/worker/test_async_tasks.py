@@ -274,6 +274,21 @@ def test_a_soft_time_limit(lowkiq, ordered):
     assert "in work" in dead.error
 
 
+def test_the_soft_time_limit_of_a_call(lowkiq, ordered):
+    """It replaces that of the task, and the run's request shows it."""
+
+    @ordered(bind=True, by="job_id", soft_time_limit=600)
+    async def work(self, job_id):
+        await asyncio.sleep(600 if job_id == "slow" else 0)
+        return self.request.timelimit
+
+    slow, quick = (work.apply_async((name,), soft_time_limit=0.2) for name in ("slow", "quick"))
+    lowkiq.drain()
+    error = slow.get(WAIT, propagate=False)
+    assert (type(error), error.args) == (SoftTimeLimitExceeded, (0.2,))
+    assert quick.get(WAIT) == [None, 0.2]
+
+
 @pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
 def test_a_run_is_terminated(lowkiq, lowkiq_app, ordered, merged):
     running, revoked = threading.Event(), []

@@ -242,6 +242,21 @@ def test_events_of_a_run_come_from_the_worker(app, start, ledger):
 
 
 @pytest.mark.full
+def test_a_call_has_time_limits_of_its_own(app, start, ledger):
+    """In place of those of its task: 2.5 and 1 s."""
+    start()
+    limited = app.tasks["limited"]
+    hard = limited.apply_async(("1", "gate"), time_limit=0.3)
+    with pytest.raises(TimeLimitExceeded) as raised:
+        hard.get(timeout=30)
+    assert raised.value.args == (0.3,)
+    # Without any.
+    soft = app.tasks["act"].apply_async(("2", "softly"), soft_time_limit=0.3)
+    with pytest.raises(SoftTimeLimitExceeded):
+        soft.get(timeout=30)
+
+
+@pytest.mark.full
 def test_limits_are_set_at_run_time(app, start, ledger):
     start()
     reply = command(app, "time_limit", "w0@test", task_name="act", hard=0.5)

@@ -1,6 +1,7 @@
 """Payload codec: serializes payloads to bytes and decodes them.
 
-Payloads are compared by their bytes, so JSON has one canonical form: sorted keys, no spaces, no NaN.
+Payloads that merge are compared by their bytes, so their JSON has one canonical form: sorted keys, no spaces,
+no NaN. The calls of a task with ``by=`` do not merge, and keep the order of their keys.
 JSON is stored without a prefix. Other content begins with MARK, content type and encoding, so that a reader
 decodes it by its own type, and only if the app accepts that type.
 """
@@ -57,8 +58,11 @@ _scan = scanner.make_scanner(json.JSONDecoder(parse_constant=refuse_constant))  
 class Codec:
     """Serializes payloads by one serializer, and decodes those of every accepted one."""
 
-    def __init__(self, serializer: str, accept: Collection[str] | None, max_bytes: int) -> None:
+    def __init__(
+        self, serializer: str, accept: Collection[str] | None, max_bytes: int, in_order: bool = False
+    ) -> None:
         """``accept``: content types or serializers, as in Celery's ``accept_content``; None: kombu's default.
+        ``in_order``: the keys of JSON objects keep their order.
 
         Raises ConfigurationError when the serializer is unknown, not installed, or not accepted.
         """
@@ -67,7 +71,8 @@ class Codec:
         self._max_bytes = max_bytes
         # Decided once, not for each payload.
         self._load_plain: Callable[[bytes], Any] = _load_json if self._accepts(JSON_TYPE) else _refuse_json
-        self._dump_plain: Callable[[Any], bytes] = dump_json if serializer == JSON else self._dump_other
+        dump = _dump_in_order if in_order else dump_json
+        self._dump_plain: Callable[[Any], bytes] = dump if serializer == JSON else self._dump_other
         self._check_serializer()
 
     def dump(self, payload: Any) -> bytes:
@@ -177,9 +182,10 @@ def _refuse_json(_: bytes) -> NoReturn:
 _make_encoder: Any = vars(json.encoder)["c_make_encoder"] or (
     lambda *_: lambda value, _: _encoder.encode(value)
 )
-#: Does not look for a value that contains itself, and so ends in a RecursionError.
-_write: Callable[[Any, int], Any] = _make_encoder(
-    None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", True, False, False
+#: They do not look for a value that contains itself, and so end in a RecursionError.
+_write, _write_in_order = (
+    _make_encoder(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", sort, False, False)
+    for sort in (True, False)
 )
 
 
@@ -190,6 +196,10 @@ def dump_json(payload: Any) -> bytes:
     except RecursionError:
         # Says whether the payload contains itself.
         return _encoder.encode(payload).encode("utf-8")
+
+
+def _dump_in_order(payload: Any) -> bytes:
+    return "".join(_write_in_order(payload, 0)).encode("utf-8")
 
 
 # -- signed payloads

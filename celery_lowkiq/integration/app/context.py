@@ -46,11 +46,11 @@ class AppContext:
 
     def __init__(self, app: Celery) -> None:
         self.settings: Settings = read_settings(app)
-        self.codec: Codec = Codec(
-            self.settings.serializer, app.conf.accept_content, self.settings.max_payload_bytes
-        )
+        serializer, accept = self.settings.serializer, app.conf.accept_content
+        self.codec: Codec = Codec(serializer, accept, self.settings.max_payload_bytes)
+        self.call_codec: Codec = Codec(serializer, accept, self.settings.max_payload_bytes, in_order=True)
         #: For call records: links and headers may be larger than the limit on payloads.
-        self.record_codec: Codec = Codec(self.settings.serializer, app.conf.accept_content, LARGEST_PAYLOAD)
+        self.record_codec: Codec = Codec(serializer, accept, LARGEST_PAYLOAD, in_order=True)
         self.signing: Signing = Signing(self.settings.signing, self.settings.signing_keys)
         self.pid: int = os.getpid()
         self._app = app
@@ -81,6 +81,10 @@ class AppContext:
                 self._store.push_steps.dropped = self._dropped
                 self._store.push_steps.signer = None if self.signing.mode == "off" else self.signing
             return self._store
+
+    def codec_for(self, merges: bool) -> Codec:
+        """Return what writes payloads: in one canonical form where equal ones merge."""
+        return self.codec if merges else self.call_codec
 
     def redis_parameters(self) -> dict[str, Any]:
         """Return the arguments of each connection to the store. Raises ConfigurationError."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from numbers import Real
@@ -77,19 +77,19 @@ def bulk_with_messages(
 ) -> tuple[list[NewJob], CallResults]:
     """The same, with a message of each call that Celery makes for signals and events.
 
-    Nothing is stored yet. Raises PayloadError.
+    Nothing is stored yet. Receivers may change the calls in ``entries``. Raises InvalidCall, PayloadError.
     """
     kept: list[NewJob] = []
     ids = [uuid() for _ in jobs]
     options = {"ignore_result": task.ignore_result or not results, "add_to_parent": results}
-    for task_id, entry, job in zip(ids, entries, jobs, strict=True):
+    for at, (task_id, entry, job) in enumerate(zip(ids, tuple(entries), jobs, strict=True)):
 
-        def keep(call: MessagedCall, job: NewJob = job) -> None:
-            kept.append(task.recorded_job(job, call, tracker))
+        def keep(made: Mapping[str, Any], call: MessagedCall, at: int = at, job: NewJob = job) -> None:
+            entries[at], stored = task.stored_call(entries[at], job, made, call, tracker)
+            kept.append(stored)
 
         args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
-        beyond = {**entry.beyond_message(), **({"tracker": tracker} if tracker else {})}
-        task.make_message(args, {}, task_id, keep, beyond, **options, **entry.for_message())
+        task.make_message(args, {}, task_id, entry, keep, entry.beyond_message(tracker), **options)
     return kept, CallResults(task, ids)
 
 

@@ -16,6 +16,7 @@ from celery.utils.functional import head_from_fun
 from celery.utils.saferepr import saferepr
 
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.validators import invalid, is_number
 
 from .arguments import SHOWN, as_keywords, check_arguments, header_for
@@ -29,6 +30,10 @@ ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 PYDANTIC_WRAPPER = "celery.app.base"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
+#: Of a payload with its own time: a Unix time, or how long after its score, in s.
+TIMES = ("eta", "countdown")
+#: A score that a push makes may be some us after the push, in s.
+SCORE_SLACK = 0.001
 PayloadsById = Mapping[str, Sequence[Any]]
 #: Maximum length of a batch in events and listings; Celery's own limit for arguments.
 ARGUMENTS_SHOWN = 1024
@@ -46,6 +51,8 @@ class CallForm(Protocol):
 
     #: Celery's check of the arguments of a call.
     header: Callable[..., Any]
+    #: Whether equal calls are one payload.
+    merges: bool
     #: Whether a payload may have a time of its own.
     has_times: bool
     #: Names of the arguments by position.
@@ -75,11 +82,14 @@ class CallForm(Protocol):
     def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
         """The id of the call that the payloads are; None when they do not say."""
 
-    def eta_of(self, payloads_by_id: PayloadsById) -> float:
-        """Unix time (s) before which the payloads must not run; 0: now."""
+    def eta_of(self, payloads_by_id: PayloadsById, batch: Batch) -> float:
+        """Unix time (s) before which the payloads of a batch must not run; 0: now."""
 
     def made_due(self, payload: Any, now: float) -> Any:
         """The payload without its time; None when it may run ``now`` (Unix s). Raises UndecodablePayload."""
+
+    def fits(self, payload: Any) -> bool:
+        """Whether the function takes the arguments of a payload."""
 
     def check_edit(self, job_id: str, payload: Any) -> None:
         """Raises InvalidCall unless the payload may replace one of the job."""
@@ -92,6 +102,7 @@ class CallForm(Protocol):
 class BatchForm:
     """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
 
+    merges = True
     has_times = False
     parameters: tuple[str, ...] = ()
 
@@ -151,13 +162,17 @@ class BatchForm:
         """None: a payload does not name its call."""
         return None
 
-    def eta_of(self, payloads_by_id: PayloadsById) -> float:
+    def eta_of(self, payloads_by_id: PayloadsById, batch: Batch) -> float:
         """The job was due."""
         return 0.0
 
     def made_due(self, payload: Any, now: float) -> Any:
         """The time is the job's."""
         return None
+
+    def fits(self, payload: Any) -> bool:
+        """Any payload is one of the function."""
+        return True
 
     def check_edit(self, job_id: str, payload: Any) -> None:
         """The payload need not say which id it has."""
@@ -181,7 +196,7 @@ class SignatureForm:
         parameters = list(own.parameters.values())[1 if bound else 0 :]
         self._wraps = hasattr(function, "__wrapped__") and not hasattr(function, "__signature__")
         self._signature = inspect.Signature(parameters)
-        self._merges = merges
+        self.merges: bool = merges
         self.parameters: tuple[str, ...] = tuple(self._signature.parameters)
         self.has_times: bool = not merges
         self._by = by
@@ -198,20 +213,26 @@ class SignatureForm:
         if typing:
             self.header(*args, **kwargs)
         job_id = self._find(args, kwargs)
-        if not self._merges:
+        if not self.merges:
             return job_id, {"args": args, "kwargs": kwargs, "task_id": task_id}
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return job_id, {"args": bound.args, "kwargs": bound.kwargs}
+        bound = self._bound(args, kwargs)
+        given = (args, kwargs) if bound is None else (bound.args, bound.kwargs)
+        return job_id, dict(zip(("args", "kwargs"), given, strict=True))
 
     def timed(self, entry: Entry, now: float) -> Entry:
         """A call that meets a job which is due waits for its own time, and those behind it with it. One that
         merges has the time of the job.
         """
-        if self._merges or (entry.perform_in is None and entry.delay is None):
+        if self.merges or (entry.perform_in is None and entry.delay is None):
             return entry
-        eta = entry.perform_in if entry.delay is None else now + entry.delay
-        return entry._replace(payload={**entry.payload, "eta": eta})
+        if entry.delay is None:
+            time = {"eta": entry.perform_in}
+        elif entry.score is None:
+            # Counts from the score that the push makes, which is a time of Redis's clock.
+            time = {"countdown": entry.delay}
+        else:
+            time = {"eta": now + entry.delay}
+        return entry._replace(payload={**entry.payload, **time})
 
     def of_signature(self, args: Any, kwargs: Any) -> Arguments:
         """As those of any task of Celery's."""
@@ -235,9 +256,12 @@ class SignatureForm:
         """See CallForm."""
         return _only(payloads_by_id).get("task_id")
 
-    def eta_of(self, payloads_by_id: PayloadsById) -> float:
+    def eta_of(self, payloads_by_id: PayloadsById, batch: Batch) -> float:
         """See CallForm."""
-        return float(_only(payloads_by_id).get("eta", 0.0))
+        call = _only(payloads_by_id)
+        if "countdown" in call:
+            return float(batch.jobs[0].payloads[0].score + call["countdown"]) - SCORE_SLACK
+        return float(call.get("eta", 0.0))
 
     def check(self, payload: Any) -> None:
         """See CallForm."""
@@ -246,7 +270,7 @@ class SignatureForm:
             and isinstance(payload.get("args"), (list, tuple))
             and isinstance(payload.get("kwargs"), Mapping)
             and isinstance(payload.get("task_id", ""), str)
-            and is_number(payload.get("eta", 0.0), 0, LATEST)
+            and all(is_number(payload.get(name, 0.0), 0, LATEST) for name in TIMES)
         ):
             raise UndecodablePayload(
                 f"{saferepr(payload, SHOWN)} is not a call of a task with by=: expected "
@@ -256,9 +280,9 @@ class SignatureForm:
     def made_due(self, payload: Any, now: float) -> Any:
         """See CallForm."""
         self.check(payload)
-        if payload.get("eta", 0.0) <= now:
+        if "countdown" not in payload and payload.get("eta", 0.0) <= now:
             return None
-        return {name: value for name, value in payload.items() if name != "eta"}
+        return {name: value for name, value in payload.items() if name not in TIMES}
 
     def check_edit(self, job_id: str, payload: Any) -> None:
         """The payload must be a call of this id: under another one it would run beside that id's calls."""
@@ -324,13 +348,31 @@ class SignatureForm:
                 ) from None
         return value
 
-    def _computed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
+    def fits(self, payload: Any) -> bool:
+        """See CallForm."""
+        return self._bound(payload["args"], payload["kwargs"]) is not None
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
+        """The arguments with defaults; None, which only typing=False lets pass, when they do not fit."""
         try:
-            return self._by(bound.arguments)  # type: ignore[operator]
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+        bound.apply_defaults()
+        return bound
+
+    def _loosely_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        parameters = self._signature.parameters.values()
+        defaults = {each.name: each.default for each in parameters if each.default is not EMPTY}
+        return {**defaults, **dict(zip(self.parameters, args, strict=False)), **kwargs}
+
+    def _computed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        bound = self._bound(args, kwargs)
+        named = self._loosely_bound(args, kwargs) if bound is None else bound.arguments
+        try:
+            return self._by(named)  # type: ignore[operator]
         except Exception as error:
-            shown = saferepr(bound.arguments, SHOWN)
+            shown = saferepr(named, SHOWN)
             raise InvalidCall(f"by= finds no id in {shown}: {type(error).__name__}: {error}") from error
 
     def _unknown(self, expected: str) -> ConfigurationError:

@@ -9,6 +9,8 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple, TypedDict, TypeVar
 from uuid import UUID
 
+from celery.utils.time import maybe_iso8601
+
 from celery_lowkiq.integration.app.codec import Codec
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import NewJob
@@ -64,10 +66,11 @@ class Entry(NamedTuple):
     #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
     sent: float | None = None
 
-    def beyond_message(self) -> dict[str, Any]:
-        """The arguments of the call that Celery's message does not carry."""
-        given = {"score": self.score, "perform_in": self.perform_in, "countdown": self.delay}
-        return {n: v for n, v in {**given, "priority": self.priority}.items() if v is not None}
+    def beyond_message(self, tracker: str = "", has_eta: bool = False) -> dict[str, Any]:
+        """The arguments of the call that Celery's message does not carry, by the names that callers use."""
+        given = {"score": self.score, "countdown": self.delay, "priority": self.priority}
+        given["eta" if has_eta else "perform_in"] = self.perform_in
+        return {n: v for n, v in {**given, "tracker": tracker or None}.items() if v is not None}
 
     def for_message(self) -> dict[str, Any]:
         """The options that Celery's message carries."""
@@ -95,7 +98,7 @@ def single(
         raise InvalidCall(f"countdown={countdown!r} and eta={eta!r} exclude each other: give one of them")
     delay = None if countdown is None else read_delay(countdown)
     when = None if eta is None else read_time("eta", eta, tz)
-    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay, read_priority(priority))
+    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay, clamped(priority))
 
 
 def bulk(
@@ -218,14 +221,21 @@ def read_priority(value: Any) -> int | None:
     raise InvalidCall(f"priority={_shown(value)} is invalid: expected {PRIORITIES}")
 
 
+def clamped(value: Any) -> int | None:
+    """A priority of Celery's, which other brokers have more than ten of; None: none. Raises InvalidCall."""
+    return min(max(value, MOST_URGENT), LEAST_URGENT) if is_whole(value) else read_priority(value)
+
+
 def priority_of(properties: Mapping[str, Any]) -> int | None:
-    """The priority of a message; a broker may have more than ten. None: it has none."""
+    """The priority of a message; None: it has none."""
     value = properties.get("priority")
-    return min(max(value, MOST_URGENT), LEAST_URGENT) if is_whole(value) else None
+    return clamped(value) if is_whole(value) else None
 
 
 def read_time(name: str, value: Any, tz: tzinfo | None) -> float:
-    """A Unix time in s. Raises InvalidCall."""
+    """A Unix time in s; text is a time of ISO 8601. Raises InvalidCall."""
+    if isinstance(value, str):
+        value = _moment(name, value)
     number = _timestamp(value, tz) if isinstance(value, datetime) else _real(name, value)
     if number > LATEST:
         hint = " It looks like milliseconds: divide by 1000." if number < 1000 * LATEST else ""
@@ -243,6 +253,16 @@ def read_delay(value: Any, name: str = "countdown") -> float:
     if seconds > LATEST / 10:
         raise InvalidCall(f"{name}={_shown(value)} is invalid: expected seconds, at most 30 years")
     return max(0.0, seconds)
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        moment = maybe_iso8601(text)
+    except ValueError:
+        moment = None
+    if moment is None:
+        raise InvalidCall(f"{name}={_shown(text)} is invalid: expected a number, a datetime or ISO 8601 text")
+    return moment
 
 
 def _timestamp(value: datetime, tz: tzinfo | None) -> float:

@@ -38,8 +38,11 @@ class Bodies:
         coroutines: Mapping[str, Coroutine[Any, Any, Any]],
         name: str,
         batch: Batch | None = None,
+        limit: float | None = None,
     ) -> None:
-        """``name``: that of the lane, for the log. ``batch``: None for a run outside a worker."""
+        """``name``: that of the lane, for the log. ``batch``: None for a run outside a worker. ``limit``: the
+        soft time limit of the call in s, in place of the task's.
+        """
         running = current_task.running(task)
         self.by_id: dict[str, Body] = {
             key: Body(running, coroutine, self) for key, coroutine in coroutines.items()
@@ -56,7 +59,7 @@ class Bodies:
         self.stepping: bool = False
         self._left = len(self.by_id)
         self._tasks: list[asyncio.Task[Any]] = []
-        self._limit: float | None = task.soft_time_limit
+        self.limit: float | None = limit or task.soft_time_limit
         #: Monotonic time when their time is up. A busy loop may begin them long after they were given to it.
         self._deadline = math.inf
         self._cancelled_at = 0.0
@@ -71,9 +74,9 @@ class Bodies:
         self._tasks = [loop.create_task(body) for body in self.by_id.values()]
         if self.reason is not None:
             self._cancel_tasks()
-        elif self._limit:
+        elif self.limit:
             # Called after the first step of the last one.
-            loop.call_soon(self._limit_time, self._limit)
+            loop.call_soon(self._limit_time, self.limit)
 
     def _limit_time(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds

@@ -77,7 +77,7 @@ class HoldsMixin(SigningMixin):
 
     @property
     def _codec(self) -> Codec:
-        return context_of(self._app).codec
+        return context_of(self._app).codec_for(self._form.merges)
 
     @property
     def _holds(self) -> Pausing:

@@ -310,7 +310,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         """
         name = read_id(job_id)
         self._form.check_edit(name, value)
-        new, old = self._context.codec.dump(value), self._bytes_of(payload)
+        new, old = self._codec.dump(value), self._bytes_of(payload)
         signature = self._edit_signature(name, old, new, dead=False)
         return old != new and self._actions.edit(self._at_rest(), name, old, new, signature)
 

@@ -99,7 +99,7 @@ class SigningMixin:
             with suppress(UndecodablePayload):
                 due = self._form.made_due(self._gate.load(job.id, payload), now)
                 if due is not None:
-                    new = context.codec.dump(due)
+                    new = context.codec_for(self._form.merges).dump(due)
                     signature = self._renewed(queue, job.id, payload, new)
                     Actions(context.store).edit(queue, job.id, payload.data, new, signature, keep_calls=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 from celery import platforms
 from celery.worker import state
 
-from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.records.call_record import CallRecord, limits_of
 from celery_lowkiq.integration.runs.decisions import RunRules
 from celery_lowkiq.integration.runs.decode import decode_plain, is_small
 from celery_lowkiq.integration.runs.plain_call import only_call
@@ -48,6 +48,11 @@ class ProcessRun:
         #: Celery's id of the run.
         self.id: str = self._call.id if self._call else self._own_id()
         batch.run_id = self.id
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """The hard and the soft time limit of its call in s; None: those of its task."""
+        return limits_of(self._call)
 
     def _own_id(self) -> str:
         form = self.task.call_form

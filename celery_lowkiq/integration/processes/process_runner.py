@@ -229,8 +229,9 @@ class ProcessRunner:
     def _wait(self, run: ProcessRun, process: LaneProcess) -> tuple[Any, ...]:
         """Return the answer of the child. Raises ProcessDied, TimeLimitExceeded."""
         task, worker, batch = run.task, self._consumer.controller, run.batch
-        hard = task.time_limit or worker.time_limit
-        soft = task.soft_time_limit or worker.soft_time_limit
+        hard, soft = run.limits
+        hard = hard or task.time_limit or worker.time_limit
+        soft = soft or task.soft_time_limit or worker.soft_time_limit
         was_lost = batch.lost.is_set()
         while True:
             answer = process.receive()

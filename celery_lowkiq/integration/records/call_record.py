@@ -49,6 +49,7 @@ PLACE = frozenset({"root_id", "parent_id", "group", "group_index", "ignore_resul
 #: Where a record that cannot be read names its call and its tracker.
 _CALL = re.compile(rb'\[("(?:[^"\\]|\\.){1,1024}")')
 _TRACKER = re.compile(rb',"([0-9a-f]{32})"\]$')
+NOTHING: Mapping[str, Any] = {}
 _KINDS: dict[str, type] = {"id": str, "headers": Mapping, "embed": Mapping, "tracker": str}
 
 
@@ -125,10 +126,18 @@ def make_record(
     properties: Mapping[str, Any],
     track: bool,
     tracker: str = "",
+    shown: Mapping[str, str] = NOTHING,
 ) -> CallRecord | None:
-    """The record of the call in a message; None when nothing will need it."""
+    """The record of the call in a message; None when nothing will need it.
+
+    ``shown``: the texts that events and logs are to show in place of its arguments.
+    """
     stored = stores_error(task, headers.get("ignore_result"))
     kept = {name: value for name, value in headers.items() if _is_kept(name, value)}
+    kept.update(shown)
+    limits = list(headers.get("timelimit") or ())
+    if limits not in ([], [None, None], [task.time_limit, task.soft_time_limit]):
+        kept["timelimit"] = limits
     if headers.get("root_id") not in (None, headers["id"]):
         kept["root_id"] = headers["root_id"]
     ignored = bool(kept.pop("ignore_result", False))
@@ -150,6 +159,12 @@ def make_record(
 def _is_kept(name: str, value: Any) -> bool:
     """Whether to keep a header: a user's own always, one of Celery's if it has a value."""
     return name not in NOT_KEPT and (bool(value) or not hasattr(Context, name))
+
+
+def limits_of(call: Any) -> tuple[float | None, float | None]:
+    """The hard and the soft time limit in s that the call of a run asks for; None: those of its task."""
+    hard, soft = getattr(call, "headers", NOTHING).get("timelimit") or (None, None)
+    return hard, soft
 
 
 def stores_result(task: Any, ignore_result: bool | None = None) -> bool:

@@ -62,7 +62,7 @@ class PlainRuns:
         rules, form = self._rules, self._task.call_form
         call = plain_call(batch, rules)
         payloads_by_id = decode_plain(batch, rules.gate, form.check, call is not None)
-        if payloads_by_id is None or form.eta_of(payloads_by_id) > batch.claimed_at:
+        if payloads_by_id is None or form.eta_of(payloads_by_id, batch) > batch.claimed_at:
             return None
         task_id = form.task_id_of(payloads_by_id) if call is None else call.record.id
         if task_id is not None and task_id in state.revoked:

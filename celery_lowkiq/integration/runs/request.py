@@ -21,7 +21,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
 from celery_lowkiq.integration.calls.masking import covered_positions, masked_arguments, payload_secrets
 from celery_lowkiq.integration.loops.bodies import Cancelled
-from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.records.call_record import NOT_KEPT, CallRecord
 from celery_lowkiq.rules.loggers import package_logger as logger
 
 from .decode import is_small
@@ -294,7 +294,8 @@ def _headers(
 def _users(headers: Mapping[str, Any]) -> dict[str, Any]:
     """The user's own headers of a call, for ``request.headers``. Tools such as Sentry send them as one."""
     given = headers.get("headers")
-    return dict(given or {name: value for name, value in headers.items() if not hasattr(Context, name)})
+    own = (name for name in headers if not (hasattr(Context, name) or name in NOT_KEPT))
+    return dict(given or {name: headers[name] for name in own})
 
 
 def _properties(headers: dict[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class CeleryRunner:
         rules = self._rules[batch.queue.name]
         decoded = rules.decode(batch)
         revoked = _revoked_call(rules, batch, decoded)
-        wait = rules.task.call_form.eta_of(decoded.payloads_by_id) - batch.claimed_at
+        wait = rules.task.call_form.eta_of(decoded.payloads_by_id, batch) - batch.claimed_at
         if wait > 0 and revoked is None:
             # A job with `by=` has the time of its first call; this one asked for a later time.
             return return_batch(batch, wait)

@@ -17,6 +17,7 @@ from celery_lowkiq.integration.loops.bodies import Bodies, Cancelled
 from celery_lowkiq.integration.loops.context_stack import ContextStack
 from celery_lowkiq.integration.loops.event_loop import NoLoop
 from celery_lowkiq.integration.loops.loops import run_alone
+from celery_lowkiq.integration.records.call_record import limits_of
 
 from .base_exceptions import ENDS_WORKER, as_failure
 from .decisions import RETURN_DELAY
@@ -124,7 +125,7 @@ def _run(
             bodies = Bodies(task, coroutines, name)
             run_alone(context_of(task._get_app()).settings, bodies)
         else:
-            bodies = Bodies(task, coroutines, name, run.batch)
+            bodies = Bodies(task, coroutines, name, run.batch, limits_of(run.call)[1])
             run.rules.loops.run(bodies)
     except NoLoop as error:
         raise Again(after=RETURN_DELAY) from error
@@ -137,17 +138,18 @@ def _run(
         if body.error is None:
             values[key] = body.value
         else:
-            errors[key] = _meaning(body.error, bodies.reason, task)
+            errors[key] = _meaning(body.error, bodies)
     return values, errors
 
 
-def _meaning(error: BaseException, reason: Cancelled | None, task: Any) -> BaseException:
+def _meaning(error: BaseException, bodies: Bodies) -> BaseException:
     """The error of a body; if it was cancelled and obeyed, what that means for its run."""
+    reason = bodies.reason
     if reason is None or not isinstance(error, asyncio.CancelledError):
         return error
     meaning: Exception
     if reason is Cancelled.TIMEOUT:
-        meaning = SoftTimeLimitExceeded(task.soft_time_limit)
+        meaning = SoftTimeLimitExceeded(bodies.limit)
     elif reason is Cancelled.REVOKED:
         meaning = RunRevoked("terminated")
     else:

@@ -23,6 +23,8 @@ from .call_mixin import CallMixin
 
 T = TypeVar("T")
 TrackerOrId: TypeAlias = Tracker | str | None
+#: A test may patch ``delay`` on Celery's class.
+_OURS = {name: getattr(CallMixin, name) for name in ("delay", "apply_async", "perform_async")}
 
 
 class AsyncCallMixin(CallMixin[R]):
@@ -83,7 +85,7 @@ class AsyncCallMixin(CallMixin[R]):
     def _has_own(self, method: str) -> bool:
         """Whether a class of the user's, or a test, has put its own method in place of ours."""
         found = getattr(self, method)
-        return getattr(found, "__func__", found) is not getattr(CallMixin, method)
+        return getattr(found, "__func__", found) is not _OURS[method]
 
     async def _make_call_async(self, request: CallRequest[T]) -> T:
         """Do what is left of a checked call. Raises StoreError."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from datetime import datetime
 from typing import Any
 
 from kombu.exceptions import KombuError
@@ -13,6 +12,7 @@ from kombu.utils.uuid import uuid
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.arguments import check_arguments
 from celery_lowkiq.integration.calls.message import MessagedCall, read_call, read_header
+from celery_lowkiq.integration.calls.published import shown_by_sender
 from celery_lowkiq.integration.calls.validation import Entry, priority_of
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import fail
@@ -27,7 +27,7 @@ from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.store.inspect.queries import Queries
 
-from .unsupported import check_message
+from .call_options import LIMITS, check_message, warn_of_limits
 
 #: Delay in s before a message is tried again, while the store is unreachable or the queue is full.
 RETRY_DELAY = 1.0
@@ -98,22 +98,24 @@ class BrokerMessageHandler:
 
     def _push(self, call: MessagedCall, priority: int | None) -> None:
         context = context_of(self._task.app)
-        limits = self._task.time_limit, self._task.soft_time_limit
-        check_message(self._task.name, call.headers, call.properties, limits)
+        check_message(self._task.name, call.properties)
         check_arguments(call.args, call.kwargs)
-        job = self._entry(call, priority, context.settings.message_score).job(context.codec)
+        codec = context.codec_for(self._task.call_form.merges)
+        job = self._entry(call, priority, context.settings.message_score).job(codec)
         if call.headers.get("id"):
-            job = job._replace(record=self._task.record_of(call))
+            warn_of_limits(self._task, dict(zip(LIMITS, call.headers.get("timelimit") or (), strict=False)))
+            job = job._replace(record=self._task.record_of(call, "", shown_by_sender(self._task, call)))
         context.store.push(self._task.queue_spec, [job])
 
     def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
         """Raises InvalidCall, and TypeError for wrong arguments."""
         task, header = self._task, read_header(call.headers, self._task.app.timezone)
-        eta = None if call.headers.get("eta") is None else _moment(call.headers["eta"])
         # A virtual transport gives a priority to each message.
         priority = priority if header.priority is None else None
         task_id = str(call.headers.get("id") or uuid())
-        entry: Entry = task.entry_of(call.args, call.kwargs, task_id, header, eta=eta, priority=priority)
+        entry: Entry = task.entry_of(
+            call.args, call.kwargs, task_id, header, eta=call.headers.get("eta"), priority=priority
+        )
         if message_score == "arrival" or entry.score is not None:
             return entry
         if task.queue_spec.policies.drop_stale is not None:
@@ -180,8 +182,3 @@ def _priority(message: Any) -> int | None:
     """The priority of a message; virtual transports have it as delivery information, with 0 as default."""
     places = (getattr(message, "properties", None), getattr(message, "delivery_info", None))
     return next((found for each in places if each and (found := priority_of(each))), None)
-
-
-def _moment(eta: Any) -> Any:
-    """The time in Celery's header, which is text; Python 3.10 cannot parse a Z."""
-    return datetime.fromisoformat(eta.replace("Z", "+00:00")) if isinstance(eta, str) else eta

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from uuid import UUID
 
+from celery import signals
 from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
@@ -29,6 +30,7 @@ from celery_lowkiq.integration.calls.producer import (
     as_celery_error,
     retry_intervals,
 )
+from celery_lowkiq.integration.calls.published import announced, as_published, shown_arguments
 from celery_lowkiq.integration.calls.push_request import CallRequest, PushRequest
 from celery_lowkiq.integration.calls.send_task_overrides import send_whole
 from celery_lowkiq.integration.calls.validation import (
@@ -51,7 +53,8 @@ from celery_lowkiq.rules.middleware import compose
 from celery_lowkiq.rules.models import NewJob
 
 from .base_classes import CeleryTask, R
-from .unsupported import check_call, refuse_inline
+from .call_options import take_ignored
+from .unsupported import refuse_inline
 
 T = TypeVar("T")
 
@@ -64,18 +67,20 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
     # -- one call
 
-    @overload
-    def delay(self, id: str | int | UUID, payload: Any = "") -> AsyncResult[R]: ...
+    if TYPE_CHECKING:
+        # Celery's own calls apply_async, and may be patched for all tasks.
 
-    @overload
-    def delay(self, payload: Any) -> AsyncResult[R]: ...
+        @overload
+        def delay(self, id: str | int | UUID, payload: Any = "") -> AsyncResult[R]: ...
 
-    def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
-        """Store one call: ``delay(id, payload)``, or ``delay(payload)`` of a task with ``key=``.
+        @overload
+        def delay(self, payload: Any) -> AsyncResult[R]: ...
 
-        Raises as :meth:`apply_async`.
-        """
-        return self.apply_async(args, kwargs)
+        def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+            """Store one call: ``delay(id, payload)``, or ``delay(payload)`` of a task with ``key=``.
+
+            Raises as :meth:`apply_async`.
+            """
 
     def apply_async(
         self,
@@ -127,15 +132,15 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
         context = context_of(app)
-        job = entry.job(context.codec)
+        job = entry.job(context.codec_for(self.call_form.merges))
         needs_message = options or link or link_error or shadow or tracker
         request = None if needs_message else self._push_request(context, entry, job, task_id, on_loop)
         if request is not None:
             return request
-        beyond = _beyond_message(entry, tracker, words.get("eta") is not None)
+        beyond = entry.beyond_message(tracker, words.get("eta") is not None)
         store = partial(self._store_message, entry, job, tracker)
-        options |= {**links, **entry.for_message(), "shadow": shadow}
-        return partial(self.make_message, args, kwargs, task_id, store, beyond, **options)
+        options |= {**links, "shadow": shadow}
+        return partial(self.make_message, args, kwargs, task_id, entry, store, beyond, **options)
 
     def _take_own(self, options: dict[str, Any]) -> tuple[dict[str, Any], HeaderValues, str]:
         """Take out what is not Celery's: the words of a call, the values of its header, and its tracker's id.
@@ -144,7 +149,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """
         app = self._get_app()
         words = {name: options.pop(name, None) for name in WORDS}
-        check_call(self.name, self.queue_spec.name, options)
+        take_ignored(self, options)
         return words, take_header(options, app.timezone), tracker_of(options.pop("tracker", None), app)
 
     def _push_request(
@@ -161,12 +166,15 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         result = partial(lazy_result, self, task_id)
         return PushRequest((entry,), jobs, app_retry_intervals(app), result)
 
-    def _store_message(self, entry: Entry, job: NewJob, tracker: str, call: MessagedCall) -> None:
+    def _store_message(
+        self, entry: Entry, job: NewJob, tracker: str, made: Mapping[str, Any], call: MessagedCall
+    ) -> None:
         intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
         push: Push | None = None
         if tracker:
             push = TrackedPush(context_of(self._get_app()), tracker, (call.headers["id"],), refuse=False)
-        self._publish((entry,), [self.recorded_job(job, call, tracker)], intervals, push)
+        entry, job = self.stored_call(entry, job, made, call, tracker)
+        self._publish((entry,), [job], intervals, push)
 
     def _make_call(self, request: CallRequest[T]) -> T:
         """Do what is left of a checked call. Raises StoreError."""
@@ -177,7 +185,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
 
     def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
         """With ``by=``: dump Pydantic arguments, and choose the id of the call, which its payload stores."""
-        # Celery 5.5 has none.
+        # Celery 5.5 lacks it.
         if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
             args, kwargs = dump(args, kwargs)
         return args, kwargs, str(task_id or uuid())
@@ -187,32 +195,42 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         args: Any,
         kwargs: Any,
         task_id: str | None,
-        store: Callable[[MessagedCall], None],
+        entry: Entry,
+        store: Callable[[Mapping[str, Any], MessagedCall], None],
         beyond: Mapping[str, Any],
         **options: Any,
     ) -> AsyncResult[Any]:
-        """Have Celery make and announce the message of a call, and pass it to ``store``.
+        """Have Celery make and announce the message of a call, and pass it to ``store``, with what receivers
+        may replace.
 
         ``beyond``: arguments of the call that a message does not carry. Raises InvalidCall if they would be
         lost.
         """
         app = self._get_app()
-        producer = StoreProducer(app, store)
+        options |= entry.for_message()
+        producer = StoreProducer(app, partial(store, announced(self, entry, args, kwargs, options)))
         send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
         result: AsyncResult[Any] = send_whole(app, self.name, beyond, producer, send)
         return result
 
-    def recorded_job(self, job: NewJob, call: MessagedCall, tracker: str = "") -> NewJob:
-        """The job of a call with the record and the priority that its message gives. Raises PayloadError."""
-        record = self.record_of(call, tracker)
-        return job._replace(record=record, priority=priority_of(call.properties))
+    def stored_call(
+        self, entry: Entry, job: NewJob, made: Mapping[str, Any], call: MessagedCall, tracker: str = ""
+    ) -> tuple[Entry, NewJob]:
+        """The call and its job with what its message says. Raises TypeError, InvalidCall, PayloadError."""
+        if signals.before_task_publish.receivers:
+            entry = as_published(self, entry, made, call)
+            job = entry.job(context_of(self._get_app()).codec_for(self.call_form.merges))
+        record = self.record_of(call, tracker, shown_arguments(self, made, call) if made else {})
+        return entry, job._replace(record=record, priority=priority_of(call.properties))
 
-    def record_of(self, call: MessagedCall, tracker: str = "") -> bytes | None:
-        """The record of a call; None when nothing needs one. Raises PayloadError."""
+    def record_of(self, call: MessagedCall, tracker: str, shown: Mapping[str, str]) -> bytes | None:
+        """The record of a call; None when nothing needs one. Raises PayloadError.
+
+        ``shown``: what events and logs show in place of its arguments.
+        """
         context = context_of(self._get_app())
-        record = make_record(
-            self, call.headers, call.embed, call.properties, context.settings.track_calls, tracker
-        )
+        track = context.settings.track_calls
+        record = make_record(self, call.headers, call.embed, call.properties, track, tracker, shown)
         return None if record is None else record.dump(context.record_codec)
 
     def entry_of(
@@ -379,11 +397,3 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """Run the function in this process on a whole batch."""
         result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
         return result
-
-
-def _beyond_message(entry: Entry, tracker: str, has_eta: bool) -> dict[str, Any]:
-    """The arguments of a call that Celery's message does not carry, by the names that the caller used."""
-    beyond = entry.beyond_message() | ({"tracker": tracker} if tracker else {})
-    if has_eta:
-        beyond["eta"] = beyond.pop("perform_in")
-    return beyond

@@ -28,7 +28,8 @@ from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.worker.forks import staying
 
 from .base_classes import CeleryTask, R
-from .unsupported import REFUSED_AT_A_CALL, check_caller, check_retry
+from .call_options import IGNORED_AT_A_CALL, REFUSED_AT_A_CALL
+from .unsupported import check_caller, check_retry
 
 
 class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
@@ -156,9 +157,8 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         """As Celery's. The retry of a plain run goes to the store when the task is an ordered one by then."""
         signature = super().signature_from_request(*args, **options)
         if self.by is not None and not self.is_plain:
-            for name in REFUSED_AT_A_CALL:
+            for name in (*IGNORED_AT_A_CALL, *REFUSED_AT_A_CALL):
                 signature.options.pop(name, None)
-            signature.options.pop("queue", None)
         return signature
 
     def replace(self, sig: Any) -> Any:

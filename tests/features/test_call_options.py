@@ -1,0 +1,135 @@
+"""Options of a call, and changes of its message, mean what they mean for a plain task."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery import chain, group, signals, signature
+from celery.beat import ScheduleEntry, Scheduler
+from celery.schedules import schedule
+
+#: A plain task, one with ``by=``, and one that gets payloads by id.
+FORMS = ("look", "look in place", "look at batch")
+LATER = datetime.now(timezone.utc) + timedelta(days=1)
+#: Each option whose value a run can see or that decides whether it runs; those that only route a message have
+#: tests/unit/test_call_options.py.
+OPTIONS = {
+    "shadow": "in Flower",
+    "countdown": 0.01,
+    "eta": datetime.now(timezone.utc).isoformat(),
+    "expires": LATER.isoformat(),
+    "retry": False,
+    "retry_policy": {"max_retries": 1},
+    "priority": 20,
+    "queue": "celery",
+    "serializer": "json",
+    "compression": "gzip",
+    "delivery_mode": 1,
+    "mandatory": False,
+    "add_to_parent": False,
+    "headers": {"tenant": "acme"},
+    "ignore_result": True,
+    "time_limit": 50,
+    "soft_time_limit": 40.5,
+    "root_id": "root",
+    "parent_id": "parent",
+    "group_id": "group",
+    "group_index": 3,
+    "argsrepr": "(hidden)",
+    "kwargsrepr": "{hidden}",
+    "replaced_task_nesting": 2,
+    "stamped_headers": ["stamp"],
+    "reply_to": "somewhere",
+    "link": signature("add", args=(1,), immutable=False),
+    "link_error": signature("add", args=(1, 1), immutable=True),
+    "route_name": "route",
+    "app_id": "another field of a message",
+}
+UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+#: What a run of a batch shows in place of arguments.
+OF_ARGUMENTS = {"argsrepr", "kwargsrepr"}
+
+
+def are_seen_alike(features, ids, of_arguments=frozenset()):
+    """Each form of task sees the same of its call. Returns what the plain one saw."""
+    runs = [run for job_id in ids for run in features.wait_for("look", id=job_id)]
+    texts = (UUID.sub("<uuid>", json.dumps(run)).replace(run["id"], "<id>") for run in runs)
+    plain, in_place, batch = map(json.loads, texts)
+    assert in_place == plain
+    for name in of_arguments:
+        del plain["request"][name], batch["request"][name]
+    assert batch == plain
+    return plain
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_means_what_it_means_for_a_plain_task(features, new_id, option):
+    options = {option: OPTIONS[option], **({"stamp": "s"} if option == "stamped_headers" else {})}
+    ids = [new_id() for _ in FORMS]
+    for form, job_id in zip(FORMS, ids, strict=True):
+        features.app.tasks[form].apply_async((job_id, {"n": 1}), **options)
+    are_seen_alike(features, ids, OF_ARGUMENTS - {option})
+
+
+def beat(task, args):
+    entry = ScheduleEntry(
+        "nightly", task.name, schedule(5), args=args, options={"queue": "celery"}, app=task.app
+    )
+    Scheduler(task.app, lazy=True).apply_async(entry, advance=False)
+
+
+WAYS = {
+    "delay": lambda task, args: task.delay(*args),
+    "apply_async": lambda task, args: task.apply_async(args, countdown=60),
+    "send_task": lambda task, args: task.app.send_task(task.name, args, countdown=60),
+    "beat": beat,
+    "signature": lambda task, args: task.s(*args).set(countdown=60).delay(),
+    "group": lambda task, args: group([task.si(*args)], app=task.app).apply_async(countdown=60),
+    "chain": lambda task, args: chain(task.si(*args), task.app.tasks["add"].si(1, 1)).apply_async(
+        countdown=60
+    ),
+}
+CHANGED = {
+    "shadow": "in Flower",
+    "expires": LATER.isoformat(),
+    "eta": datetime.now(timezone.utc).isoformat(),
+    "root_id": "root",
+    "parent_id": "parent",
+    "group": "group",
+    "group_index": 3,
+    "timelimit": [50, 40.5],
+    "argsrepr": "(hidden)",
+    "kwargsrepr": "{hidden}",
+    "replaced_task_nesting": 2,
+    "stamped_headers": ["stamp"],
+    "stamps": {"stamp": "s"},
+    "tenant": "acme",
+    "ignore_result": True,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_receiver_changes_in_a_message_is_what_runs(features, new_id, way):
+    def change(headers, body, properties, **_):
+        args, kwargs, embed = body
+        what = kwargs["payload"] if "payload" in kwargs else args[1]
+        if what.pop("change", None):
+            what["tenant"] = "acme"
+            headers.update(CHANGED)
+            properties["priority"] = 3
+            embed["errbacks"] = [signature("add", args=(1, 1), immutable=True)]
+
+    ids = [new_id() for _ in FORMS]
+    signals.before_task_publish.connect(change)
+    try:
+        for form, job_id in zip(FORMS, ids, strict=True):
+            WAYS[way](features.app.tasks[form], (job_id, {"n": 1, "change": True}))
+    finally:
+        signals.before_task_publish.disconnect(change)
+    plain = are_seen_alike(features, ids)
+    assert plain["what"] == {"n": 1, "tenant": "acme"}
+    assert {"shadow": "in Flower", "argsrepr": "(hidden)"}.items() <= plain["request"].items()
+    assert plain["request"]["headers"]["tenant"] == "acme"
