@@ -311,8 +311,8 @@ def _its_turn(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Iterator
     yield _next(facts, waiting, owner)
     if facts.due_before:
         text = (
-            f"Before it, {owner.lane} works {shard_names(one.shard for one in facts.due_before)}: a job there "
-            f"is {duration(facts.due_before[0].seconds)} late, this one "
+            f"Before it, {owner.lane} works {shard_names(one.shard for one in facts.due_before)}: a job "
+            f"there is {duration(facts.due_before[0].seconds)} late, this one "
             f"{duration(facts.now - waiting.perform_in)}."
         )
         yield Reason("behind", text)

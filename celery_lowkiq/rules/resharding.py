@@ -377,7 +377,7 @@ class MigrationState:
 
     @property
     def left(self) -> int:
-        """Waiting jobs that are to be sorted; in a pause, also those that leave their shards after it, about."""
+        """Waiting jobs that are to be sorted; in a pause, about those that leave shards after it, too."""
         return sum(map(self.unsorted, self.progress))
 
     @property

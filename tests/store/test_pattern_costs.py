@@ -73,7 +73,8 @@ def slow_text(server: redis.Redis, pattern: str) -> Text | None:
 
 @pytest.fixture
 def server(empty_redis: EmbeddedServer) -> Iterator[redis.Redis]:
-    with redis.Redis(unix_socket_path=empty_redis.socket_path) as client:
+    # A quadratic pattern may take longer than redis-py waits by default, on a busy machine.
+    with redis.Redis(unix_socket_path=empty_redis.socket_path, socket_timeout=60) as client:
         yield client
 
 

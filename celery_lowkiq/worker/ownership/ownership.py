@@ -137,7 +137,6 @@ class Ownership:
 
     def _turn(self) -> float:
         """Do one turn; return seconds until the next one."""
-        self._overdue.check()
         self._ctx.outage.request_started()
         self._renew_at = self._ctx.clock.monotonic() + self._ctx.lease_seconds / RENEWALS_PER_LEASE
         try:
@@ -157,6 +156,7 @@ class Ownership:
             done = self._acquire() and done
             self._losses.check(self._wanted())
             self._rebalancing.level()
+            self._overdue.check()
             if not self._membership.shared:
                 self._misassignment.check()
         except StoreError as error:
