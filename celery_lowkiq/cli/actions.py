@@ -8,7 +8,7 @@ from typing import Any
 import click
 from celery import Celery
 
-from celery_lowkiq.integration.operations.action_parts import FILTERS, Action, Target, Verb
+from celery_lowkiq.integration.operations.action_parts import FILTERS, Action, Target, Verb, filter_names
 from celery_lowkiq.integration.operations.actions import VERBS
 from celery_lowkiq.integration.operations.audit import Change
 from celery_lowkiq.integration.operations.inspector import Inspector
@@ -112,20 +112,20 @@ def _chosen(actions: list[Action], ids: tuple[str, ...], given: Mapping[str, Any
             return one
     filters = {one.name for one in FILTERS}
     if names & {one.name for action in actions for one in action.optional} and not names & filters:
-        raise click.UsageError("--rate and --limit go with --error, --failure or --since")
+        raise click.UsageError(f"--rate and --limit go with {filter_names('--', 'or')}")
     raise click.UsageError(f"expected one of: {', '.join(map(_usage, actions))}")
 
 
 def _usage(action: Action) -> str:
     words = [f"--{name}" for name in action.all_options]
     words += [f"--{one.name} N" for one in action.takes if one not in action.optional]
-    words += ["--error (or --failure, --since)"] if action.optional else []
+    words += [f"--error (or {', '.join(f'--{one.name}' for one in FILTERS[1:])})"] if action.optional else []
     return " ".join([*words, *(["IDS"] if action.scope.ids else [])]) or "QUEUE alone"
 
 
 def _preview(action: Action, queue: OrderedQueue, values: Mapping[str, Any]) -> None:
     if not (action.optional and action.plan):
-        raise click.UsageError("--dry-run goes with --error, --failure or --since")
+        raise click.UsageError(f"--dry-run goes with {filter_names('--', 'or')}")
     click.echo(action.plan(queue, action.target(queue, (), values)))
 
 

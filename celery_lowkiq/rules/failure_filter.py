@@ -19,12 +19,15 @@ class FailureFilter:
 
     ``error``: pattern of the line of its error, in which ``*`` is any text and ``?`` any character; without
     them also just the type. ``failure``: fingerprint of its group. ``since``: it failed at or after this
-    Unix time (s).
+    Unix time (s). ``prefix``, ``state`` and ``age``: as listings have them; the store matches these.
     """
 
     error: str = ""
     failure: str = ""
     since: float | None = None
+    prefix: str = ""
+    state: str = ""
+    age: str = ""
 
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:

@@ -99,11 +99,15 @@ class Try:
 
 @dataclass(frozen=True)
 class FailedJob:
-    """A failing or dead job without its payloads: when it failed last (Unix s; 0: unknown), and its error."""
+    """A failing or dead job without its payloads: when it failed last (Unix s; 0: unknown), and its error.
+
+    ``fits``: whether the listing has it that was asked for.
+    """
 
     id: str
     at: float
     error: bytes
+    fits: bool = True
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,8 @@ def asker(request: Request) -> tuple[str, str]:
 
 
 async def change(request: Request) -> Response:
-    """Form handler: asks before a dangerous action, and returns to the page with the form, also with the
-    error of an invalid one.
+    """Form handler: asks before an action that is dangerous, or on all jobs, and returns to the page with the
+    form, also with the error of an invalid one.
     """
     form = await form_of(request)
     check_token(request, form.text("token", ""))
@@ -92,7 +92,7 @@ def _change(request: Request, form: Params) -> Response:
     if action.optional:
         target = action.target(queue, target.ids, target.values)
     missing = [one for one in action.parameters if one.name not in target.values]
-    if missing or ((action.dangerous or action.optional) and not form.flag("confirmed")):
+    if missing or (action.asks and not form.flag("confirmed")):
         return page(
             request,
             "confirm.html",

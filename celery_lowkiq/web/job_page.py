@@ -80,6 +80,7 @@ def job_page(
         places=places,
         why=why,
         tries=tries,
+        moving=shown.migration_if_there() is not None,
         timeline=timeline_of(why.facts, tries, changes or ()),
         changes_unknown=changes is None,
         paused=why.facts.id_paused,

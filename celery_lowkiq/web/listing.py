@@ -95,10 +95,19 @@ class ListingQuery:
         return {"state": self.state, "age": self.age, "failure": self.failure}
 
     @property
+    def narrows(self) -> bool:
+        """Whether the listing leaves jobs out."""
+        return any(self.filters.values()) or bool(self.prefix) or self.has_range
+
+    @property
+    def has_range(self) -> bool:
+        """Whether it is between two values of the sort, which no action takes."""
+        return (self.minimum, self.maximum) != (None, None)
+
+    @property
     def is_sorted(self) -> bool:
         """Whether the order or the range was chosen."""
-        bounds = self.minimum, self.maximum
-        return self.by != self.sorts[0] or self.reverse or bounds != (None, None)
+        return self.by != self.sorts[0] or self.reverse or self.has_range
 
     @property
     def is_filtered(self) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from celery_lowkiq.integration.operations.action_parts import FILTERS
-from celery_lowkiq.integration.operations.actions import ACTIONS, offered
+from celery_lowkiq.integration.operations.action_parts import FILTERS, Action
+from celery_lowkiq.integration.operations.actions import ACTIONS, offered, offered_for_matches
 from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.inspector import FoundId, Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
@@ -133,8 +133,17 @@ def queue(request: Request) -> Response:
         **_past(inspector, shown.name, span, now),
         actions=ACTIONS,
         offered=offered,
+        for_all=_for_all(listed, shown, search),
+        moving=migration is not None,
         bytes_text=bytes_text,
     )
+
+
+def _for_all(listed: str, shown: OrderedQueue, search: ListingQuery | None) -> list[Action]:
+    """The actions on all jobs of a listing, or on all that its filters match: on none but these."""
+    if search is None or not search.narrows:
+        return [one for one in offered(listed, shown, ids=False) if not one.takes]
+    return [] if search.has_range else offered_for_matches(listed, shown)
 
 
 def _listing(
@@ -194,6 +203,7 @@ def failures(request: Request) -> Response:
     return page(
         request,
         "failures.html",
+        moving=shown.migration_if_there() is not None,
         status=400 if refused else 200,
         refused=refused,
         queue=shown,
@@ -203,7 +213,7 @@ def failures(request: Request) -> Response:
             listed: shown.matching(wanted, dead=listed == "morgue")
             for listed in (MATCHED if searched else ())
         },
-        verbs=[one for one in ACTIONS.values() if one.optional],
+        offered_for_matches=offered_for_matches,
     )
 
 

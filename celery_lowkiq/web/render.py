@@ -104,6 +104,7 @@ def page(
         meanings=TERMS,
         plain_text=formatting.plain,
         now=now,
+        moving=values.pop("moving", False),
         user=user_of(request.scope),
         read_only=site.read_only or not user_of(request.scope).may_change,
         current=current or _current(request),

@@ -143,7 +143,7 @@ def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
     text = browser.get("/queue?queue=record").text
     assert "read-only" in text
     assert 'method="post"' not in text
-    answer = submit(browser, "run_now_all")
+    answer = submit(browser, "run_now_all", confirmed="1")
     assert answer.status_code == 403
 
 
@@ -167,7 +167,7 @@ def test_a_read_only_dashboard_changes_nothing_and_offers_nothing(app, visit):
     ],
 )
 def test_a_change_comes_from_the_dashboard_itself(browser, headers, status):
-    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all", "confirmed": "1"}
     assert browser.post("/change", data=form, headers=headers).status_code == status
 
 
@@ -178,14 +178,14 @@ def test_s3_a_proxy_that_is_trusted_says_the_scheme(app, scheme, status):
     browser = TestClient(trusting, follow_redirects=False, **LOCAL)
     browser.auth = ("ops", "secret")
     browser.headers["x-forwarded-proto"] = "https"
-    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all", "confirmed": "1"}
     headers = {"origin": f"{scheme}://localhost:5556", "cookie": f"lowkiq_token={form['token']}"}
     assert browser.post("/change", data=form, headers=headers).status_code == status
 
 
 def test_a_proxy_may_rename_the_host(visit):
     browser = visit(origins=["https://ops.example"])
-    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all", "confirmed": "1"}
     headers = {"origin": "https://ops.example", "sec-fetch-site": "same-origin"}
     assert browser.post("/change", data=form, headers=headers).status_code == 303
 
@@ -193,7 +193,7 @@ def test_a_proxy_may_rename_the_host(visit):
 @pytest.mark.parametrize("wrong", ["", "x" * 32, "ü"])
 def test_a_form_without_the_sessions_token_is_refused(browser, wrong):
     token(browser)
-    form = {"token": wrong, "queue": "record", "action": "run_now_all"}
+    form = {"token": wrong, "queue": "record", "action": "run_now_all", "confirmed": "1"}
     assert browser.post("/change", data=form, headers={"origin": ORIGIN}).status_code == 403
 
 
@@ -240,7 +240,7 @@ def test_no_cookie_is_no_token(browser, path, given):
 
 def test_a_cookie_of_another_app_hides_no_token(browser):
     """Beside one that is not in the form of RFC 6265, no cookie was found, and every form was refused."""
-    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all", "confirmed": "1"}
     cookies = f'prefs={{"a":1}}; lowkiq_token={form["token"]}'
     headers = {"origin": ORIGIN, "cookie": cookies}
     assert browser.post("/change", data=form, headers=headers).status_code == 303

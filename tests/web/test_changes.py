@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+import re
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,6 +17,7 @@ from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.scripts.client import Client
 from tests.waiting import eventually
 
+from .migrating import flipped
 from .pages import ORIGIN, hidden_fields, submit, token
 
 
@@ -26,11 +29,54 @@ def record(app):
 def test_all_waiting_jobs_are_made_due(browser, record):
     for number in range(3):
         record.apply_async((str(number), "x"), countdown=3600)
-    page = submit(browser, "run_now_all", back="/queue?queue=record")
+    page = submit(browser, "run_now_all", confirmed="1", back="/queue?queue=record")
     assert "<strong>Run all now</strong>: made due 3 waiting jobs of queue record" in page.text
     assert page.url.query == f"queue=record&did={page.url.params['did']}".encode()
     assert record.ordered_queue.jobs("perform_in", minimum=4e9).items == ()
     assert record.ordered_queue.stats().lag > 0
+
+
+@pytest.mark.parametrize(
+    "action, question",
+    [
+        ("run_now_all", "Run all now: 3 waiting jobs of queue record?"),
+        ("requeue_all", "Requeue all: 2 dead jobs of queue record?"),
+        ("resume_all_ids", "Resume all ids: 1 paused id of queue record?"),
+    ],
+)
+def test_what_changes_all_is_asked_about_with_the_count(browser, record, action, question):
+    for number in range(5):
+        record.apply_async((str(number), "x"), countdown=3600)
+    record.ordered_queue.bury(["3", "4"])
+    record.ordered_queue.pause_ids(["1"])
+    page = submit(browser, action)
+    assert question in page.text
+    assert len(record.ordered_queue.jobs("perform_in", minimum=time.time() + 60).items) == 3
+    stats = record.ordered_queue.stats()
+    assert (stats.morgue_length, stats.paused_ids) == (2, 1)
+
+
+def test_nothing_is_offered_that_a_move_refuses(browser, app, record):
+    record.apply_async(("1", {"a": 1}), countdown=3600)
+    record.apply_async(("2", {"a": 1}), countdown=3600)
+    record.ordered_queue.bury(["2"])
+    pages = [f"/queue?queue=record&list={one}" for one in ("jobs", "retries", "morgue", "shards", "paused")]
+    pages += [f"/job?queue=record&id={one}" for one in (1, 2)] + ["/failures?queue=record&error=*"]
+
+    def actions():
+        forms = (browser.get(path).text.split("</form>") for path in pages)
+        fields = [hidden_fields(form) for page in forms for form in page]
+        texts = "".join(browser.get(path).text for path in pages)
+        return {one["action"] for one in fields if "action" in one} | set(
+            re.findall(r'name="action" value="(\w+)"', texts)
+        )
+
+    assert {"run_now_all", "run_now", "bury", "requeue_all", "pause_shard", "reshard"} <= actions()
+    flipped(app, record.ordered_queue, 12)
+    assert actions() == {"pause", "pause_migration", "abort_migration"}
+    assert (
+        "is moving from 8 to 12 shards" in submit(browser, "run_now_all", confirmed="1", back=pages[0]).text
+    )
 
 
 def test_a_dangerous_action_is_asked_about_first(browser, record):
@@ -170,7 +216,7 @@ def test_a_long_action_is_watched_and_cancelled(browser, record, impatient, monk
         return 999
 
     monkeypatch.setattr(OrderedQueue, "run_now_all", slow)
-    page = submit(browser, "run_now_all")
+    page = submit(browser, "run_now_all", confirmed="1")
     operation = page.url.params["id"]
     assert "Cancel" in page.text
     assert "running" in page.text
@@ -208,14 +254,14 @@ def test_what_goes_wrong_is_reported(browser, app, monkeypatch):
 
     monkeypatch.setattr(OrderedQueue, "run_now_all", broken)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    page = submit(browser, "run_now_all")
+    page = submit(browser, "run_now_all", confirmed="1")
     assert "failed" in page.text
     assert "<b>" not in page.text
 
 
 @pytest.mark.parametrize("back", ["//evil.example", "https://evil.example", "/\\evil.example", "/\n", ""])
 def test_a_form_cannot_send_people_elsewhere(browser, back):
-    page = submit(browser, "run_now_all", back=back)
+    page = submit(browser, "run_now_all", confirmed="1", back=back)
     assert page.url.host == "localhost"
     assert page.url.path == "/"
 

@@ -87,7 +87,12 @@ def test_a_proxy_is_trusted_as_the_projects_settings_say(browser_of, django_shop
         headers = {"x-forwarded-proto": "https", "x-forwarded-host": "shop.example", "origin": origin}
         page = browser.get(f"{PREFIX}/", headers=headers)
         assert "Secure" in page.headers.get("set-cookie", "") or page.cookies["lowkiq_token"]["secure"]
-        form = {"queue": django_shop.sync_order.name, "action": "run_now_all", "back": "/nodes"}
+        form = {
+            "queue": django_shop.sync_order.name,
+            "action": "run_now_all",
+            "back": "/nodes",
+            "confirmed": "1",
+        }
         form["token"] = browser.cookies["lowkiq_token"].value
         body = urlencode(form)
         answer = browser.post(f"{PREFIX}/change", body, content_type=FORM, headers=headers)
@@ -118,7 +123,7 @@ def test_a_permission_opens_the_dashboard(browser_of, name, status):
 def test_who_may_change_something(browser_of, django_shop, name, status):
     browser = browser_of(name)
     browser.get(f"{PREFIX}/")
-    form = {"queue": django_shop.sync_order.name, "action": "run_now_all", "back": "/nodes"}
+    form = {"queue": django_shop.sync_order.name, "action": "run_now_all", "back": "/nodes", "confirmed": "1"}
     form["token"] = browser.cookies["lowkiq_token"].value
     origin = {"origin": "http://localhost:8000"}
     answer = browser.post(f"{PREFIX}/change", urlencode(form), content_type=FORM, headers=origin)

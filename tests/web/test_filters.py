@@ -13,6 +13,8 @@ from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.inspect import searching
 from celery_lowkiq.store.scripts.keys import shard_keys
 
+from .pages import hidden_fields, submit
+
 FAILURES = ("a" * 16, "b" * 16)
 
 
@@ -165,3 +167,60 @@ def test_what_was_typed_stays_beside_the_error(browser, path, message, kept):
     assert message in html.unescape(answer.text)
     assert kept in answer.text
     assert 'data-refresh="3"' not in answer.text
+
+
+def buttons(page):
+    """The actions on all of a listing, with what their forms send."""
+    part = page.text.partition('id="for-all"')[2].partition('meaning"')[0]
+    return {
+        fields["action"]: {
+            name: fields[name] for name in ("prefix", "state", "age", "failure") if name in fields
+        }
+        for fields in map(hidden_fields, part.split("</form>"))
+        if fields
+    }
+
+
+@pytest.mark.parametrize(
+    "filters, keep",
+    [
+        ({"prefix": "o-1"}, lambda n: str(n)[0] == "1"),
+        ({"state": "paused"}, lambda n: n == 8),
+        ({"state": "due", "age": ">7h"}, lambda n: n >= 8 and n != 8),
+        ({"failure": FAILURES[0], "prefix": "o-2"}, lambda n: n == 24),
+    ],
+)
+@pytest.mark.parametrize("action", ["bury_matching", "delete_matching"])
+def test_all_that_match_are_changed_and_no_others(browser, record, filters, keep, action):
+    """The buttons of a filtered listing took all: five rows were shown, and 26 jobs were buried."""
+    page = browser.get("/queue", params={"queue": "record", "list": "retries", **filters})
+    failing, matching = wanted(lambda n: n % 4 == 0), wanted(lambda n: n % 4 == 0 and keep(n))
+    assert ids_on(page.text) == matching
+    assert buttons(page) == {"bury_matching": filters, "delete_matching": filters}
+    assert f"{len(matching)} failed job" in submit(browser, action, **filters).text
+    done = submit(browser, action, confirmed="1", **filters)
+    assert f"{len(matching)} failed job" in done.text
+    left = browser.get("/queue", params={"queue": "record", "list": "retries"})
+    assert ids_on(left.text) == failing - matching
+    assert buttons(left) == {"bury_failed": {}, "delete_failed": {}}
+
+
+def test_the_dead_that_match_are_changed_and_no_others(browser, record):
+    record.ordered_queue.bury([f"o-{n}" for n in range(20)])
+    page = browser.get("/queue", params={"queue": "record", "list": "morgue", "prefix": "o-1"})
+    matching = wanted(lambda n: n < 20 and str(n)[0] == "1")
+    assert ids_on(page.text) == matching
+    assert set(buttons(page)) == {"requeue_matching", "delete_dead_matching"}
+    submit(browser, "delete_dead_matching", prefix="o-1", age="<1h", confirmed="1")
+    left = browser.get("/queue", params={"queue": "record", "list": "morgue"})
+    assert ids_on(left.text) == wanted(lambda n: n < 20) - matching
+    assert "state=&#39;due&#39; is invalid" in submit(browser, "delete_dead_matching", state="due").text
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["list=jobs&state=due", "list=jobs&prefix=o-1", "list=retries&minimum=2", "list=morgue&maximum=9"],
+)
+def test_no_button_changes_more_than_a_listing_shows(browser, record, query):
+    record.ordered_queue.bury(["o-1"])
+    assert buttons(browser.get(f"/queue?queue=record&{query}")) == {}

@@ -84,7 +84,7 @@ def test_every_link_of_every_page_stays_under_the_prefix(browser, shop):
 
 def test_a_change_works_under_the_prefix(browser, shop):
     shop.sync_order.apply_async(("43", "x"), countdown=60)
-    form = {"queue": shop.sync_order.name, "action": "run_now_all", "back": "/nodes"}
+    form = {"queue": shop.sync_order.name, "action": "run_now_all", "back": "/nodes", "confirmed": "1"}
     form["token"] = token(browser, PREFIX)
     answer = browser.post(f"{PREFIX}/change", data=form, headers={"origin": ORIGIN})
     assert answer.status_code == 303, answer.text

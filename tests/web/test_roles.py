@@ -475,6 +475,6 @@ def test_redis_without_room_for_the_log_keeps_no_change_from_happening(
 
 def test_a_form_still_needs_the_origin(staff):
     browser = staff(OLGA)
-    form = {"token": token(browser), "queue": "record", "action": "run_now_all"}
+    form = {"token": token(browser), "queue": "record", "action": "run_now_all", "confirmed": "1"}
     assert browser.post("/change", data=form, headers={"origin": ORIGIN}).status_code == 303
     assert browser.post("/change", data=form, headers={"origin": "https://evil.example"}).status_code == 403

@@ -16,7 +16,7 @@ from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.scripts.progress import Progress
 
-from .failure_selection import read_rate, read_since, read_text
+from .failure_selection import read_job_age, read_rate, read_since, read_text
 from .queue import OrderedQueue
 
 #: Maximum number of ids of one change.
@@ -75,7 +75,7 @@ MARK = Parameter("mark", str, "mark of the payload, as the job shows it")
 VALUE = Parameter("value", object, "the new payload")
 
 
-#: Parameters of actions on the jobs that match; at least one of the first three is given.
+#: Parameters of actions on the jobs that match; at least one of FILTERS is given.
 ERROR = Parameter(
     "error", str, "error of the jobs: its type, or a pattern of its line with * and ?", read_text=read_text
 )
@@ -86,9 +86,14 @@ SINCE = Parameter(
     "time since when the jobs failed: 30min, 2h, 7d ago, or a Unix time in s",
     read_text=read_since,
 )
+PREFIX = Parameter("prefix", str, "beginning of the ids of the jobs", read_text=read_text)
+STATE = Parameter("state", str, "state of the jobs: due, scheduled, paused or held", read_text=read_text)
+AGE = Parameter(
+    "age", str, "time for which the jobs are due or dead: `>2h` or `<30min`", read_text=read_job_age
+)
 LIMIT = Parameter("limit", int, "maximum number of jobs", minimum=1, maximum=10**9)
 RATE = Parameter("rate", str, "maximum rate, as 50/s or 600/m", read_text=read_rate)
-FILTERS = (ERROR, FAILURE, SINCE)
+FILTERS = (ERROR, FAILURE, SINCE, PREFIX, STATE, AGE)
 MATCHING = (*FILTERS, LIMIT, RATE)
 
 
@@ -186,6 +191,16 @@ class Action:
         return (*self.scope.parameters, *self.parameters, *self.optional)
 
     @property
+    def asks(self) -> bool:
+        """Whether pages ask before it: what is dangerous, and what changes all jobs, or all that match."""
+        return self.dangerous or bool(self.optional) or self.scope.total is not None
+
+    @property
+    def waits_for_moves(self) -> bool:
+        """Whether it is refused while the queue moves to another number of shards."""
+        return self.scope not in (QUEUE, RESHARD, MIGRATION)
+
+    @property
     def all_options(self) -> tuple[str, ...]:
         """The CLI options that choose this action among those of its verb."""
         return (self.scope.option, *self.options) if self.scope.option else self.options
@@ -211,7 +226,7 @@ class Action:
         """The checked target. Raises InvalidCall."""
         target = Target(tuple(map(read_id, ids)), values)
         if not self.suits(target.given):
-            expected = _names(self.needs) if not self.optional else "at least one of error, failure and since"
+            expected = _names(self.needs) if not self.optional else f"at least one of {filter_names()}"
             raise InvalidCall(
                 f"action={self.name!r} is invalid with {_names(target.given)}: expected {expected}"
             )
@@ -262,6 +277,12 @@ class Action:
         if not self.scope.unit:
             return f"queue {queue}"
         return f"{count_of(count, f'{self.scope.kind} {self.scope.unit}'.lstrip())} of queue {queue}"
+
+
+def filter_names(prefix: str = "", last: str = "and") -> str:
+    """Return the names of all filters in a sentence."""
+    *names, end = (f"{prefix}{one.name}" for one in FILTERS)
+    return f"{', '.join(names)} {last} {end}"
 
 
 def _names(found: set[str]) -> str:

@@ -18,6 +18,8 @@ from .action_parts import (
     DEAD_OR_HELD_IDS,
     HELD_IDS,
     IDS,
+    MATCHING_DEAD,
+    MATCHING_FAILED,
     MIGRATION,
     ONE_SHARD,
     PAUSED_IDS,
@@ -115,7 +117,8 @@ VERBS = (
         "Move dead jobs back to the queue.",
         """Move dead jobs of QUEUE back to the queue: due now, as if they had never failed.
 
-        IDS may be -: they come from stdin, one a line. With --error, --failure or --since: all that match.
+        IDS may be -: they come from stdin, one a line. With --error or another filter: all that
+        match.
         """,
         Action(
             "requeue",
@@ -381,6 +384,12 @@ def action_of(name: str) -> Action:
     if name not in ACTIONS:
         raise InvalidCall(f"action={name[:100]!r} is invalid: expected one of {', '.join(ACTIONS)}")
     return ACTIONS[name]
+
+
+def offered_for_matches(listing: str, queue: OrderedQueue) -> list[Action]:
+    """The actions that a listing of failing or dead jobs offers for all jobs that its filters match."""
+    kind = {"retries": MATCHING_FAILED, "morgue": MATCHING_DEAD}.get(listing)
+    return [one for one in ACTIONS.values() if one.scope is kind and one.fits(queue)]
 
 
 def offered(listing: str, queue: OrderedQueue, *, ids: bool) -> list[Action]:

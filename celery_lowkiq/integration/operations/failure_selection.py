@@ -11,6 +11,7 @@ from celery.utils.time import rate
 
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.failure_filter import FailureFilter, age_seconds
+from celery_lowkiq.rules.job_filter import TimeBounds, age_bounds
 from celery_lowkiq.rules.validators import invalid
 
 #: Maximum length of a filter, which is compiled.
@@ -20,14 +21,15 @@ _MOMENT = re.compile(r"\d{1,10}(\.\d{1,6})?")
 
 
 def failure_filter(values: Mapping[str, Any]) -> FailureFilter:
-    """Return the filter of ``error``, ``failure`` and ``since``, each "" or missing for any.
+    """Return the filter of the values of FILTERS, each "" or missing for any.
 
     Raises InvalidCall.
     """
     since = values.get("since") or None
     time_of = None if since is None else read_since(since)
     error = values.get("error") or ""
-    return FailureFilter(error and read_text(error), values.get("failure") or "", time_of)
+    listed = {name: values.get(name) or "" for name in ("prefix", "state", "age")}
+    return FailureFilter(error and read_text(error), values.get("failure") or "", time_of, **listed)
 
 
 def read_text(text: str) -> str:
@@ -47,6 +49,11 @@ def read_since(text: str) -> float:
     if not _MOMENT.fullmatch(text):
         raise InvalidCall(invalid("since", text, "an age such as 30min, 2h or 7d, or a Unix time in s"))
     return float(text)
+
+
+def read_job_age(text: str) -> TimeBounds:
+    """Return the bounds of an age of jobs. Raises InvalidCall."""
+    return age_bounds(text, time.time())
 
 
 def read_rate(text: str) -> float:

@@ -17,6 +17,7 @@ from celery_lowkiq.integration.app.error_text import load_error
 from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.failure_filter import FailureFilter
 from celery_lowkiq.rules.fingerprints import read_mark, text_fingerprint
+from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.text import last_error_line
 from celery_lowkiq.rules.views import FailedJob, StoredGroup
@@ -24,6 +25,8 @@ from celery_lowkiq.store.inspect.failures import PAGE, FailureReader
 from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.progress import Progress, ShardTally, Tally
+
+from .listing_options import read_listing
 
 #: Jobs that are searched for the counts of groups, of failing and of dead ones each.
 SEARCHED = 10_000
@@ -235,7 +238,9 @@ class FailuresMixin:
         self, reads: ShardReads, wanted: FailureFilter, dead: bool, limit: int | None
     ) -> Iterator[_Found]:
         """Yield at most ``limit`` jobs that may match."""
-        pages = self._reader.jobs(reads, dead=dead, since=wanted.since)
+        listed = {name: getattr(wanted, name) for name in ("prefix", "state", "age")}
+        listing = read_listing(self._app, "id", listed, DEAD_STATES if dead else WAITING_STATES)
+        pages = self._reader.jobs(reads, dead=dead, since=wanted.since, wanted=listing)
         for job in islice(chain.from_iterable(pages), limit):
             yield _Found(job, self._text_of)
 
@@ -257,7 +262,7 @@ class FailuresMixin:
 
 
 def _matches(wanted: FailureFilter, found: _Found) -> bool:
-    return wanted.matches(found.line, found.fingerprint, found.job.at)
+    return found.job.fits and wanted.matches(found.line, found.fingerprint, found.job.at)
 
 
 def _group_of(found: _Found) -> FailureGroup:

@@ -14,12 +14,16 @@ from celery_lowkiq.store.scripts.keys import failures_key, shard_keys
 from celery_lowkiq.store.scripts.records import pairs, parse_id, parse_moment
 from celery_lowkiq.store.scripts.replies import reads_replies
 
+from .merging import IndexEntry
 from .pages import Listing
+from .searching import JobSearch
 from .shard_reads import ShardReads
 
 ABOUT = b"about:"
 #: Jobs that are read together.
 PAGE = 500
+#: A listing without filters.
+ANY = Listing()
 
 
 @reads_replies
@@ -57,11 +61,12 @@ class FailureReader:
         return sum(_counts(reads, _keys(dead)[0]))
 
     def jobs(
-        self, reads: ShardReads, *, dead: bool, since: float | None = None
+        self, reads: ShardReads, *, dead: bool, since: float | None = None, wanted: Listing = ANY
     ) -> Iterator[Sequence[FailedJob]]:
         """Yield the waiting jobs that failed, or the dead ones that died from ``since`` (Unix s) until now.
 
-        They come shard by shard, in parts of at most PAGE.
+        They come shard by shard, in parts of at most PAGE, and tell whether the filters of ``wanted`` have
+        them.
         """
         index, _ = _keys(dead)
         counts = _counts(reads, index)
@@ -70,11 +75,12 @@ class FailureReader:
         for shard, count in zip(reads.shards, counts, strict=True):
             if count:
                 listing = Listing(limit=PAGE, minimum=minimum, maximum=clocks.get(shard))
-                yield from self._jobs_of(reads, shard, listing, dead)
+                yield from self._jobs_of(reads, shard, listing, JobSearch(reads, dead), wanted)
 
     def _jobs_of(
-        self, reads: ShardReads, shard: ShardRef, listing: Listing, dead: bool
+        self, reads: ShardReads, shard: ShardRef, listing: Listing, search: JobSearch, wanted: Listing
     ) -> Iterator[Sequence[FailedJob]]:
+        dead = search.dead
         index, errors = _keys(dead)
         names = (errors,) if dead else (errors, "tries")
         while found := pairs(reads.calls([shard], [listing.call(shard, index)])[0] or []):
@@ -84,8 +90,12 @@ class FailureReader:
             if None in stored:
                 return
             times = [float(score) for _, score in found] if dead else map(_last_try, stored[1])
+            entries = [IndexEntry(float(score), job_id, shard) for job_id, score in found]
+            fitting = {entry.id for entry in search.matching(entries, wanted)}
             jobs = zip(ids, times, stored[0], strict=True)
-            yield [FailedJob(parse_id(job_id), at, error or b"") for job_id, at, error in jobs]
+            yield [
+                FailedJob(parse_id(job_id), at, error or b"", job_id in fitting) for job_id, at, error in jobs
+            ]
             if len(found) < listing.limit:
                 return
             listing = replace(listing, after=dump_position(float(found[-1][1]), ids[-1]))

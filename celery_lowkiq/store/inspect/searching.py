@@ -63,9 +63,11 @@ def _needs_search(listing: Listing, indexes: Sequence[str]) -> bool:
 class JobSearch:
     """Searches waiting jobs, or with ``dead`` those of the morgue. Methods may raise StoreError."""
 
-    def __init__(self, reads: ShardReads, dead: bool, fingerprint_of: FingerprintOf) -> None:
+    def __init__(
+        self, reads: ShardReads, dead: bool, fingerprint_of: FingerprintOf = stored_fingerprint
+    ) -> None:
         self._reads = reads
-        self._dead = dead
+        self.dead = dead
         self._fingerprint_of = fingerprint_of
 
     def page(self, indexes: Sequence[str], listing: Listing) -> Matching:
@@ -85,7 +87,7 @@ class JobSearch:
         while not ended and searched < SEARCHED and len(found) < listing.limit:
             step = list(islice(entries, STEP))
             ended = len(step) < STEP or (listing.by == "id" and not _begins(step[-1], listing))
-            matching = self._matching(step, listing)[: listing.limit - len(found)]
+            matching = self.matching(step, listing)[: listing.limit - len(found)]
             found += matching
             if len(found) == listing.limit:
                 ended = ended and matching[-1] == step[-1]
@@ -95,8 +97,8 @@ class JobSearch:
         after = None if ended or last is None else dump_position(*last.position)
         return Matching(found, after, searched, sum(places.values()))
 
-    def _matching(self, entries: list[IndexEntry], listing: Listing) -> list[IndexEntry]:
-        """The entries that match, in their order."""
+    def matching(self, entries: list[IndexEntry], listing: Listing) -> list[IndexEntry]:
+        """Return the entries that match, in their order."""
         found = [one for one in entries if _begins(one, listing)] if listing.prefix else entries
         if listing.pause:
             pauses = self._fields(found, "ZMSCORE", "paused")
@@ -105,14 +107,14 @@ class JobSearch:
             since, until = _limits(listing)
             found = [one for one, at in zip(found, self._times(found), strict=True) if since <= at <= until]
         if listing.failure:
-            errors = self._fields(found, "HMGET", "dead_errors" if self._dead else "errors")
+            errors = self._fields(found, "HMGET", "dead_errors" if self.dead else "errors")
             marks = (self._fingerprint_of(error) if error else "" for error in errors)
             found = [one for one, mark in zip(found, marks, strict=True) if mark == listing.failure]
         return found
 
     def _times(self, entries: list[IndexEntry]) -> Iterator[float]:
         """When each is due, or died; a job that has gone matches nothing."""
-        indexes = ("dead",) if self._dead else WAITING_INDEXES
+        indexes = ("dead",) if self.dead else WAITING_INDEXES
         columns = [self._fields(entries, "ZMSCORE", index) for index in indexes]
         for scores in zip(*columns, strict=True):
             yield next((float(score) for score in scores if score is not None), math.nan)

@@ -18,7 +18,7 @@ from tests.browsing import chromium, complaints
 from tests.web import showcase
 from tests.web.serving import served, shop
 
-from .acting import press, reads
+from .acting import do, reads
 
 
 class Gate:
@@ -135,6 +135,6 @@ def watched(app: Celery, browser: Any, visit: Callable[[str], None], gate: Gate)
     for _ in range(60):
         app.tasks["update_stock"].apply_async((uuid4().hex, {"delta": 1}), countdown=7200)
     visit("/queue?queue=update_stock")
-    press(browser, "Run all now")
+    do(browser, "Run all now", "Run all now: ")
     reads(browser, "running")
     return browser

@@ -333,7 +333,7 @@ def test_the_dead_come_back_or_go(browser, visit, stock):
 
 def test_all_run_now_and_the_operation_is_listed(browser, visit, stock):
     visit("/queue?queue=update_stock")
-    press(browser, "Run all now")
+    do(browser, "Run all now", f"Run all now: {stock.stats().length} waiting jobs of queue update_stock?")
     reads(browser, "Run all now", ".did")
     assert stock.jobs("perform_in", minimum=time.time() + 60).items == ()
     visit("/operations")
