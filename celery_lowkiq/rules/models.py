@@ -257,6 +257,21 @@ class PayloadRemoval:
     unverified: bool = False
 
 
+class PayloadChange(NamedTuple):
+    """What a retry changes of a job's only payload, and of the call that the payload is."""
+
+    #: Position of the payload in the claimed job.
+    position: int
+    #: The new payload, with its signature; empty: as it is.
+    data: bytes = b""
+    signature: bytes = b""
+    #: The new record of the call, behind the beginning of its key; empty: the call has none.
+    head: bytes = b""
+    record: bytes = b""
+    #: Key of the call's record so far; empty: it has none.
+    key: bytes = b""
+
+
 class Failure(NamedTuple):
     """A failed run for its group: the fingerprint, and the stored description of the group."""
 
@@ -289,6 +304,10 @@ class Settlement(NamedTuple):
     failure: Failure | None = None
     #: Limits on the job's next batch, for RETRY.
     isolation: Isolation = NOT_ISOLATED
+    #: What a RETRY changes; None: nothing.
+    change: PayloadChange | None = None
+    #: Priority after a RETRY; None: that of the job.
+    priority: int | None = None
 
 
 class Flag(Protocol):

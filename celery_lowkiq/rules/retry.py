@@ -27,6 +27,17 @@ class RetryPolicy:
         return self.max_retries is not None and job.retry_count + 1 >= self.max_retries
 
 
+def is_exhausted(job: Job, policy: RetryPolicy, together: int, cause: BaseException | None) -> bool:
+    """Whether a failure of the job by ``cause`` is its last; ``together``: see :func:`after_failure`."""
+    last = isinstance(cause, policy.dont_retry) or (not job.early and policy.dies(job))
+    return last and _may_die(policy, together)
+
+
+def _may_die(policy: RetryPolicy, together: int) -> bool:
+    # Any job of a batch may have caused the failure, so none of them dies.
+    return not policy.isolate_failures or together <= 1
+
+
 def after_failure(
     job: Job,
     policy: RetryPolicy,
@@ -44,15 +55,14 @@ def after_failure(
     retry_count = job.retry_count + 1
     die = Settlement(job.id, job.claim, Disposition.DIE, retry_count, error=error, bad=bad)
     retry = die._replace(disposition=Disposition.RETRY, isolation=isolation)
-    # Any job of a batch may have caused the failure, so none of them dies.
-    may_die = not policy.isolate_failures or together <= 1
+    may_die = _may_die(policy, together)
     if job.early:
         # An early run does not count as a retry, or one call per second would exhaust them. An error that is
         # not retried at all still ends the job.
         given_up = _retry_delay(policy, job.retry_count, None, cause) is False
         early = retry._replace(retry_count=job.retry_count, perform_in=job.perform_in)
         return die if given_up and may_die else early
-    if may_die and policy.dies(job):
+    if is_exhausted(job, policy, together, cause):
         return die
     own_delay = _retry_delay(policy, retry_count, delay, cause)
     if own_delay is False:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from pydantic import BaseModel
 
 from celery_lowkiq import Again, BusinessFailure, ById, JobsFailed, ordered_task
@@ -222,6 +222,19 @@ def make_app(url: str, **settings: Any) -> Celery:
     def look_at_batch(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:
         ((job_id, (what,)),) = payloads_by_id.items()
         note("look", id=job_id, what=what, more={}, request=shown_request(self))
+
+    def step(self: Any, order_id: Any, n: int) -> int:
+        try:
+            raise self.retry(args=(order_id, n + 1), countdown=0.01)
+        except MaxRetriesExceededError:
+            return n
+
+    async def step_async(self: Any, order_id: Any, n: int) -> int:
+        return step(self, order_id, n)
+
+    ordered_task(**in_place, name="step")(step)
+    ordered_task(**in_place, name="step-in-a-process", run_in="process")(step)
+    ordered_task(**in_place, name="async-step")(step_async)
 
     @app.task(shared=False, name="add")
     def add(x: Any, y: Any) -> Any:

@@ -25,6 +25,11 @@ def test_retry(features, work, job_id, merged):
     assert first is None or first.get(WAIT) == "third time"
 
 
+@pytest.mark.parametrize("task", ["step", "step-in-a-process", "async-step"])
+def test_a_retry_carries_arguments_and_says_when_it_was_the_last(features, job_id, task):
+    assert features.app.tasks[task].delay(job_id, 1).get(WAIT) == 3
+
+
 def test_a_retried_job_keeps_its_payloads_and_merges_what_came_meanwhile(features, work, job_id, gate):
     old = work.delay(job_id, {"gate": gate, "once": f"once-{job_id}"})
     features.wait_for("held", gate=gate)

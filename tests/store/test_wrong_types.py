@@ -389,7 +389,7 @@ NOT_REACHED = {
     "push of a new id": "due_prioritized due_paused spill spill_order failed errors processing tries "
     f"arrived inflight {OF_POLICIES}",
     "claim of plain jobs": f"calls arrived inflight {OF_POLICIES}",
-    "settle of done jobs": "due_prioritized due_paused spill spill_order failed errors arrived "
+    "settle of done jobs": "due_prioritized due_paused spill spill_order failed errors arrived calls "
     f"dead_ids dead_jobs dead_spill dead_spill_order dead_errors {OF_POLICIES}",
 }
 #: Keys that are looked at only when something is amiss, and in a migration.

@@ -28,7 +28,8 @@ EMPTY = inspect.Parameter.empty
 ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 #: Where Celery wraps the function of a task with ``pydantic=True``.
 PYDANTIC_WRAPPER = "celery.app.base"
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, BY_NAME)
 
 #: Of a payload with its own time: a Unix time, or how long after its score, in s.
 TIMES = ("eta", "countdown")
@@ -93,6 +94,9 @@ class CallForm(Protocol):
 
     def check_edit(self, job_id: str, payload: Any) -> None:
         """Raises InvalidCall unless the payload may replace one of the job."""
+
+    def with_arguments(self, job_id: str, payload: Any, args: Any, kwargs: Any) -> Any:
+        """The payload with other arguments of the same id; None: its own. Raises InvalidCall."""
 
     @property
     def check(self) -> Callable[[Any], None] | None:
@@ -176,6 +180,10 @@ class BatchForm:
 
     def check_edit(self, job_id: str, payload: Any) -> None:
         """The payload need not say which id it has."""
+
+    def with_arguments(self, job_id: str, payload: Any, args: Any, kwargs: Any) -> Any:
+        """The payload is no call."""
+        return payload
 
     check = None
 
@@ -295,6 +303,18 @@ class SignatureForm:
             expected = f"{job_id!r}, the id of the job, in the arguments of the new payload"
             fix = "Delete the payload, and call the task again"
             raise InvalidCall(invalid("id", found, expected, fix))
+
+    def with_arguments(self, job_id: str, payload: Any, args: Any, kwargs: Any) -> Any:
+        """An argument that changes from keyword to position, or back, replaces the one of its name."""
+        bound = self._signature.bind_partial(*(payload["args"] if args is None else args))
+        kept = payload["kwargs"] if kwargs is None else kwargs
+        by_name = [name for name in bound.arguments if self._signature.parameters[name].kind is BY_NAME]
+        if args is None:
+            bound.arguments.update({name: kept[name] for name in by_name if name in kept})
+        left = {name: value for name, value in kept.items() if name not in by_name}
+        changed = {**payload, "args": bound.args, "kwargs": {**bound.kwargs, **left}}
+        self.check_edit(job_id, changed)
+        return changed
 
     # -- the id
 

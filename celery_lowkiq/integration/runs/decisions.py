@@ -67,6 +67,10 @@ class RunRules:
     #: Where the bodies of an ``async def`` task run.
     loops: Loops | None = None
 
+    def with_max_retries(self, max_retries: int) -> RunRules:
+        """The rules with another number of retries."""
+        return replace(self, policy=replace(self.policy, max_retries=max_retries))
+
     def decode(self, batch: Batch, dropped: Positions = NO_POSITIONS) -> DecodedBatch:
         """Decode the payloads of a batch that the task can take, except those at ``dropped`` positions."""
         return decode_batch(batch, self.gate, self.settings, dropped, self.task.call_form.check)
@@ -327,12 +331,15 @@ def _failed(
 ) -> JobDecision:
     error = cause_of(failure)
     raised = original_error(error)
-    delay, policy = None, rules.policy
-    if isinstance(failure, Retry):
-        delay = delay_of(failure)
-        policy = replace(policy, max_retries=getattr(failure, "max_retries", policy.max_retries))
+    delay, policy, asked = None, rules.policy, failure if isinstance(failure, Retry) else None
+    if asked is not None:
+        delay = delay_of(asked)
+        policy = replace(policy, max_retries=getattr(asked, "max_retries", policy.max_retries))
     text = texts.of(raised)
     settlement = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
+    if asked is not None and settlement.disposition is Disposition.RETRY:
+        change, priority = getattr(asked, "change", None), getattr(asked, "priority", None)
+        settlement = settlement._replace(change=change, priority=priority)
     return _decision(
         job, settlement._replace(try_text=try_text(text.text), failure=text.failure), error, text
     )

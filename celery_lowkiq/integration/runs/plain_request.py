@@ -26,8 +26,8 @@ T = TypeVar("T")
 NO_CALL: dict[str, Any] = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
 #: What result backends read of each request.
 READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
-#: What the tracer reads of a request when its run has succeeded; None unless the function has written it.
-READ_AFTER_SUCCESS = ("callbacks", "chain", "chord", "shadow")
+#: What is read of a request when its function has returned; None unless the function has written it.
+READ_AFTER_SUCCESS = ("callbacks", "chain", "chord", "shadow", "lowkiq_retry")
 #: A member of an enum takes longer to find than a global, and each run needs it.
 DONE = Disposition.DONE
 

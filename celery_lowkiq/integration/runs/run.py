@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.rules.retry import is_exhausted
 from celery_lowkiq.worker.forks import staying
 
 from .base_exceptions import ENDS_WORKER, as_failure, forget_tracebacks
@@ -60,6 +61,8 @@ class Run:
         #: What becomes of its jobs and calls.
         self.decision: Decision = Decision(decoded)
         self.rules: RunRules = rules
+        #: The Retry that the function has asked for without raising it.
+        self.requested: Retry | None = None
         self._result: Any = None
         #: Raised by the function: its jobs are done, and its calls get no result.
         self._ignored: Ignore | None = None
@@ -76,6 +79,18 @@ class Run:
         return payload_secrets(self.task.call_form, payloads, self.settings.redactor)
 
     # -- what happens
+
+    def gives_up(self, error: BaseException | None, max_retries: int | None) -> bool:
+        """Whether a retry for this error would end all jobs. Then ``max_retries``, None for the task's, holds
+        for whatever the function raises.
+        """
+        rules = self.rules if max_retries is None else self.rules.with_max_retries(max_retries)
+        jobs = [job.claimed for job in self.decoded.jobs_by_id.values() if job.job is not None]
+        together = 0 if self.task.per_id else len(jobs)
+        if all(is_exhausted(job, rules.policy, together, error) for job in jobs):
+            self.rules = rules
+            return True
+        return False
 
     def begin(self, task_id: str) -> None:
         """Celery starts the run under this id."""
@@ -108,6 +123,8 @@ class Run:
 
     def succeed(self, result: Any) -> Any:
         """The function has returned. Returns the result that Celery is to record."""
+        if self.requested is not None:
+            raise self.requested
         self.decided = True
         self._result = result
         return result if self.call is None else self._value(self.decoded.jobs[0].id)

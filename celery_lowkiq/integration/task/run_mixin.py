@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import Any, Generic
 
@@ -13,26 +11,23 @@ from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
 
 from celery_lowkiq.integration.calls.call_form import Arguments
-from celery_lowkiq.integration.calls.validation import read_delay, read_id, read_score, read_time
+from celery_lowkiq.integration.calls.validation import read_id, read_score
 from celery_lowkiq.integration.records.call_record import store_state
 from celery_lowkiq.integration.runs import eager
-from celery_lowkiq.integration.runs.base_exceptions import may_fail
 from celery_lowkiq.integration.runs.otel import link_calls
 from celery_lowkiq.integration.runs.outcomes import Again
-from celery_lowkiq.integration.runs.retry_policy import policy_of
 from celery_lowkiq.integration.runs.run import Run
 from celery_lowkiq.integration.runs.tracing import report
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.middleware import compose
-from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.worker.forks import staying
 
-from .base_classes import CeleryTask, R
-from .call_options import IGNORED_AT_A_CALL, REFUSED_AT_A_CALL
-from .unsupported import check_caller, check_retry
+from .base_classes import R
+from .retry_mixin import RetryMixin
+from .unsupported import check_caller
 
 
-class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
+class RunMixin(RetryMixin[R], Generic[R]):
     """Methods of Celery's task that act on a whole batch here."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
@@ -77,55 +72,6 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         middlewares, jobs = run.settings.server_middlewares, run.decoded.jobs
         return run.capture(lambda: run.succeed(compose(middlewares, self, jobs, inner)))
 
-    def retry(
-        self,
-        args: Any = None,
-        kwargs: Any = None,
-        exc: BaseException | None = None,
-        throw: bool = True,
-        eta: Any = None,
-        countdown: Any = None,
-        max_retries: Any = None,
-        **options: Any,
-    ) -> Any:
-        """Fail the batch, to run it again: all payloads go back to the queue.
-
-        Without ``countdown`` (s) or ``eta`` the delay is the task's ``retry_in``. ``max_retries`` replaces
-        the task's for this failure; ``exc`` is by default the exception that is being handled. Raises Retry;
-        outside of a run, ``exc``. Raises InvalidCall for ``throw=False``, since a run cannot succeed and be
-        repeated; for a wrong ``max_retries``; and for arguments that would change the call.
-        """
-        if self._is_plain_run():
-            given = {"args": args, "kwargs": kwargs, "exc": exc, "throw": throw, **options}
-            return self._retry_plain_run(eta=eta, countdown=countdown, max_retries=max_retries, **given)
-        if not throw:
-            raise InvalidCall("retry(throw=False) is not supported: write raise self.retry(...)")
-        check_retry({**self._changed(args, kwargs), **options})
-        if max_retries is not None and not is_whole(max_retries, 0):
-            raise InvalidCall(invalid("max_retries", max_retries, "a whole number from 0, or None"))
-        handled = sys.exc_info()[1]
-        exc = exc or (handled if handled is not None and may_fail(type(handled)) else None)
-        if self.request.called_directly:
-            raise exc or Retry("Task can be retried", None)
-        message = None if exc else "asked for by self.retry()"
-        cause: Any = exc
-        retry: Any = Retry(message, exc=cause, when=self._delay(eta, countdown))
-        if max_retries is not None:
-            retry.max_retries = max_retries
-        raise retry
-
-    def _retry_plain_run(
-        self, exc: BaseException | None, eta: Any, countdown: Any, max_retries: Any, **options: Any
-    ) -> Any:
-        if isinstance(exc, Again):
-            # autoretry_for= matched it; ``__call__`` handles it.
-            raise exc
-        if eta is None and countdown is None:
-            countdown = policy_of(self).retry_in(exc, self.request.retries)
-        if countdown is False:
-            countdown, max_retries = None, 0
-        return super().retry(exc=exc, eta=eta, countdown=countdown, max_retries=max_retries, **options)
-
     def _call_again(self, again: Again) -> Any:
         """Send the call of a plain run once more, without counting a retry, and raise Retry. Returns the
         result if ``Again`` leaves no payload.
@@ -136,30 +82,6 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             self.signature_from_request(countdown=again.after).apply_async()
         when: Any = again.after
         raise Retry(str(again), when=when) from again
-
-    def _is_plain_run(self) -> bool:
-        """Whether the current run is one of Celery's own: eager, or of a call that came by the broker."""
-        in_lane = getattr(self.request, "lowkiq_run", None) is not None
-        return self.by is not None and not (in_lane or self.request.called_directly)
-
-    def _changed(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The arguments of a retry that are not those of the call."""
-        given = {"args": args, "kwargs": kwargs}
-        run: Run | None = getattr(self.request, "lowkiq_run", None)
-        if self.by is None or run is None:
-            return given
-        # Decoded anew: the function may have changed the values of its arguments.
-        own = self.call_form.of_run(run.decode_again())
-        same = {"args": args is None or tuple(args) == own.args, "kwargs": kwargs in (None, own.kwargs)}
-        return {name: value for name, value in given.items() if not same[name]}
-
-    def signature_from_request(self, *args: Any, **options: Any) -> Any:
-        """As Celery's. The retry of a plain run goes to the store when the task is an ordered one by then."""
-        signature = super().signature_from_request(*args, **options)
-        if self.by is not None and not self.is_plain:
-            for name in (*IGNORED_AT_A_CALL, *REFUSED_AT_A_CALL):
-                signature.options.pop(name, None)
-        return signature
 
     def replace(self, sig: Any) -> Any:
         """Run a signature in place of this task. It takes over the task's id, links, chain and chord.
@@ -196,15 +118,6 @@ class RunMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         if run is not None and run.tracked is not None:
             masked = run.settings.redactor.text(text, run.secrets) if text else ""
             run.tracked.progress(masked, *numbers)
-
-    def _delay(self, eta: Any, countdown: Any) -> Any:
-        if countdown is not None:
-            return read_delay(countdown)
-        if eta is None:
-            return None
-        app = self._get_app()
-        now: datetime = app.now()
-        return max(0.0, read_time("eta", eta, app.timezone) - now.timestamp())
 
 
 def read_progress(

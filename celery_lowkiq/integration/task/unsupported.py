@@ -31,8 +31,6 @@ REFUSED = {
 }
 #: Refused only of a function that gets payloads by id.
 _OF_PLAIN_TASKS = ("pydantic", "default_retry_delay")
-#: Arguments of ``self.retry``: the lane puts the payloads back as they are, in the same queue.
-_RETRY = ("exc", "countdown", "eta", "max_retries", "throw")
 #: Tasks of Celery that call another task for each item.
 _INLINE = {"celery.map": "map", "celery.starmap": "starmap"}
 
@@ -46,22 +44,6 @@ def check_celery_options(options: Mapping[str, Any], keeps_signature: bool = Fal
         fix = "Give autoretry_for=, or compute the delay in retry_in="
         expected = "autoretry_for= beside it, without which it has no effect"
         raise ConfigurationError(invalid("retry_backoff", options["retry_backoff"], expected, fix))
-    kwargs = options.get("retry_kwargs") or ()
-    if any(name not in _RETRY for name in kwargs):
-        raise ConfigurationError(invalid("retry_kwargs", kwargs, *_OF_A_RETRY))
-
-
-_OF_A_RETRY = (
-    f"only {', '.join(_RETRY[:-1])} for a retry, since the job goes back unchanged to the same queue",
-    "Make other work a call of its own",
-)
-
-
-def check_retry(options: Mapping[str, Any]) -> None:
-    """Raises InvalidCall for the first argument of ``self.retry`` that would change the call."""
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidCall(invalid(name, value, *_OF_A_RETRY))
 
 
 def check_caller(task: str, caller: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from celery_lowkiq.rules.claims import SENT_AGAIN, Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.loggers import store_logger as logger
-from celery_lowkiq.rules.models import Disposition, Job, Lease, Settlement, ShardRef
+from celery_lowkiq.rules.models import Disposition, Job, Lease, PayloadChange, Settlement, ShardRef
 from celery_lowkiq.rules.priorities import turn
 from celery_lowkiq.store.scripts.keys import announcement, shard_keys
 from celery_lowkiq.store.scripts.records import (
@@ -212,6 +212,17 @@ def _settlement_values(settlement: Settlement) -> Iterator[Value]:
     when = (
         f"@{number_text(settlement.perform_in)}" if settlement.perform_in else number_text(settlement.delay)
     )
-    yield from (when, settlement.error, settlement.try_text, len(settlement.bad))
+    if settlement.priority is not None:
+        when = f"{when} {settlement.priority}"
+    changes = 0 if settlement.change is None else 1
+    yield from (when, settlement.error, settlement.try_text, len(settlement.bad) + changes)
+    if settlement.change is not None:
+        yield from _change_values(settlement.change)
     for bad in settlement.bad:
         yield from (-1 - bad.position, bad.gone.value) if bad.error is None else (bad.position, bad.error)
+
+
+def _change_values(change: PayloadChange) -> tuple[Value, ...]:
+    parts = (change.signature, change.key, change.head, change.record)
+    lengths = " ".join(str(len(part)) for part in parts)
+    return -1 - change.position, b"=%b %b" % (lengths.encode(), b"".join((*parts, change.data)))

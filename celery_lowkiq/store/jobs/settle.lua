@@ -1,15 +1,15 @@
 -- Ends claimed jobs in one change (rules 3, 5, 7): removes them from processing, restores or buries them, and counts. Jobs
 -- that are not in processing under the given claim are left alone.
 --
--- KEYS: lease? meta? @waiting jobs spill spill_order failed errors claimed? processing tries? crash_marks? @morgue arrived?
+-- KEYS: lease? meta? @waiting jobs spill spill_order failed errors claimed? processing tries? crash_marks? @morgue arrived? calls
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim disposition retry_count delay error try bad [position error]*bad]...
 --   claim, done: number of ids of that claim that are done and have no bad payloads
---   disposition: done; retry (retry_count: with isolation, see claim.lua; delay: s, or '@<perform_in>'); die; bury; return (delay: '0'
---   keeps perform_in); crash (its process died; retry_count: max_crashes; error: of a poison pill)
+--   disposition: done; retry (retry_count: with isolation, see claim.lua; delay: s, or '@<perform_in>', then ' <priority>' for another
+--   one); die; bury; return (delay: '0' keeps perform_in); crash (its process died; retry_count: max_crashes; error: of a poison pill)
 --   try: line for the log of the job's tries, or ''
 --   bad: number of payloads with a disposition of their own: position and error buries one; -1 - position with '' drops it, with
---   'over' or 'done' ends it after a run
+--   'over' or 'done' ends it after a run; '=<length of each part> <signature><key><head><record><payload>' changes it and its call
 -- USES: time owner next_due tries
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the ids that were settled, without those of
@@ -55,6 +55,32 @@ if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and n
 end
 
 -- USES: payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id policy_hold
+-- Changes the payload and its signature, unless the new one is ''. The record of its call, or a new one, follows.
+local function changed(item, word)
+  local _, at, lengths = string.find(word, '^=(%d+ %d+ %d+ %d+ )')
+  local parts = {}
+  for length in string.gmatch(lengths, '%d+') do
+    parts[#parts + 1] = string.sub(word, at + 1, at + length)
+    at = at + length
+  end
+  local signature, key, head, record = unpack(parts)
+  local payload, flag = string.sub(word, at + 1), item[4]
+  if key ~= '' then
+    local member = redis.call('ZRANGEBYLEX', calls, '[' .. key, '(' .. key .. '\255', 'LIMIT', 0, 1)[1]
+    if member then
+      redis.call('ZREM', calls, member)
+      redis.call('ZADD', calls, 0, head .. string.sub(key, -12) .. record)
+    end
+  elseif record ~= '' then
+    redis.call('ZADD', calls, 0, head .. string.format('%012x', redis.call('HINCRBY', meta, 'last_call', 1)) .. record)
+    flag = 'R'
+  end
+  if payload == '' then
+    return {item[1], item[2], item[3], flag, item[5]}
+  end
+  return {item[1], payload, item[3], flag, signature}
+end
+
 -- Buries, drops or ends the bad payloads of a job (ARGV from `at`: position, error). Returns the other items, and whether any
 -- bad payload has run.
 local function remove_payloads(id, items, at, count)
@@ -75,6 +101,8 @@ local function remove_payloads(id, items, at, count)
     if word == 'done' then
       -- Remaining payloads with smaller scores must not become stale.
       top = (not good[1] or item[3] <= good[1][3]) and item[1] or top
+    elseif word and string.sub(word, 1, 1) == '=' then
+      good[#good + 1] = changed(item, word)
     elseif word then
       dropped = dropped + (word == '' and 1 or 0)
     elseif reasons[position] then
@@ -136,8 +164,10 @@ end
 
 function dispositions.retry(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
-  local perform_in = string.match(delay, '^@(.+)$') or delayed(now, delay)
-  restore_job(id, items, perform_in, retry_count, message, tonumber(retry_count) >= 0 and options.retry_priority or job.priority)
+  local when, own_priority = string.match(delay, '^(%S+) ?(%d?)$')
+  local perform_in = string.match(when, '^@(.+)$') or delayed(now, when)
+  local priority = tonumber(own_priority) or tonumber(retry_count) >= 0 and options.retry_priority or job.priority
+  restore_job(id, items, perform_in, retry_count, message, priority)
 end
 
 -- Starts the rest of a job anew that its claim left waiting. Such a rest has failed with the job; calls that arrived during
