@@ -50,6 +50,7 @@ def says(empty_redis):
 @pytest.mark.parametrize(
     ("before", "options"),
     [
+        ("", ""),
         ("sync_order.name", ""),
         ("sync_order.name", ", name='sync', bind=False"),
         ("app.finalize(); current = Celery('other', set_as_current=False)", ""),
@@ -57,17 +58,20 @@ def says(empty_redis):
         ("", ", app=app"),
     ],
 )
-def test_a_task_that_was_bound_once_is_called_from_any_thread(says, before, options):
+def test_the_only_app_and_the_only_one_that_bound_a_task_are_called_from_any_thread(says, before, options):
     """F3: Celery's current app is of a thread."""
     assert says(before, options) == "proj 1"
 
 
 @pytest.mark.parametrize(
     "before",
-    ["", "other = Celery('other', broker='redis://'); other.finalize(); app.finalize()"],
+    [
+        "other = Celery('other', broker='redis://')",
+        "other = Celery('other', broker='redis://'); other.finalize(); app.finalize()",
+    ],
 )
 def test_a_thread_without_an_app_is_told_what_to_do(says, before):
-    """F3: neither a task that no app has bound, nor one of several apps, is anybody's in such a thread."""
+    """F3: none of several apps is preferred, whether they have bound the task or not."""
     said = says(before)
     assert said.startswith(
         "ConfigurationError: this thread has no current Celery app: call app.set_default()"

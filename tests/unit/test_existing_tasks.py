@@ -140,14 +140,29 @@ def test_annotations_that_are_refused_leave_a_plain_task_as_it_was(lowkiq_app):
 
 
 def test_an_option_of_the_task_that_it_could_not_have_is_refused(lowkiq_app):
-    @lowkiq_app.task(name="save", shared=False, time_limit=5)
+    @lowkiq_app.task(name="save", shared=False, serializer="yaml")
     def save(order_id): ...
 
-    with pytest.raises(ConfigurationError, match="time_limit=5 is invalid"):
+    with pytest.raises(ConfigurationError, match="serializer='yaml' is invalid"):
         ordered_task(by=0)(save)
-    ordered_task(by=0, time_limit=None)(save)
+    ordered_task(by=0, serializer=None)(save)
     with pytest.raises(ConfigurationError, match="it is an ordered task already"):
         ordered_task(by=0)(save)
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"), [({}, 2), ({"run_in": "process"}, 0), ({"time_limit": None}, 1)]
+)
+def test_time_limits_that_the_task_has_stay_or_have_no_effect(lowkiq_app, lowkiq, caplog, options, warned):
+    @lowkiq_app.task(name="save", shared=False, time_limit=5, soft_time_limit=4)
+    def save(order_id): ...
+
+    ordered_task(by=0, **options)(save)
+    assert caplog.messages == []
+    save.delay(1)
+    save.delay(2)
+    assert len([text for text in caplog.messages if " has no effect, because a lane runs" in text]) == warned
+    assert (save.time_limit, save.soft_time_limit) == (options.get("time_limit", 5), 4)
 
 
 def test_an_option_that_its_base_class_gives_is_refused_by_the_name_of_the_task(lowkiq_app):

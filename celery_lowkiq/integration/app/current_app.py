@@ -1,4 +1,4 @@
-"""Resolve a shared task's app: the thread's current app, else the app that bound the task.
+"""Resolve a shared task's app: the thread's current app, else the only app, else the app that bound the task.
 
 Celery's current app is thread-local. In a thread other than the one that created the app, without
 ``app.set_default()``, Celery creates a fallback app without the user's settings.
@@ -40,14 +40,15 @@ def current_app_task(function: Callable[..., Any], name: str | None) -> Any:
 
 
 def _binder(function: Callable[..., Any], name: str | None) -> Celery | None:
-    """Return the app that bound the function; None unless there is exactly one."""
-    binders = [app for app in set(_celery._apps) if _has_bound(app, function, name)]
+    """Return the only app, or the only one that bound the function; None when there is none."""
+    apps = [app for app in set(_celery._apps) if not is_fallback_app(app)]
+    binders = apps if len(apps) == 1 else [app for app in apps if _has_bound(app, function, name)]
     return binders[0] if len(binders) == 1 else None
 
 
 def _has_bound(app: Celery, function: Callable[..., Any], name: str | None) -> bool:
     bound: Any = app
-    if not bound.finalized or is_fallback_app(app):
+    if not bound.finalized:
         return False
     task = bound._tasks.get(_name_in(app, function, name))
     return task is not None and getattr(task.__wrapped__, "__func__", task.__wrapped__) is function

@@ -13,6 +13,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import invalid
 
 from .base_classes import names_from_settings
+from .call_options import LIMITS
 from .options import as_attributes, check_names_of
 from .task import OrderedTask
 
@@ -32,7 +33,9 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
     plain: Any = type(task)
     with naming(task.name):
         _check(task, options)
+    names: dict[str, Any]
     names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "abstract": False, "name": task.name}
+    names["_unchecked"] = frozenset(LIMITS) - options.keys()
     _forget_settings(task)
     try:
         ordered: Any = type(plain.__name__, (plain, OrderedTask), {**names, **as_attributes(dict(options))})

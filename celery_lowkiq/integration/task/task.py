@@ -30,6 +30,7 @@ from celery_lowkiq.worker.forks import ProcessLock
 from .async_call_mixin import AsyncCallMixin
 from .base_classes import R, adopt_on_commit, given_options, guard_before_start, guard_call, set_options
 from .broker_messages import BrokerMessageHandler, SwitchingHandler
+from .call_options import warn_of_limits
 from .options import (
     OPTIONS,
     check_names_in_annotations,
@@ -63,6 +64,8 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
     throws: tuple[type[Exception], ...]
     #: The arguments of a call, as id and payload.
     __header__: Callable[..., tuple[Any, Any]]
+    #: Options that it had as a plain task, and that have no effect where its runs cannot keep them.
+    _unchecked: frozenset[str] = frozenset()
     #: Only a declaration: it tells type checkers that options are attributes.
     __getattr__: Callable[[str], Any]  # type: ignore[misc]
 
@@ -105,7 +108,9 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
     def _check(cls, app: Celery) -> None:
         check_names_in_annotations(cls, app)
         set_options(cls, OrderedTask)
-        check_task(given_options(cls, OrderedTask, app), *function_of(cls))
+        given = given_options(cls, OrderedTask, app)
+        checked = {name: value for name, value in given.items() if name not in cls._unchecked}
+        check_task(checked, *function_of(cls))
         if cls.queue_name is None:
             check_queue_name(cls.name)
 
@@ -129,6 +134,7 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
             raise ConfigurationError(invalid("lowkiq_plain", sorted(context.settings.plain), expected, fix))
         with naming(self.name):
             policies = policies_of(self)
+        warn_of_limits(self, {name: getattr(self, name) for name in self._unchecked})
         return QueueSpec(
             name=self.queue_name or self.name,
             shards=self.shards,
