@@ -13,6 +13,7 @@ from typing import Any
 import click
 from kombu.exceptions import OperationalError
 
+from celery_lowkiq.integration.app.app_argument import naming
 from celery_lowkiq.integration.app.current_app import NO_APP
 
 # `celery inspect` and `celery control` then show our commands: Celery loads this module as a plugin.
@@ -59,7 +60,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (LowkiqError, OperationalError) as error:
-            raise _failure(error) from error
+            raise _failure(error, ctx) from error
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # the reader closed the pipe: click exits quietly
@@ -82,13 +83,13 @@ class _Misused(click.ClickException):
     exit_code = USAGE
 
 
-def _failure(error: Exception) -> click.ClickException:
+def _failure(error: Exception, ctx: click.Context) -> click.ClickException:
     if str(error) == NO_APP:
         return _Misused(
             "no app is given: write celery -A proj lowkiq ..., where proj is the module of your app"
         )
     wrong = isinstance(error, (InvalidCall, ConfigurationError))
-    return (_Misused if wrong else _Failed)(escaped(str(error)))
+    return (_Misused if wrong else _Failed)(escaped(naming(str(error), ctx.obj.app)))
 
 
 def _write_any_text() -> None:

@@ -92,6 +92,11 @@ def queue_argument(function: F) -> F:
     return click.argument("queue", metavar="QUEUE")(function)
 
 
+def optional_queue_argument(function: F) -> F:
+    """The argument QUEUE of a command that reads all queues without it."""
+    return click.argument("queue", metavar="[QUEUE]", required=False)(function)
+
+
 def json_option(function: F) -> F:
     """The option --json."""
     return click.option("--json", "json_", is_flag=True, help="For programs: JSON, times in Unix s.")(

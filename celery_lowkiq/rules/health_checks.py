@@ -62,6 +62,11 @@ class QueueState:
         """Number of waiting jobs."""
         return sum(shard.stats.length for shard in self.shards)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether no call was stored and no worker has served it yet, as before the first deployment."""
+        return self.stored is None and not (self.length or self.damages or self.unread)
+
     def finding(self, level: str, text: str, advice: str = "") -> Finding:
         """Return a finding about this queue."""
         return Finding(level, f"queue {self.name}", text, advice)
@@ -165,7 +170,10 @@ def _findings(state: SystemState) -> Iterator[Finding]:
             *_dead(queue),
         ]
         served = counted(queue.stored or queue.declared, "shard is served", "shards are served")
-        yield from found or [queue.finding(OK, f"{_wait(queue)}, {served}")]
+        text = f"{_wait(queue)}, {served}"
+        if queue.is_unused and not state.serving(queue.name):
+            text = "It is new: no call is stored, and no worker has served it yet."
+        yield from found or [queue.finding(OK, text)]
 
 
 # -- nodes
@@ -253,7 +261,7 @@ def _damaged(queue: QueueState) -> Iterator[Finding]:
 
 
 def _unserved(queue: QueueState, state: SystemState) -> Iterator[Finding]:
-    if not state.serving(queue.name):
+    if not (state.serving(queue.name) or queue.is_unused):
         level = ERROR if queue.length else WARNING
         advice = (
             "Start a worker with -P threads or prefork whose -Q and -X do not exclude this queue, or end the "

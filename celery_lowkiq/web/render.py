@@ -14,6 +14,7 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from celery_lowkiq.integration.app.app_argument import naming
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.overdue import expected
 from celery_lowkiq.rules.terms import TERMS, Terms
@@ -112,6 +113,7 @@ def page(
         refused=values.pop("refused", "") or site.operations.refusal(request.query_params.get("refused", "")),
         token=request.scope.get(TOKEN, ""),
         site=site,
+        naming=lambda command: naming(command, site.app),
         **values,
     )
     return HTMLResponse(text.encode("utf-8", "backslashreplace"), status_code=status)

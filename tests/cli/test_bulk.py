@@ -109,13 +109,17 @@ def test_what_moves_jobs_loses_none(run, queue, scripts):
     there = fill(JOBS // 2, Disposition.BURY, "dead") | fill(JOBS // 2, Disposition.RETRY, "failed")
     scripts.clear()
     with Producer([f"{kind}{n}" for n in range(0, JOBS // 2, 7) for kind in ("dead", "failed")]) as producer:
-        assert run("requeue", "sync_order", "--all").stdout.startswith(f"requeued {JOBS // 2} dead jobs")
+        assert run("requeue", "sync_order", "--all", "--yes").stdout.startswith(
+            f"requeued {JOBS // 2} dead jobs"
+        )
         check_bounds(scripts, JOBS // 2 // MOST_IDS)
         assert run("bury", "sync_order", "--failed", "--yes").exit_code == 0
         check_bounds(scripts, JOBS // 2 // MOST_IDS)
-        assert run("run-now", "sync_order", "--all").exit_code == 0
+        assert run("run-now", "sync_order", "--all", "--yes").exit_code == 0
         check_bounds(scripts, 4)
-        assert run("requeue", "sync_order", "--all").stdout.startswith(f"requeued {JOBS // 2} dead jobs")
+        assert run("requeue", "sync_order", "--all", "--yes").stdout.startswith(
+            f"requeued {JOBS // 2} dead jobs"
+        )
         assert len(run("jobs", "sync_order", "--limit", "0").stdout.splitlines()) > JOBS
         check_bounds(scripts, JOBS // 100)
     assert found() == there | producer.accepted

@@ -81,6 +81,7 @@ SHOWN = [
     "job sync_order d1 --json",
     "morgue sync_order",
     "morgue sync_order --by updated_at --from -1h --json",
+    "failures",
     "failures sync_order",
     "failures sync_order --json",
     "failures sync_order a85184bf405adf39",
@@ -238,6 +239,8 @@ def test_refusals(filled, run, words, status, said):
         ("bury sync_order w1", "Bury: 1 waiting job of queue sync_order?"),
         ("bury sync_order --failed", "Bury all: 1 failed job of queue sync_order?"),
         ("requeue sync_order --all --force", "Force requeue all: 2 dead jobs of queue sync_order?"),
+        ("requeue sync_order --all", "Requeue all: 2 dead jobs of queue sync_order?"),
+        ("run-now sync_order --all", "Run all now: 5 waiting jobs of queue sync_order?"),
     ],
 )
 def test_what_destroys_is_refused_where_nobody_can_be_asked(filled, run, words, question):
@@ -252,7 +255,9 @@ def test_dead_jobs_go_back(filled, run):
     found = run("requeue", "sync_order", "d1", "nobody")
     assert (found.exit_code, found.stdout) == (0, "requeued 1 dead job of queue sync_order\n")
     assert filled.job("d1").waiting.retry_count == -1
-    assert run("requeue", "sync_order", "--all").stdout == "requeued 1 dead job of queue sync_order\n"
+    assert (
+        run("requeue", "sync_order", "--all", "--yes").stdout == "requeued 1 dead job of queue sync_order\n"
+    )
     assert filled.stats().morgue_length == 0
 
 
@@ -285,7 +290,7 @@ def test_what_is_stale_goes_back_by_force_only(queue, run, which):
     end_all(proj.send_mail, Disposition.BURY)
     proj.send_mail.apply_async(("1", "new"), score=2)
     end_all(proj.send_mail, Disposition.DONE)
-    assert run("requeue", "send_mail", which).stdout == "requeued 0 dead jobs of queue send_mail\n"
+    assert run("requeue", "send_mail", which, "--yes").stdout == "requeued 0 dead jobs of queue send_mail\n"
     forced = run("requeue", "send_mail", which, "--force", "--yes")
     assert (forced.exit_code, forced.stdout) == (0, "requeued 1 dead job of queue send_mail\n")
 
@@ -325,7 +330,10 @@ def test_some_jobs_are_buried_or_become_due(filled, run):
 
 
 def test_all_becomes_due(filled, run):
-    assert run("run-now", "sync_order", "--all").stdout == "made due 5 waiting jobs of queue sync_order\n"
+    assert (
+        run("run-now", "sync_order", "--all", "--yes").stdout
+        == "made due 5 waiting jobs of queue sync_order\n"
+    )
     assert filled.jobs("perform_in", minimum=FAR).items == ()
 
 

@@ -28,10 +28,10 @@ COMMANDS = {
     "jobs sync_order": "w1",
     "job sync_order w1 --json": '"retry_count": -1',
     "morgue sync_order": "d1",
-    "requeue sync_order --all": "requeued 1 dead job",
+    "requeue sync_order --all --yes": "requeued 1 dead job",
     "bury sync_order --failed --yes": "buried 0 failed jobs",
     "delete sync_order w1 --yes": "deleted 1 waiting job",
-    "run-now sync_order --all": "made due 2 waiting jobs",
+    "run-now sync_order --all --yes": "made due 2 waiting jobs",
     "push sync_order 7 7": "-",
     "why sync_order w1": "It waits for its time",
     "pause sync_order": "paused queue sync_order",
@@ -206,7 +206,7 @@ def test_a_stdin_that_is_closed(filled, words, status, said):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "words", ["dump sync_order", "stats", "jobs sync_order --json", "requeue sync_order --all"]
+    "words", ["dump sync_order", "stats", "jobs sync_order --json", "requeue sync_order --all --yes"]
 )
 def test_a_disk_that_is_full_is_one_line(filled, words):
     code, err = redirected(words, "> /dev/full")
@@ -224,7 +224,7 @@ def test_a_dump_with_nowhere_to_write_to_is_an_error(filled):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "words", ["dump sync_order", "requeue sync_order --all", "delete sync_order w1 --yes"]
+    "words", ["dump sync_order", "requeue sync_order --all --yes", "delete sync_order w1 --yes"]
 )
 def test_a_stderr_that_is_closed(filled, words):
     assert redirected(words, "2>&-") == (0, "")
@@ -272,7 +272,7 @@ def test_a_question_with_a_count(filled, answer, status, left):
 
 @pytest.mark.full
 def test_a_bar_moves_on_a_terminal_only(filled):
-    with terminal("requeue", "sync_order", "--all") as (process, ours):
+    with terminal("requeue", "sync_order", "--all", "--yes") as (process, ours):
         assert b"100%" in said(ours, b"100%")
         assert process.stdout.read() == b"requeued 1 dead job of queue sync_order\n"
 

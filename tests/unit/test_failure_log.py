@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -92,6 +93,15 @@ def test_a_death_says_where_the_payload_is(log):
     ((level, line, tracebacks),) = log()
     assert (level, tracebacks) == ("ERROR", 1)
     assert line.startswith("Task t[the call] died, its payload is in the morgue: ValueError: boom queue=t")
+
+
+def test_formatters_get_the_id_as_it_is_and_no_next_try_of_a_death(log, caplog):
+    Lane(boom, max_retries=1).run(plain("7"), plain("8", retry_count=0))
+    lines = (record for record in caplog.records if "boom" in record.getMessage())
+    died, failed = (json.loads(json.dumps(record.data)) for record in lines)
+    assert (died["job_id"], failed["job_id"]) == ("8", "7")
+    assert {"retry", "next"} <= failed.keys()
+    assert died.keys().isdisjoint({"retry", "next"})
 
 
 def test_the_traceback_is_stored_from_the_function_on_without_locals(log):

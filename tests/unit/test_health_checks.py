@@ -210,6 +210,15 @@ def test_a_queue_that_nobody_serves(nodes):
     assert (found.level, found.text) == (ERROR, "No worker serves it; 2 jobs wait.")
 
 
+def test_a_queue_before_the_first_worker_is_no_problem():
+    """``check --deploy`` warned of each queue before the first deployment."""
+    empty = queue(shard(0, None, None, alive=False, silent=None), stored=None)
+    (found,) = [f for f in findings(nodes=[], queues=[empty]) if f.subject == "queue orders"]
+    assert (found.level, found.text) == (OK, "It is new: no call is stored, and no worker has served it yet.")
+    waiting = queue(shard(0, None, None, alive=False, silent=None, length=2), stored=None)
+    assert (ERROR, "queue orders") in levels(findings(nodes=[], queues=[waiting]))
+
+
 def test_shards_that_are_late_while_lanes_are_free():
     late = shard(1, busy=1, due=9, lag=40.0)
     shards = [(ShardRef("orders", index),) for index in range(2)]

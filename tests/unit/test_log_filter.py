@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -16,17 +17,22 @@ def batch(*ids):
 
 
 def test_a_batch_is_named_by_queue_shard_and_ids():
-    assert describe_batch(batch("42")) == {"queue": "orders", "shard": 3, "jobs": 1, "ids": "'42'"}
+    assert describe_batch(batch("42")) == {"queue": "orders", "shard": 3, "jobs": 1, "ids": ["42"]}
+
+
+def test_formatters_get_ids_as_a_list():
+    """A formatter for JSON wrote them as one text, ``"'42','43'"``."""
+    assert json.loads(json.dumps(describe_batch(batch("42", "43"))))["ids"] == ["42", "43"]
 
 
 @pytest.mark.parametrize("count, ids", [(5, "'0','1','2','3','4'"), (7, "'0','1','2','3','4',... (2 more)")])
 def test_beyond_five_ids_are_counted(count, ids):
     known = describe_batch(batch(*map(str, range(count))))
-    assert (known["jobs"], known["ids"]) == (count, ids)
+    assert (known["jobs"], str(known["ids"])) == (count, ids)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x1b[31m", "\x85", "\u2028", "\u202e", "\udc80", "\x00"])
 def test_no_id_ends_or_colours_the_line(end):
-    (line,) = describe_batch(batch(f"1{end}[ERROR] forged"))["ids"].splitlines()
+    (line,) = str(describe_batch(batch(f"1{end}[ERROR] forged"))["ids"]).splitlines()
     assert line.isprintable()
     assert "forged" in line

@@ -48,7 +48,9 @@ Event: TypeAlias = "str | Child | frozenset[Path]"
 )
 @click.option("--redis-port", default=0, type=click.IntRange(0, 65535), help="By default a free one.")
 @click.option(
+    "--port",
     "--web-port",
+    "web_port",
     default=5556,
     show_default=True,
     type=click.IntRange(1, 65535),

@@ -40,20 +40,29 @@ NO_WORKER = (
 @command("Change the number of shards.", EXAMPLES)
 @queue_argument
 @click.argument("shards", type=click.IntRange(1, MAX_SHARDS), required=False)
-@click.option("--dry-run", is_flag=True, help="Show the expected cost; change nothing.")
-@click.option("--watch", is_flag=True, help="Show the progress, until the move ends.")
-@click.option("--pause", is_flag=True, help="Stop moving jobs, in all nodes.")
-@click.option("--resume", is_flag=True, help="Move jobs again.")
-@click.option("--abort", is_flag=True, help="Move back to the former number of shards.")
+@click.option("--dry-run", is_flag=True, help="Only show what the move would cost.")
+@click.option("--watch", is_flag=True, help="Show each step, until the move has ended.")
+@click.option("--pause", is_flag=True, help="Pause the move.")
+@click.option("--resume", is_flag=True, help="Resume a paused move.")
+@click.option("--abort", is_flag=True, help="End the move: back to the former number.")
 @reason_option
 def reshard(inspector: Inspector, queue: str, shards: int | None, reason: str, **options: bool) -> None:
-    """Move QUEUE to SHARDS shards, while calls and workers go on.
+    """Change the number of shards of QUEUE to SHARDS.
 
-    Each id keeps its order, and callers and workers follow without a restart. If the command is ended, the
-    workers of the queue go on; --watch, or the same command, waits for the end. SHARDS --watch shows the
-    progress line by line also without a terminal.
+    Calls and runs go on meanwhile, each id keeps its order, and callers and workers need no restart. The
+    command waits until all jobs have moved, and shows the progress on a terminal. Ctrl-C ends only the
+    command: the workers of the queue move the rest.
 
-    Nothing waits for a paused move: jobs run where they are, and an id is moved when a call comes for it.
+    \b
+    reshard QUEUE SHARDS --dry-run  show how many jobs would move, and how long that takes
+    reshard QUEUE SHARDS            begin the move, and wait for its end
+    reshard QUEUE SHARDS --watch    the same, with a line for each step, for logs and pipes
+    reshard QUEUE --watch           wait for the end of a move that has begun
+    reshard QUEUE --pause           stop moving jobs: they run where they are
+    reshard QUEUE --resume          move the rest
+    reshard QUEUE --abort           move back to the former number
+
+    Then declare shards=SHARDS in the code, so that a new queue of this name begins with it.
     """
     verbs = [name for name, is_given in options.items() if is_given]
     verb = verbs[0] if verbs else None

@@ -16,9 +16,18 @@ from celery import Celery
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseBase,
+    HttpResponseForbidden,
+    JsonResponse,
+)
 from django.shortcuts import resolve_url
+from django.template import TemplateDoesNotExist
+from django.template.loader import get_template
 from django.urls import NoReverseMatch, Resolver404, re_path, resolve, reverse
+from django.utils.html import format_html
 from django.views.decorators.csrf import csrf_exempt
 from starlette.types import ASGIApp, Message, Scope
 
@@ -36,6 +45,11 @@ USER = "lowkiq.django_user"
 #: Of the dashboard's URLs.
 NAMESPACE = "lowkiq"
 NEEDS = "the dashboard needs django.contrib.auth's AuthenticationMiddleware in MIDDLEWARE"
+PERMISSION = (
+    "the permission lowkiq.view_dashboard is missing. A superuser gives it in the admin, to the user or to a "
+    "group of the user"
+)
+FORBIDDEN = "<!doctype html><html lang=en><title>403 Forbidden</title><h1>403 Forbidden</h1><p>{}.</p></html>"
 
 View = Callable[..., Coroutine[Any, Any, HttpResponseBase]]
 
@@ -84,12 +98,23 @@ def dashboard_url() -> str | None:
 
 
 def _refuse(request: HttpRequest, name: str, path: str) -> HttpResponse:
-    """Lead to the login, or say why not. Raises PermissionDenied."""
+    """Lead to the login, or say why not. Raises PermissionDenied where the project has a page for it."""
     if name:
-        raise PermissionDenied(f"{name} may not see the dashboard: it needs lowkiq.view_dashboard")
+        return _forbid(f"{name} may not see the dashboard of ordered queues: {PERMISSION}", path)
     if path.startswith("api/") or request.method not in ("GET", "HEAD"):
         return JsonResponse({"error": "you are not logged in"}, status=403)
     return redirect_to_login(request.get_full_path(), login_url())
+
+
+def _forbid(reason: str, path: str) -> HttpResponse:
+    if path.startswith("api/"):
+        return JsonResponse({"error": reason}, status=403)
+    try:
+        get_template("403.html")
+    except TemplateDoesNotExist:
+        # Django's own page would say no more than "403 Forbidden".
+        return HttpResponseForbidden(format_html(FORBIDDEN, reason))
+    raise PermissionDenied(reason)
 
 
 def login_url() -> str:

@@ -123,6 +123,10 @@ class LaneEngine(Protocol):
         """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
 
 
+#: Shards a lane to advise: ids of a lane meet rarely, and a lane more or less changes little.
+SHARDS_A_LANE = 3
+
+
 class CeleryHost:
     """``worker.ports.Host``: the worker process."""
 
@@ -311,7 +315,15 @@ def freeze_objects() -> None:
 
 def _warn_idle_lanes(lanes: int, shards: int) -> None:
     if shards < lanes:
-        logger.warning("%d lanes for %d shards: %d lanes stay idle", lanes, shards, lanes - shards)
+        logger.warning(
+            "%d lanes for %d shards: %d lanes stay idle. Declare more shards, @ordered_task(shards=%d), and "
+            "move a queue with jobs to them by `lowkiq reshard`; or start fewer lanes, -c %d",
+            lanes,
+            shards,
+            lanes - shards,
+            SHARDS_A_LANE * lanes,
+            shards,
+        )
 
 
 def _open_metrics(app: Celery, node: str) -> Metrics | None:

@@ -206,6 +206,11 @@ class Action:
         return (self.scope.option, *self.options) if self.scope.option else self.options
 
     @property
+    def asks(self) -> bool:
+        """Whether the CLI asks before it: a dangerous action, or one that makes jobs of a whole queue run."""
+        return self.dangerous or self.scope.option == "all"
+
+    @property
     def on_command_line(self) -> bool:
         """Whether the CLI makes a command of it. Only pages and the API show the mark of a payload."""
         return MARK not in self.takes and self.scope is not RESHARD and self.scope is not MIGRATION

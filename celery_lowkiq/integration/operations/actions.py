@@ -162,6 +162,7 @@ VERBS = (
         done="requeued",
         examples=(
             "sync_order --all",
+            "sync_order --all --yes",
             "sync_order 42 43",
             "sync_order - < ids.txt",
             "sync_order --error 'ValueError: bad sku*' --since 2h --dry-run",

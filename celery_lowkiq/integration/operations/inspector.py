@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 from celery import Celery
 
+from celery_lowkiq.integration.app.app_argument import naming
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.current_app import NO_APP, is_fallback_app
 from celery_lowkiq.integration.app.registry import ordered_tasks, read_queue_name
@@ -317,7 +318,9 @@ class Inspector:
             found = check_health(HealthReader(self._store.reader()).read(specs, topology))
         except StoreError as error:
             found = (reachable(topology), *check_topology(topology), unreadable(str(error)))
-        return (*found, *check_users(context_of(self.app).store.client.refusing_replicas()))
+        found = (*found, *check_users(context_of(self.app).store.client.refusing_replicas()))
+        texts = ((naming(one.text, self.app), naming(one.advice, self.app)) for one in found)
+        return tuple(replace(one, text=t, advice=a) for one, (t, a) in zip(found, texts, strict=True))
 
 
 def _login_setting(settings: Settings) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_lowkiq.integration.app.app_argument import naming
 from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
@@ -19,7 +20,7 @@ from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.reports import ShardReport
-from celery_lowkiq.rules.shard_hints import Hint, shard_hints
+from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.views import Paused, PausedId, SearchPage, ShardsPage, Stats, Try
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
 from celery_lowkiq.store.admin.pausing import Pausing
@@ -179,13 +180,9 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
         On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is away.
         """
-        return self._context.store.client.unless_away(lambda: self._hints(shards)) or []
-
-    def _hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
-        spec, reports = self.stored_spec(), self._node_reports
-        if spec.former_shards is not None or reports.is_limited(spec):
-            return []
-        return shard_hints(spec.name, spec.shards, shards, reports.nodes())
+        reports, client = self._node_reports, self._context.store.client
+        found = client.unless_away(lambda: reports.hints(self.stored_spec(), shards)) or []
+        return [hint._replace(advice=naming(hint.advice, self._app)) for hint in found]
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""

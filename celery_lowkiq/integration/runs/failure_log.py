@@ -61,19 +61,28 @@ def log_failures(run: Run) -> None:
         logger.warning("Task %s[%s]: %d more jobs failed", run.task.name, run.task_id, more)
 
 
+class LoggedId(str):
+    """An id: as it is for formatters of ``record.data``; in a line a Python literal, so that it forges none."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return repr(self)
+
+
 def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
-    """The values of a line. An id is a Python literal, so that it cannot break or colour the line."""
+    """The values of a line. A death has no next try."""
     settlement, shard = failure.settlement, run.batch.shard
     at = settlement.perform_in or time.time() + settlement.delay
+    again = {} if failure.dies else {"retry": settlement.retry_count + 1, "next": moment(at)}
     return {
         "id": run.task_id,
         "name": run.task.name,
         "exc": escaped(shortened(failure.text.line, MOST_CHARACTERS)),
         "queue": shard.queue,
         "shard": shard.index,
-        "job_id": repr(failure.job.id),
+        "job_id": LoggedId(failure.job.id),
         "retry_count": settlement.retry_count,
-        "retry": settlement.retry_count + 1,
-        "next": moment(at),
+        **again,
         "runtime": time.monotonic() - run.batch.began_at,
     }

@@ -75,15 +75,27 @@ def _as_detail(record: logging.LogRecord) -> bool:
     return logging.getLogger(record.name).isEnabledFor(record.levelno)
 
 
+class LoggedIds(list[str]):
+    """The first ids of a batch: a list for formatters of ``record.data``; Python literals in a line, which no
+    id can break or colour.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__([job.id for job in batch.jobs[:IDS_SHOWN]])
+        self._more = len(batch.jobs) - len(self)
+
+    def __str__(self) -> str:
+        shown = ",".join(map(repr, self))
+        return f"{shown},... ({self._more} more)" if self._more else shown
+
+
 def describe_batch(batch: Batch) -> dict[str, Any]:
-    """The values of a line. An id is a Python literal, so that it cannot break or colour the line."""
-    shown = ",".join(repr(job.id) for job in batch.jobs[:IDS_SHOWN])
-    more = len(batch.jobs) - IDS_SHOWN
+    """The values of a line."""
     return {
         "queue": batch.queue.name,
         "shard": batch.shard.index,
         "jobs": len(batch.jobs),
-        "ids": f"{shown},... ({more} more)" if more > 0 else shown,
+        "ids": LoggedIds(batch),
     }
 
 

@@ -12,7 +12,7 @@ from celery_lowkiq.rules.history import HOUR, Sample, Span, shard_rates
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.rate import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.reports import NodeReport, ShardReport, node_name, seconds_to_wait
-from celery_lowkiq.rules.shard_hints import LATE
+from celery_lowkiq.rules.shard_hints import LATE, Hint, shard_hints
 from celery_lowkiq.rules.views import ShardState, Stats
 from celery_lowkiq.store.leases.heartbeats import (
     SHARDS_FIELDS,
@@ -117,6 +117,12 @@ class NodeReports:
         time, tokens = self._client.commands([("TIME",), ("HMGET", tokens_key(queue.name), "left", "rate")])
         left, rate = tokens
         return _token_wait(left, rate, None, seconds(time))[0] is not None
+
+    def hints(self, queue: QueueSpec, shards: Sequence[ShardReport]) -> list[Hint]:
+        """Return hints about the load of shards; none for a queue that is moving, or has a rate limit."""
+        if queue.former_shards is not None or self.is_limited(queue):
+            return []
+        return shard_hints(queue.name, queue.shards, shards, self.nodes())
 
     def facts(
         self,
