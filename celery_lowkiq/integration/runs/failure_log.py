@@ -62,7 +62,7 @@ def log_failures(run: Run) -> None:
 
 
 class LoggedId(str):
-    """An id: as it is for formatters of ``record.data``; in a line a Python literal, so that it forges none."""
+    """An id: as it is for formatters of ``record.data``; in a line a literal, so that it forges none."""
 
     __slots__ = ()
 
