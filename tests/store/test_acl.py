@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,14 +22,24 @@ from celery_lowkiq.rules.policies import Policies, WhenFull
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.store.admin.actions import Actions
+from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.acl import ROLES, WRITES, commands_of, keys_of, rules
-from celery_lowkiq.store.scripts.keys import AUDIT_KEY, KEY_TYPES, channel, queue_key, shard_keys
+from celery_lowkiq.store.scripts.keys import (
+    AUDIT_KEY,
+    KEY_TYPES,
+    TRACKERS_KEY,
+    TrackerKeys,
+    channel,
+    queue_key,
+    shard_keys,
+)
 from celery_lowkiq.store.scripts.script import load, lua_files
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.testing import Lowkiq
 from tests.roles import PASSWORD, client_of, denied, make_user, version_of
+from tests.waiting import eventually
 from tests.worker import proj
 
 pytestmark = pytest.mark.one_server
@@ -128,7 +139,7 @@ def test_rules_have_no_password_and_give_no_right_to_all(role, version):
     assert not [word for word in words if word[0] in "><#"]
     assert "nopass" not in words
     assert not {"~*", "&*", "+@all", "allkeys", "allchannels", "allcommands"} & {*words}
-    starts = ("~lowkiq:", "&lowkiq:", "+", "-@all", "(~lowkiq:1:audit")
+    starts = ("~lowkiq:", "&lowkiq:", "%R~lowkiq:", "%W~lowkiq:", "+", "-@all", "(~lowkiq:1:")
     assert all(word.startswith(starts) or word.isalpha() for word in words)
 
 
@@ -416,7 +427,116 @@ def test_an_operator_that_may_load_no_script_begins_no_move(user, filled, client
         RedisStore(connected).begin_migration("orders", 4)
 
 
+#: What a caller needs for no call, though its scripts declare these keys.
+OF_NO_CALL = [
+    ("HGET", SHARD["errors"], "1"),
+    ("HGET", SHARD["tries"], "1"),
+    ("ZRANGE", SHARD["dead"], "0", "-1"),
+    ("ZREM", SHARD["dead"], "1"),
+    ("ZRANGE", SHARD["claimed"], "0", "-1"),
+    ("ZREM", SHARD["paused"], "1"),
+    ("ZADD", SHARD["paused"], "1", "1"),
+    ("HDEL", SHARD["processing"], "1"),
+]
+
+
+@pytest.mark.parametrize("command", OF_NO_CALL, ids=lambda command: f"{command[0]} {command[1][-9:]}")
+def test_a_caller_reaches_nothing_that_no_call_needs(user, client, filled, command):
+    """Neither stored errors nor ids of the morgue; it hides no dead job, and pauses and releases no id."""
+    connected, (name, key, *values) = user("caller", "orders"), command
+    by_script = f"return redis.call('{name}', KEYS[1], {', '.join(map(repr, values))})"
+    sha = client.script_load(by_script)
+    if version_of(client) < (7, 0):
+        connected.execute_command(*command)
+        connected.execute_command("EVALSHA", sha, 1, key)
+        return
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        connected.execute_command(*command)
+    with pytest.raises(redis.exceptions.ResponseError, match="can't access at least one of the keys"):
+        connected.execute_command("EVALSHA", sha, 1, key)
+
+
+def test_a_caller_without_trackers_calls_and_reaches_no_tracked_group(client, path):
+    tracker = TrackerStore(RedisStore(client).client).open("group", 3600)
+    key = TrackerKeys(tracker)["tracker"]
+    words = rules("caller", ("orders",), version_of(client), trackers=False)
+    client.execute_command("ACL", "SETUSER", "plain", *words, f">{PASSWORD}")
+    with redis.Redis(unix_socket_path=path, username="plain", password=PASSWORD) as connected:
+        RedisStore(connected).push(QUEUE, [NewJob("new", b"x")])
+        for command in (("HGET", key, "name"), ("ZADD", TRACKERS_KEY, "1", "x")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                connected.execute_command(*command)
+        assert not [word for word in words if "track" in word]
+    client.execute_command("ACL", "DELUSER", "plain")
+
+
 # -- what Redis cannot keep apart; docs/permissions.md says so
+
+
+def test_roles_of_one_queue_reach_all_tracked_groups(user, client):
+    """With payloads of other queues, without masks."""
+    trackers = TrackerStore(RedisStore(client).client)
+    tracker = trackers.open("group", 3600)
+    trackers.add(tracker, [NewCall("call", "pay", "1", b"password=hunter2")])
+    connected = user("caller", "orders")
+    assert b"hunter2" in connected.execute_command("HGET", TrackerKeys(tracker)["tracked"], "call")
+
+
+def test_a_caller_can_resume_its_queue(user, client, filled):
+    Pausing(filled.client).pause(QUEUE)
+    assert user("caller", "orders").execute_command("HDEL", queue_key("orders"), "paused") == 1
+
+
+def test_a_caller_can_make_a_paused_job_due(user, client, filled):
+    """What `paused` has does not change, but the job lies where claims look."""
+    spec = QueueSpec("single", 1)
+    filled.push(spec, [NewJob("1", b"x", 1.0, 1.0)])
+    Pausing(filled.client).pause_ids(spec, ["1"])
+    keys = shard_keys(spec.shard_refs()[0])
+    connected = user("caller", "single")
+    assert connected.execute_command("ZADD", keys["due"], "1", "1") == 1
+    assert connected.execute_command("ZREM", keys["due_paused"], "1") == 1
+
+
+def test_an_operator_can_empty_the_audit_log(user, client):
+    """XADD has an option that deletes the entries before; the lines of the log stay."""
+    client.xadd(AUDIT_KEY, {"text": "{}"})
+    user("operator").execute_command("XADD", AUDIT_KEY, "MAXLEN", "0", "*", "text", "{}")
+    assert client.xlen(AUDIT_KEY) == 0
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_can_stop_redis_with_a_script_that_does_not_end(role, user, client):
+    """Only who may kill the script, or restart Redis, ends it."""
+    connected = user(role)
+    sha = connected.execute_command("SCRIPT LOAD", "while true do end")
+    before = client.config_get("lua-time-limit")["lua-time-limit"]
+    client.config_set("lua-time-limit", 1)
+    ended = []
+
+    def run():
+        try:
+            connected.execute_command("EVALSHA", sha, 0)
+        except redis.exceptions.ResponseError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        eventually(lambda: _is_busy(client))
+    finally:
+        client.script_kill()
+        thread.join(30)
+        client.config_set("lua-time-limit", before)
+    assert "killed" in ended[0].lower()
+
+
+def _is_busy(client):
+    try:
+        client.ping()
+    except redis.exceptions.ResponseError as error:
+        return str(error).startswith("BUSY") or "busy" in str(error).lower()
+    return False
 
 
 def test_a_caller_can_write_what_a_push_writes(user, filled, client):

@@ -27,6 +27,11 @@ from ..params import command
     help="Whether it is for a Redis Cluster. Default: whether lowkiq_url is that of one.",
 )
 @click.option(
+    "--trackers/--no-trackers",
+    default=True,
+    help="Whether the role reaches tracked groups of calls, which are of no queue.  [default: trackers]",
+)
+@click.option(
     "--redis", metavar="VERSION", help="Version of Redis, as 7.2. Default: that of the one in lowkiq_url."
 )
 def acl(
@@ -35,6 +40,7 @@ def acl(
     queues: tuple[str, ...],
     user: str | None,
     cluster: bool | None,
+    trackers: bool,
     redis: str | None,
 ) -> None:
     """Write the ACL rules of a role, as a command for redis-cli. Set a password with another one.
@@ -48,7 +54,7 @@ def acl(
     if cluster is None:
         cluster = _is_cluster(inspector)
     names = [_full_name(inspector, queue) for queue in queues]
-    words = rules(role, names, version, cluster, context_of(inspector.app).key_prefix())
+    words = rules(role, names, version, cluster, context_of(inspector.app).key_prefix(), trackers)
     click.echo(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))
 
 

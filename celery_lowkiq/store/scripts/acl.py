@@ -7,10 +7,12 @@ the keys of its scripts by itself: what Redis cannot keep apart is in ``docs/per
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal, get_args
+from itertools import chain
+from types import MappingProxyType
+from typing import Literal, NamedTuple, get_args
 
 from celery_lowkiq.rules.errors import InvalidCall
 
@@ -47,13 +49,17 @@ _CHOSEN = re.compile(r"'([HZ](?:SCAN|LEN|CARD))'")
 class Role:
     """What a role needs: scripts, commands that it sends itself with the names of their keys, and channels.
 
-    ``reads_only``: none of its scripts writes, though they may have libraries that can.
+    ``reads_only``: none of its scripts writes, though they may have libraries that can. From Redis 7:
+    ``apart``, keys with all commands that the role has for them, and ``access``, keys that its scripts only
+    read (R) or only write (W).
     """
 
     scripts: frozenset[str]
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
     channels: tuple[str, ...] = ()
     reads_only: bool = False
+    apart: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()
+    access: Mapping[str, Literal["R", "W"]] = field(default_factory=dict)
 
     def with_(self, *others: Role, scripts: Iterable[str] = ()) -> Role:
         """This role, others, and further scripts."""
@@ -116,9 +122,14 @@ _CALLER = Role(
         "ZREM": ("calls", "trackers"),
     },
     ("pushed", "tracked"),
+    # A queue without jobs takes another number of shards.
+    apart=((_names("claimed dead"), _names("ZCARD")),),
+    access={"errors": "W", "tries": "W", "paused": "R", "processing": "R", "inflight": "R"},
 )
+#: Else a right to delete other keys would be one to delete the audit log.
+_AUDIT = (_names("audit"), _names("XADD XREVRANGE"))
 _AUDITS = Role(frozenset(), {"XREVRANGE": ("audit",)})
-_READER = replace(_READS.with_(_AUDITS), reads_only=True)
+_READER = replace(_READS.with_(_AUDITS), reads_only=True, apart=(_AUDIT,))
 _ACTS = _READS.with_(
     _CALLER,
     Role(
@@ -155,8 +166,25 @@ ROLES: dict[RoleName, Role] = {
     "caller": _CALLER,
     "worker": _WORKER,
     "reader": _READER,
-    "operator": _ACTS.with_(_AUDITS, Role(frozenset(), {"XADD": ("audit",)})),
+    "operator": replace(_ACTS.with_(_AUDITS, Role(frozenset(), {"XADD": ("audit",)})), apart=(_AUDIT,)),
 }
+
+
+class _Rights(NamedTuple):
+    """Commands, and the keys on which they are permitted: to read, to write, or both."""
+
+    keys: frozenset[str]
+    commands: frozenset[str]
+    access: Mapping[str, str] = MappingProxyType({})
+
+    def words(self, queues: Sequence[str | None], start: str) -> tuple[list[str], list[str]]:
+        """Return the patterns of the keys, each after ``start``, and the commands."""
+        patterns = dict.fromkeys(
+            f"{f'%{self.access[key]}' if key in self.access else ''}~{start}{key_pattern(key, queue)}"
+            for key in sorted(self.keys)
+            for queue in queues
+        )
+        return [*patterns], sorted(f"+{command.lower()}" for command in self.commands)
 
 
 def rules(
@@ -165,36 +193,53 @@ def rules(
     version: tuple[int, int] = (7, 2),
     cluster: bool = False,
     prefix: str = "",
+    trackers: bool = True,
 ) -> list[str]:
     """Return the words of ``ACL SETUSER`` for a role, without a password.
 
     ``queues``: only these; none: all. ``version``: of Redis; a Valkey is a Redis 7.2. ``prefix``: of
-    keys and channels. Raises InvalidCall for a role that does not exist.
+    keys and channels. ``trackers``: whether the role reaches tracked groups of calls. Raises InvalidCall for
+    a role that does not exist.
     """
     if role not in ROLES:
         raise InvalidCall(f"role={role!r} is invalid: expected one of {', '.join(get_args(RoleName))}")
     names, start = tuple(queues) or (None,), literal(prefix)
-    found = ROLES[role]
-    permitted = {command.lower() for command in _permitted(role, version, cluster)}
-    reached, selectors = keys_of(role), []
-    if "audit" in reached and version >= (7, 0):
-        # Else a right to delete other keys would be one to delete the audit log.
-        reached, own = reached - {"audit"}, {"xadd", "xrevrange"} & permitted
-        permitted -= own
-        selectors = [f"(~{start}{key_pattern('audit')}", *sorted(f"+{command}" for command in own)]
-        selectors[-1] += ")"
-    keys = dict.fromkeys(key_pattern(key, queue) for key in sorted(reached) for queue in names)
-    channels = dict.fromkeys(channel_pattern(name, queue) for name in found.channels for queue in names)
+    found, without = ROLES[role], frozenset() if trackers else frozenset(_TRACKERS)
+    rights = _Rights(keys_of(role) - without, frozenset(_permitted(role, version, cluster)))
+    root, *others = _apart(found, rights) if version >= (7, 0) else [rights]
+    keys, commands = root.words(names, start)
+    channels = dict.fromkeys(
+        f"&{start}{channel_pattern(name, queue)}"
+        for name in found.channels
+        if name not in without
+        for queue in names
+    )
+    selectors = [" ".join(chain(*one.words(names, start))) for one in others]
     return [
         "on",
         "resetkeys",
-        *(f"~{start}{key}" for key in keys),
+        *keys,
         "resetchannels",
-        *(f"&{start}{name}" for name in channels),
+        *channels,
         "-@all",
-        *(f"+{command}" for command in sorted(permitted)),
-        *(["clearselectors", *selectors] if selectors else []),
+        *commands,
+        *(["clearselectors"] if selectors else []),
+        *(word for text in selectors for word in f"({text})".split()),
     ]
+
+
+def _apart(role: Role, rights: _Rights) -> list[_Rights]:
+    """Return the rights of a role without those that it has apart, and those."""
+    reached, permitted = rights.keys, rights.commands
+    others = [_Rights(keys, commands & permitted) for keys, commands in role.apart]
+    if role.access:
+        # EVALSHA asks for reads and writes of all keys of a script, each command in it for its own.
+        others.append(_Rights(reached, _names("EVALSHA")))
+        permitted -= {"EVALSHA"}
+    for keys, commands in role.apart:
+        reached -= keys
+        permitted -= commands - _script_commands(role)
+    return [_Rights(reached, permitted, role.access), *others]
 
 
 def keys_of(role: RoleName) -> frozenset[str]:
@@ -207,11 +252,15 @@ def keys_of(role: RoleName) -> frozenset[str]:
 def commands_of(role: RoleName) -> frozenset[str]:
     """Return the commands of a role, also those that its scripts call."""
     found = ROLES[role]
-    scripts = frozenset().union(*(script_commands(name) for name in found.scripts))
+    scripts = _script_commands(found)
     connection = CONNECTION | SCRIPTS | {"CLIENT|SETINFO"}
     if found.reads_only:
         scripts -= WRITES
     return scripts | found.commands.keys() | connection
+
+
+def _script_commands(role: Role) -> frozenset[str]:
+    return frozenset[str]().union(*(script_commands(name) for name in role.scripts))
 
 
 @cache
