@@ -89,7 +89,7 @@ def _queue_command(verb: Verb) -> Callable[..., None]:
 
 def _with_options(run: Callable[..., None], actions: list[Action]) -> Callable[..., None]:
     made = reason_option(run)
-    if any(one.asks for one in actions):
+    if any(one.asks_on_command_line for one in actions):
         made = yes_option(made)
     if any(one.optional for one in actions):
         made = click.option("--dry-run", is_flag=True, help="Only count the jobs that match.")(made)
@@ -141,7 +141,7 @@ def _act(
     if action.optional:
         asked = action.target(queue, (), values)
     total = action.total(queue, asked)
-    if action.asks:
+    if action.asks_on_command_line:
         confirm(_question(action, queue.name, asked, total), yes)
 
     def some(part: list[str], progress: Progress) -> int:

@@ -206,7 +206,7 @@ class Action:
         return (self.scope.option, *self.options) if self.scope.option else self.options
 
     @property
-    def asks(self) -> bool:
+    def asks_on_command_line(self) -> bool:
         """Whether the CLI asks before it: a dangerous action, or one that makes jobs of a whole queue run."""
         return self.dangerous or self.scope.option == "all"
 
