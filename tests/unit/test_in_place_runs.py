@@ -52,6 +52,37 @@ def test_the_time_of_a_call_holds_though_its_job_was_due(lowkiq, save):
     assert late.get() == "late"
 
 
+def test_arguments_are_checked_by_the_run_with_typing_off(lowkiq, lowkiq_app):
+    """As those of a plain task, a call that has an id is stored, and fails at once."""
+    called = []
+
+    def save(order_id, status):
+        called.append(order_id)
+
+    by = {"name": "order_id", "function": lambda arguments: arguments["order_id"]}
+    for name, one in by.items():
+        ordered_task(app=lowkiq_app, name=name, by=one, typing=False)(save)
+        task = lowkiq_app.tasks[name]
+        results = [task.delay(42), task.delay(42, "paid", "more"), task.delay(42, "paid", unknown=1)]
+        task.delay(42, "paid")
+        lowkiq.drain()
+        assert [type(result.get(propagate=False)) for result in results] == [TypeError] * 3
+        for without in ({}, {"status": "paid"}):
+            with pytest.raises(InvalidCall, match="finds no id"):
+                task.apply_async((), without)
+    assert called == [42, 42]
+
+
+def test_an_error_of_a_run_that_fits_is_retried_with_typing_off(lowkiq, lowkiq_app):
+    def save(order_id):
+        raise TypeError("inside")
+
+    ordered_task(app=lowkiq_app, name="save", by="order_id", typing=False, max_retries=2, retry_in=0)(save)
+    lowkiq_app.tasks["save"].delay(42)
+    lowkiq.drain()
+    assert lowkiq_app.tasks["save"].ordered_queue.stats().dead == 1
+
+
 class TestRetriesOfEachCall:
     @pytest.fixture
     def make(self, lowkiq_app):

@@ -335,6 +335,9 @@ def _failed(
     if asked is not None:
         delay = delay_of(asked)
         policy = replace(policy, max_retries=getattr(asked, "max_retries", policy.max_retries))
+    if isinstance(raised, TypeError) and not _fits(job, rules.task):
+        # No retry mends it.
+        policy = replace(policy, dont_retry=(TypeError,))
     text = texts.of(raised)
     settlement = after_failure(job.claimed, policy, text.data, delay, job.bad, raised, together)
     if asked is not None and settlement.disposition is Disposition.RETRY:
@@ -343,6 +346,11 @@ def _failed(
     return _decision(
         job, settlement._replace(try_text=try_text(text.text), failure=text.failure), error, text
     )
+
+
+def _fits(job: DecodedJob, task: Any) -> bool:
+    """Whether the function takes the arguments of a job: with typing=False calls store any."""
+    return task.typing or job.job is None or all(map(task.call_form.fits, job.job.payloads))
 
 
 def _with_left(job: DecodedJob, settlement: Settlement, left: Collection[int]) -> Settlement:
