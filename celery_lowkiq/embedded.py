@@ -31,24 +31,32 @@ MAX_SOCKET_PATH = 100
 NOT_STARTED = "the server is not started: call start() or use it in a with statement"
 
 #: Program of the watcher process. It starts and kills the server on command. When its stdin closes, which the
-#: kernel ensures at any end of this process, it stops the server and deletes the directory.
+#: kernel ensures at any end of this process, it stops the server and deletes the directory. Both leave stop
+#: signals, which a process manager sends to all processes, to this process.
 WATCHER = r"""
-import shutil, signal, subprocess, sys
+import shutil, signal, socket, subprocess, sys
 directory, command = sys.argv[1], sys.argv[2:]
-for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(name, lambda *_: None)  # not SIG_IGN, which the server would inherit
+# The server inherits it, and handles some of them.
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP))
 server = None
-def end(how):
+def shut_down():
     if server is not None:
-        server.send_signal(how)
         try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(10)
+                connection.connect(directory + "/redis.sock")
+                connection.sendall(b"SHUTDOWN\r\n")
+                connection.recv(64)  # an error, or the end
+        except OSError:
+            pass
+        kill()
+def kill():
+    if server is not None:
+        server.kill()
+        server.wait()
 for line in sys.stdin:
     if line.strip() == "start":
-        end(signal.SIGTERM)
+        shut_down()
         with open(directory + "/server.log", "ab", buffering=0) as log:
             try:
                 server = subprocess.Popen(
@@ -59,11 +67,11 @@ for line in sys.stdin:
                 log.write(str(error).encode())
                 print("failed", flush=True)
     elif line.strip() == "kill":
-        end(signal.SIGKILL)
+        kill()
         print(0, flush=True)
     elif line.strip() == "alive":
         print(int(server.poll() is None), flush=True)
-end(signal.SIGTERM)
+shut_down()
 shutil.rmtree(directory, ignore_errors=True)
 """
 

@@ -309,6 +309,12 @@ class Settlement(NamedTuple):
     #: Priority after a RETRY; None: that of the job.
     priority: int | None = None
 
+    def without_crash(self) -> Settlement:
+        """Return the job where this counts a crash."""
+        if self.disposition is not Disposition.CRASH:
+            return self
+        return Settlement(self.id, self.claim, Disposition.RETURN)
+
 
 class Flag(Protocol):
     """The part of ``threading.Event`` that task functions use."""

@@ -12,14 +12,13 @@ from typing import NoReturn, ParamSpec, TypeVar
 from celery_lowkiq.rules.loggers import worker_logger as logger
 
 from .ports import EXIT_CRASHED
+from .stop_signals import STOP_SIGNALS
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Seconds that a forked process may take to log why it ends: a thread that it lacks may have locked the log.
 LOG_TIMEOUT = 5
-#: Signals by which Celery stops a worker.
-STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
 
 _thread = threading.local()
 
@@ -38,9 +37,8 @@ def _reset_stop_signals() -> None:
         return
     # Forks of this process inherit the handlers that it sets.
     _thread.resets = False
-    for name in STOP_SIGNALS:
-        number = getattr(signal, name, None)
-        if number is not None and callable(signal.getsignal(number)):
+    for number in STOP_SIGNALS:
+        if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
 
 

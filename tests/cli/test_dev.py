@@ -207,6 +207,20 @@ def test_a_second_interrupt_does_not_wait(start_dev):
     assert not worker.is_running()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name, to_all", [("SIGTERM", True), ("SIGQUIT", False)])
+def test_a_stop_signal_ends_all_its_processes_in_order(start_dev, name, to_all):
+    dev = start_dev("--no-web", "--no-reload")
+    dev.says(" ready.")
+    others = psutil.Process(dev.process.pid).children(recursive=True)
+    for process in (*others, dev.process) if to_all else (dev.process,):
+        process.send_signal(signal.Signals[name])
+    status = dev.process.wait(60)
+    assert to_all or status == 0
+    assert psutil.wait_procs(others, 30)[1] == []
+    assert "Redis is not available" not in dev.log()
+
+
 def test_signals_that_another_thread_receives_are_obeyed():
     """Of two at once the kernel may give both to one that does nothing."""
     late, main = [], threading.get_ident()

@@ -125,12 +125,17 @@ def test_a_restart_ends_the_server_that_runs():
         assert not psutil.pid_exists(first)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_watcher_leaves_no_orphan(how):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP])
+def test_a_stop_signal_to_its_processes_ends_nothing(how):
     with EmbeddedServer() as server:
         directory, pid = Path(server.socket_path).parent, server.pid
-        psutil.Process(pid).parent().send_signal(how)
+        for process in (psutil.Process(pid), psutil.Process(pid).parent()):
+            process.send_signal(how)
         assert ping(server)
+        server.restart()
+        assert ping(server)
+        assert not psutil.pid_exists(pid)
+        pid = server.pid
     assert not psutil.pid_exists(pid)
     assert not directory.exists()
 

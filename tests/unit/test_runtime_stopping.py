@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.loggers import worker_logger
-from celery_lowkiq.rules.models import Disposition
+from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.worker import runtime
 from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.lane import claim_window
@@ -40,6 +40,23 @@ class TestStopping:
         assert one.store.settled == [("runs", Disposition.DONE)]
         assert one.owns() == []
         assert one.owns("") == list(SHARDS)
+
+    def test_a_process_that_ends_in_a_drain_counts_no_crash(self, node):
+        """A process manager kills what is left of a worker that it stops, and one process dies first."""
+        one = node(lanes=1)
+
+        def dies(batch):
+            one.gate.wait(10)
+            return (Settlement("runs", batch.jobs[0].claim, Disposition.CRASH, 3, error=b"poison pill"),)
+
+        one.runner.act = dies
+        one.store.push(SHARDS[0], "runs", announce=False)
+        one.start()
+        eventually(lambda: one.runner.ids)
+        one.runtime.drain()
+        one.gate.set()
+        assert one.runtime.join(10)
+        assert one.store.settled == [("runs", Disposition.RETURN)]
 
     def test_join_waits_no_longer_than_its_timeout(self, node):
         one = node(lanes=1)

@@ -17,7 +17,7 @@ from tests.clusters import Cluster
 from tests.marks import ON_CLUSTER, keep_those_of_a_cluster
 from tests.roles import operated_by, users
 from tests.waiting import eventually
-from tests.worker import proj
+from tests.worker import in_processes, proj
 from tests.worker.nodes import Worker, worker
 
 HERE = Path(__file__).parent
@@ -82,6 +82,15 @@ def app(settings: dict[str, Any], role_settings: dict[RoleName, dict[str, Any]])
     made = proj.make_app(**settings, **role_settings["caller"])
     with operated_by(made, lambda: proj.make_app(**settings, **role_settings["operator"])):
         yield made
+    made.close()
+
+
+@pytest.fixture
+def process_app(settings: dict[str, Any]) -> Iterator[Celery]:
+    """The app of ``in_processes``."""
+    settings["result_backend"] = settings["broker_url"]
+    made = in_processes.make_app(**settings)
+    yield made
     made.close()
 
 

@@ -15,7 +15,6 @@ from celery_lowkiq.embedded import EmbeddedServer
 from tests.marks import first_often
 from tests.outages import away
 from tests.waiting import eventually
-from tests.worker import in_processes
 from tests.worker.checks import command, is_alive, suspects
 
 #: Seconds that a machine that has other things to do may take longer.
@@ -24,11 +23,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="run_in='process
 
 
 @pytest.fixture
-def app(settings):
-    settings["result_backend"] = settings["broker_url"]
-    made = in_processes.make_app(**settings)
-    yield made
-    made.close()
+def app(process_app):
+    return process_app
 
 
 @pytest.fixture

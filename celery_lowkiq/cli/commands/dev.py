@@ -31,7 +31,7 @@ STOP = "stop"
 RUN_TIMEOUT = 15
 #: Seconds that the worker has to end after that, with releases and exit functions.
 EXIT_TIMEOUT = 5.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
 #: Packages that the dashboard needs.
 DASHBOARD = ("uvicorn", "starlette", "jinja2")
 #: Environment variables that Celery reads the URL of the broker from.

@@ -34,6 +34,7 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Batch, Disposition
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.worker import stop_signals
 from celery_lowkiq.worker.forks import end_forks_by_signal
 from celery_lowkiq.worker.ports import EXIT_CRASHED
 
@@ -70,8 +71,9 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     # In a child of a fork server, it would be by this fork server, which the child would have to start.
     multiprocessing.set_start_method(options.start_method, force=True)
     _end_with_worker(lifeline)
-    lost = LostLease()
-    threading.Thread(target=lost.watch, args=(control,), name="lowkiq-control", daemon=True).start()
+    orders = Orders()
+    stop_signals.handle(orders.on_signal)
+    threading.Thread(target=orders.watch, args=(control,), name="lowkiq-control", daemon=True).start()
     app: Any = import_app(options.app)
     for fixup in getattr(app, "_fixups", ()):
         # As in Celery's own children, where the parent has done it before the fork.
@@ -82,10 +84,11 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     process_initializer(app, options.hostname)
     install_batch_filter()
     end_forks_by_signal()
-    signal.signal(signal.SIGTERM, _end_run)
+    # Celery has reset them.
+    stop_signals.handle(orders.on_signal)
     with contextlib.ExitStack() as at_end, contextlib.suppress(EOFError):
         at_end.callback(process_destructor, os.getpid(), 0)
-        child = Child(app, Channel(end, MAX_IDLE), lost, options)
+        child = Child(app, Channel(end, MAX_IDLE), orders, options)
         at_end.callback(child.close)
         child.serve()
 
@@ -102,47 +105,55 @@ def _end_with_worker(lifeline: Connection) -> None:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _end_run(signum: int, _: Any) -> NoReturn:
-    # SIGKILL follows. Another signal must not interrupt what cleans up.
-    signal.signal(signum, signal.SIG_IGN)
-    raise SystemExit(128 + signum)
-
-
 def _crash(error: BaseException | None) -> NoReturn:
     logger.critical("the event loop of async def tasks has ended: %r", error)
     os._exit(EXIT_CRASHED)
 
 
-class LostLease:
-    """Set while another worker may own the shard of the running batch."""
+class Orders:
+    """What the lane says of the running batch while it runs."""
 
     def __init__(self) -> None:
-        self.flag: threading.Event = threading.Event()
+        #: Set while another worker may own the shard of the running batch.
+        self.lost: threading.Event = threading.Event()
         self._number = 0
+        #: The last ones: the number of their run, and what is said of it.
+        self._last: tuple[int, bool, int] = (0, False, 0)
         self._lock = threading.Lock()
 
     def begin(self, number: int, is_lost: bool) -> None:
         """A run begins."""
         with self._lock:
             self._number = number
-            self._set(is_lost)
+            # They may come before the run does.
+            self._obey(*(self._last if self._last[0] == number else (number, is_lost, 0)))
 
-    def _set(self, is_lost: bool) -> None:
+    def _obey(self, _: int, is_lost: bool, signum: int) -> None:
         if is_lost:
-            self.flag.set()
-        elif self.flag.is_set():
-            self.flag.clear()
+            self.lost.set()
+        elif self.lost.is_set():
+            self.lost.clear()
+        if signum:
+            os.killpg(0, signum)
 
     def watch(self, control: Connection) -> None:
         """Receive changes. When the worker is dead, end this process and all that its run has started."""
         try:
             while True:
-                number, is_lost = messages.read(control.recv_bytes())
+                last = messages.read(control.recv_bytes())
                 with self._lock:
-                    if number == self._number:
-                        self._set(is_lost)
+                    self._last = last
+                    if last[0] == self._number:
+                        self._obey(*last)
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)
+
+    def on_signal(self, signum: int, _: Any) -> None:
+        """End the run at a stop signal, if that is an order."""
+        if self._last == (self._number, self._last[1], signum):
+            # SIGKILL follows. Another signal must not interrupt what cleans up.
+            signal.signal(signum, signal.SIG_IGN)
+            raise SystemExit(128 + signum)
 
 
 class SoftLimit:
@@ -232,11 +243,11 @@ class RelayedBuffers(ResultBuffers):
 class Child:
     """Answers the messages of the lane."""
 
-    def __init__(self, app: Celery, work: Channel, lost: LostLease, options: ChildOptions) -> None:
+    def __init__(self, app: Celery, work: Channel, orders: Orders, options: ChildOptions) -> None:
         context = context_of(app)
         client = context.open_store(CONNECTIONS).client
         self._work = work
-        self._lost = lost
+        self._orders = orders
         self._options = options
         self._runs = 0
         self._buffers = RelayedBuffers()
@@ -280,11 +291,11 @@ class Child:
         state.revoked.update(message.revoked)
         if message.stamps:
             state.revoked_stamps.update(pickle.loads(message.stamps))  # noqa: S301 - written by the lane
-        self._lost.begin(message.number, message.is_lost)
+        self._orders.begin(message.number, message.is_lost)
         self._soft_limit.begin()
         reply: tuple[Any, ...]
         try:
-            batch = messages.read_batch(message, self._task(message.queue).queue_spec, self._lost.flag)
+            batch = messages.read_batch(message, self._task(message.queue).queue_spec, self._orders.lost)
             outcome = self._outcome(batch)
             is_spent, reply = outcome.is_spent, outcome
         except Exception as error:

@@ -10,10 +10,12 @@ import socket
 import threading
 import time
 from multiprocessing import process as processes
+from multiprocessing import resource_tracker
 from typing import Any
 from weakref import WeakSet
 
 from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.worker import stop_signals
 
 from . import messages, preload
 from .app_reference import PRELOADED_APP
@@ -71,7 +73,11 @@ class LaneProcess:
         arguments = childs_end, controls_end, lifelines_end, options
         self._process = context.Process(target=main, args=arguments, name=self._name)
         try:
-            self._process.start()
+            with stop_signals.blocked():
+                # Its start unblocks some.
+                resource_tracker.ensure_running()
+            with stop_signals.blocked():
+                self._process.start()
         except BaseException:
             self.close_pipes()
             raise
@@ -129,10 +135,13 @@ class LaneProcess:
         self.kill()
         raise ProcessDied(_ended_by(self.exitcode))
 
-    def tell_lost(self, is_lost: bool) -> None:
-        """Tell the running batch whether another worker may own its shard."""
+    def tell(self, is_lost: bool, signum: int) -> None:
+        """Tell the running batch whether another worker may own its shard, and by which signal it is to end.
+
+        ``signum``: 0 if it goes on.
+        """
         with contextlib.suppress(OSError):
-            self._control.send_bytes(messages.write((self.runs, is_lost)))
+            self._control.send_bytes(messages.write((self.runs, is_lost, signum)))
 
     # -- the end
 

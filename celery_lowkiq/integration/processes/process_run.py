@@ -24,6 +24,7 @@ from celery_lowkiq.integration.runs.request import (
 from celery_lowkiq.integration.runs.run import Run
 from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.worker.stop_signals import STOP_SIGNALS
 
 from .lane_process import LaneProcess
 
@@ -83,12 +84,16 @@ class ProcessRun:
             self._process = process
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """End the process of the run, for ``revoke(terminate=True)``."""
-        signum = platforms.signals.signum(signal or "TERM")
+        """End the process of the run, for ``revoke(terminate=True)``.
+
+        A stop signal has no effect on it. Its lane tells it to raise one.
+        """
+        signum = int(platforms.signals.signum(signal or "TERM"))
         with self._lock:
             if self._process is not None:
                 self.terminated, self.terminated_at = signum, time.monotonic()
-                self._process.signal(signum, whole_group=True)
+                if signum not in STOP_SIGNALS:
+                    self._process.signal(signum, whole_group=True)
 
     def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
         """Do nothing: runs do not depend on the broker."""

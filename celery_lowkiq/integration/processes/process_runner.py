@@ -232,7 +232,7 @@ class ProcessRunner:
         hard, soft = run.limits
         hard = hard or task.time_limit or worker.time_limit
         soft = soft or task.soft_time_limit or worker.soft_time_limit
-        was_lost = batch.lost.is_set()
+        told = batch.lost.is_set(), 0
         while True:
             answer = process.receive()
             if answer is not None and answer[0] != messages.EVENT:
@@ -249,9 +249,9 @@ class ProcessRunner:
                 soft = None
             if time.monotonic() - run.terminated_at >= END_TIMEOUT:
                 process.signal(signal.SIGKILL, whole_group=True)
-            if batch.lost.is_set() is not was_lost:
-                was_lost = not was_lost
-                process.tell_lost(was_lost)
+            known, told = told, (batch.lost.is_set(), run.terminated)
+            if told != known:
+                process.tell(*told)
 
     def _send_event(self, kind: str, fields: bytes) -> None:
         # Written by a child of this process.

@@ -312,6 +312,9 @@ class ClaimCycle:
                 settlements = staying(pid, ctx.runner.run, batch)
             finally:
                 ctx.exclusion.end(owned)
+            if self._state.stopping:
+                # What stops the worker may have ended the child process of the run, too.
+                settlements = tuple([settlement.without_crash() for settlement in settlements])
             window.add(batch, settlements)
             for settlement in settlements:
                 if settlement.bad:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
+
+from celery_lowkiq.worker import stop_signals
 
 from .connections import close_in_forks
 from .options import NodeOptions
@@ -21,32 +25,51 @@ NO_MODULE = (
 BOOT = (
     "import sys; from multiprocessing import connection, spawn; "
     "pipe = connection.Connection(int(sys.argv[1])); "
-    "spawn.prepare(pipe.recv()); main, options = pipe.recv(); main(pipe, options)"
+    "spawn.prepare(pipe.recv()); main, *arguments = pipe.recv(); main(pipe, *arguments)"
 )
 #: Celery sets it for processes that get a copy of the app. The node process imports the app itself.
 COPIED_APP = "FORKED_BY_MULTIPROCESSING"
 
 
-def launch(options: NodeOptions) -> tuple[subprocess.Popen[bytes], Connection]:
+class NodeProcess(subprocess.Popen[bytes]):
+    """The node process, as the worker sees it."""
+
+    #: Writes to its :class:`.stop_order.StopOrder`.
+    stop_end: Connection
+
+    def order_stop(self) -> None:
+        """Have it end after the running batches. Safe in a signal handler."""
+        with contextlib.suppress(OSError):  # It has ended.
+            os.write(self.stop_end.fileno(), b"!")
+            self.send_signal(signal.SIGTERM)
+
+
+def launch(options: NodeOptions) -> tuple[NodeProcess, Connection]:
     """Start the process. It ends when the connection does, unless it is told to before."""
     from .process import main
 
     ours, theirs = Pipe()
+    its_stop_end, stop_end = Pipe(duplex=False)
+    descriptors = theirs.fileno(), its_stop_end.fileno()
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     env = {name: value for name, value in os.environ.items() if name != COPIED_APP}
     try:
-        process = subprocess.Popen(  # noqa: S603 - a list of our own words
-            # The last word is for ps.
-            [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), f"{NAME}:{options.hostname}"],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=env,
-        )
+        with stop_signals.blocked():
+            process = NodeProcess(
+                # The last word is for ps.
+                [sys.executable, *flags, "-c", BOOT, str(descriptors[0]), f"{NAME}:{options.hostname}"],
+                stdin=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                env=env,
+            )
     finally:
         theirs.close()
+        its_stop_end.close()
+    process.stop_end = stop_end
     close_in_forks(ours)
+    close_in_forks(stop_end)
     ours.send(_preparation())
-    ours.send((main, options))
+    ours.send((main, options, descriptors[1]))
     return process, ours
 
 

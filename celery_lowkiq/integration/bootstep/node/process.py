@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -15,19 +14,18 @@ from celery.concurrency.thread import TaskPool
 from celery.platforms import EX_FAILURE
 
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
+from celery_lowkiq.worker import stop_signals
 
 from .options import NodeOptions
+from .stop_order import StopOrder
 
 logger: logging.Logger = logging.getLogger("celery_lowkiq")
-#: A terminal sends them to all processes, and the worker says by the connection what is to be done. Not
-#: ignored, since programs that runs start would ignore them, too.
-FOR_WORKER = ("SIGINT", "SIGQUIT", "SIGHUP")
 
 
-def main(connection: Connection, options: NodeOptions) -> NoReturn:
-    """Serve the ordered queues until the worker says otherwise, or ends."""
-    for name in FOR_WORKER:
-        signal.signal(getattr(signal, name), _leave_to_worker)
+def main(connection: Connection, options: NodeOptions, stop_end: int) -> NoReturn:
+    """Serve the ordered queues until the worker says otherwise, or ends. ``stop_end``: of the stop order."""
+    order = StopOrder(stop_end)
+    stop_signals.handle(order.on_signal)
     for name in ("SIGUSR1", "SIGTTIN"):
         install_cry_handler(name)
     platforms.set_mp_process_title("celeryd", info="-ordered queues-", hostname=options.hostname)
@@ -36,16 +34,13 @@ def main(connection: Connection, options: NodeOptions) -> NoReturn:
         # After the app, which may instrument Celery's worker.
         from .server import NodeServer
 
-        server = NodeServer(app, connection, options)
+        server = NodeServer(app, connection, options, order)
     except Exception:
         logger.critical("the node process cannot start", exc_info=True)
         sys.exit(EX_FAILURE)
     status = server.run()
     signals.worker_process_shutdown.send(sender=options.hostname, pid=os.getpid(), exitcode=status)
     sys.exit(status)
-
-
-def _leave_to_worker(*_: Any) -> None: ...
 
 
 def _set_up(options: NodeOptions) -> Celery:

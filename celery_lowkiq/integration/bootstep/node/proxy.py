@@ -6,7 +6,6 @@ import itertools
 import logging
 import select
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +27,7 @@ from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
 
 from .celery_heartbeat import count_in_heartbeats
-from .launch import launch
+from .launch import NodeProcess, launch
 from .options import NodeLimits, NodeOptions, changed_settings, revoked_calls, task_limits
 
 #: Seconds that the worker waits for an answer of its node process.
@@ -61,7 +60,7 @@ class NodeProxy:
         self._tasks = dict(tasks)
         self._served = frozenset(served)
         self._modules = modules_of(consumer.app, tasks.values())
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: NodeProcess | None = None
         self._connection: Connection | None = None
         #: A timer may be a thread of its own.
         self._lock = threading.RLock()
@@ -163,7 +162,7 @@ class NodeProxy:
             self._consumer.hub.remove_reader(connection.fileno())
         connection.close()
         status = self._process.wait()
-        if self._is_stopping and (status >= 0 or status == -signal.SIGTERM):
+        if self._is_stopping and status >= 0:
             return
         level = logging.ERROR if status else logging.INFO
         logger.log(
@@ -191,21 +190,17 @@ class NodeProxy:
         def dump_both(*about: Any) -> None:
             if callable(handler):
                 handler(*about)
-            self._signal(number)
+            if self._process is not None:
+                self._process.send_signal(number)
 
         signal.signal(number, dump_both)
-
-    def _signal(self, number: int) -> None:
-        """Also in a signal handler."""
-        if self._process is not None:
-            self._process.send_signal(number)
 
     # -- its end
 
     def _on_shutdown(self, **_: Any) -> None:
         """Drain as soon as a signal arrives."""
         self._is_stopping = True
-        self._signal(signal.SIGTERM)
+        self.restart()
 
     def end(self) -> None:
         """Stop the process, and wait for it while the worker's event loop runs."""
@@ -389,8 +384,12 @@ class NodeProxy:
         self._tell("limit", queue, task_limits(self._tasks[queue]))
 
     def restart(self) -> None:
-        """Replace the process by one that imports all modules anew, after the running batches."""
-        self._signal(signal.SIGTERM)
+        """Replace the process by one that imports all modules anew, after the running batches.
+
+        Safe in a signal handler. When the worker stops, no other one follows.
+        """
+        if self._process is not None:
+            self._process.order_stop()
 
 
 def _can_send(connection: Connection) -> bool:

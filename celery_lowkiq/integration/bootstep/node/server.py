@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
@@ -30,6 +29,7 @@ from celery_lowkiq.worker.runtime import Runtime
 from .connections import close_in_forks
 from .options import NodeLimits, NodeOptions
 from .outbox import Outbox, RelayedEvents
+from .stop_order import StopOrder
 
 #: Seconds that idle lanes, then the others, have to release their shards when the worker has died.
 IDLE_TIMEOUT, BUSY_TIMEOUT = 0.4, 0.2
@@ -61,9 +61,10 @@ class NodeServer:
     node: Any = None
     is_program: bool = True
 
-    def __init__(self, app: Celery, connection: Connection, options: NodeOptions) -> None:
+    def __init__(self, app: Celery, connection: Connection, options: NodeOptions, order: StopOrder) -> None:
         """Raises ConfigurationError."""
         self._connection = connection
+        self._order = order
         close_in_forks(connection)
         self._wakes, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
@@ -158,15 +159,15 @@ class NodeServer:
     # -- Shutdown
 
     def watch(self, runtime: Runtime) -> None:
-        """Stop claiming, and end, at SIGTERM: the worker sends it from its own signal handler."""
+        """Stop claiming, and end, at the order of the worker's signal handler."""
         self._stop = stopper(runtime)
 
-        def on_signal(*_: Any) -> None:
+        def stop() -> None:
             self._stop()
             self._is_stopping = True
             self._wake()
 
-        signal.signal(signal.SIGTERM, on_signal)
+        self._order.stop = stop
 
     def drain(self, runtime: Runtime, timeout: float | None) -> None:
         """Wait for the lanes; the worker may ask for a cold shutdown meanwhile."""
