@@ -28,6 +28,21 @@ def save(order_id, status="new", *, note=None, **more): ...
 def rest(*orders): ...
 
 
+class Methods:
+    def of_object(self, order_id, status="new"):
+        return [order_id, status]
+
+    @classmethod
+    def of_class(cls, order_id, status="new"):
+        return [order_id, status]
+
+    @staticmethod
+    def of_nothing(order_id, status="new"):
+        return [order_id, status]
+
+    def __call__(self, order_id): ...
+
+
 def batch_of(data, score):
     job = Job("1", (Payload(data, score),), 0.0)
     return Batch(QueueSpec("q"), Lease(ShardRef("q", 0), "node", 1), 1, (job,), threading.Event())
@@ -88,6 +103,68 @@ class TestTheId:
 
         wrapper.__signature__ = inspect.signature(shown)
         assert id_of(wrapper, "order_id", 42, "paid") == 42
+
+    def test_a_position_finds_it_by_name_and_a_name_by_position(self):
+        assert id_of(save, 0, order_id=7) == 7
+        assert id_of(save, "order_id", 7) == 7
+
+        def behind(order_id, status="new"): ...
+
+        @functools.wraps(behind)
+        def wrapper(*args, **kwargs): ...
+
+        assert id_of(wrapper, 0, order_id=7) == 7
+        assert id_of(wrapper, 1, 7, status="paid") == "paid"
+        assert id_of(wrapper, 1, status="paid", order_id=7) == "paid"
+
+        @functools.wraps(save)
+        def method(*args, **kwargs): ...
+
+        method.__wrapped__ = lambda self, order_id: None
+        assert id_of(method, 0, 7, bound=True) == 7
+        assert id_of(method, 0, order_id=7, bound=True) == 7
+
+    def test_behind_a_decorator_that_fills_arguments_a_position_is_no_name(self):
+        """By position and by name, another argument would be the id."""
+
+        def behind(session, order_id, status="new"): ...
+
+        @functools.wraps(behind)
+        def injecting(*args, **kwargs): ...
+
+        find = SignatureForm(injecting, False, 1).read
+        assert find((7, "paid"), {}, None)[0] == "paid"
+        for args, kwargs in (((), {"order_id": 7, "status": "paid"}), ((7,), {"status": "paid"})):
+            with pytest.raises(InvalidCall, match=r"by=1 finds no id: .* Give the argument by position, or"):
+                find(args, kwargs, None)
+
+    @pytest.mark.parametrize("by", ["order_id", 0, lambda arguments: arguments["order_id"]])
+    @pytest.mark.parametrize("bind", [False, True])
+    @pytest.mark.parametrize("method", [Methods().of_object, Methods.of_class, Methods.of_nothing])
+    def test_a_bound_method_is_a_function(self, app, method, bind, by):
+        if bind and inspect.isfunction(method):
+            pytest.skip("a function that is bound takes a task")
+        app.conf.task_always_eager = True
+        task = ordered_task(app=app, name="method", by=by, bind=bind)(method)
+        assert task.delay(7).get() == [7, "new"]
+        assert task.delay(status="paid", order_id=7).get() == [7, "paid"]
+
+    @pytest.mark.parametrize("options", [{}, {"by": 0}, {"by": "order_id"}, {"by": len}])
+    @pytest.mark.parametrize(
+        "function",
+        [
+            functools.partial(save, status="x"),
+            functools.update_wrapper(functools.partial(save, status="x"), save),
+            functools.lru_cache(save),
+            Methods(),
+            print,
+            Methods,
+            lambda order_id: None,
+        ],
+    )
+    def test_what_celery_can_make_no_task_of_is_refused(self, function, options):
+        with pytest.raises(ConfigurationError, match=r"^task: .*is invalid: expected|cannot be called with"):
+            ordered_task(name="task", **options)(function)
 
     def test_it_is_not_any_number_of_arguments(self):
         with pytest.raises(ConfigurationError, match="by='orders' is invalid"):

@@ -20,17 +20,14 @@ from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.validators import invalid, is_number
 
 from .arguments import SHOWN, as_keywords, check_arguments, header_for
+from .id_finder import POSITIONAL, By, IdFinder
 from .validation import LATEST, Entry, id_of, read_id
 
-#: The argument that has a call's id, by name, position or path; or a function of all arguments by name.
-By = str | int | Callable[[dict[str, Any]], Any]
-EMPTY = inspect.Parameter.empty
-ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 #: Where Celery wraps the function of a task with ``pydantic=True``.
 PYDANTIC_WRAPPER = "celery.app.base"
 BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, BY_NAME)
-
+#: The type of a compiled function.
+CYTHON = "cython_function_or_method"
 #: Of a payload with its own time: a Unix time, or how long after its score, in s.
 TIMES = ("eta", "countdown")
 #: A score that a push makes may be some us after the push, in s.
@@ -198,17 +195,19 @@ class SignatureForm:
         """
         if getattr(function, "__globals__", {}).get("__name__") == PYDANTIC_WRAPPER:
             function = inspect.unwrap(function)
+        check_readable(function)
+        if inspect.ismethod(function):
+            # Its self is no argument, and a task gives it none.
+            function, bound = function.__func__, True
         header = head_from_fun(function, bound=bound)
         # Not of a function that a decorator wraps: the decorator may give it other arguments than callers do.
-        own = inspect.signature(function, follow_wrapped=False)
-        parameters = list(own.parameters.values())[1 if bound else 0 :]
-        self._wraps = hasattr(function, "__wrapped__") and not hasattr(function, "__signature__")
-        self._signature = inspect.Signature(parameters)
+        parameters = _parameters_of(function, bound, follow_wrapped=False)
+        wraps = hasattr(function, "__wrapped__") and not hasattr(function, "__signature__")
+        self._ids = IdFinder(by, parameters, _parameters_of(function, bound) if wraps else None)
+        self._find = self._ids.find
         self.merges: bool = merges
-        self.parameters: tuple[str, ...] = tuple(self._signature.parameters)
+        self.parameters: tuple[str, ...] = self._ids.names
         self.has_times: bool = not merges
-        self._by = by
-        self._find = self._finder(by)
         # Celery calls an errback at once, outside any queue, unless its check is a partial or takes one
         # argument. One with (request, exc, traceback) can only run so: no queue takes these.
         takes_request = [each.name for each in parameters[:1]] == ["request"]
@@ -223,7 +222,7 @@ class SignatureForm:
         job_id = self._find(args, kwargs)
         if not self.merges:
             return job_id, {"args": args, "kwargs": kwargs, "task_id": task_id}
-        bound = self._bound(args, kwargs)
+        bound = self._ids.bound(args, kwargs)
         given = (args, kwargs) if bound is None else (bound.args, bound.kwargs)
         return job_id, dict(zip(("args", "kwargs"), given, strict=True))
 
@@ -306,9 +305,10 @@ class SignatureForm:
 
     def with_arguments(self, job_id: str, payload: Any, args: Any, kwargs: Any) -> Any:
         """An argument that changes from keyword to position, or back, replaces the one of its name."""
-        bound = self._signature.bind_partial(*(payload["args"] if args is None else args))
+        signature = self._ids.signature
+        bound = signature.bind_partial(*(payload["args"] if args is None else args))
         kept = payload["kwargs"] if kwargs is None else kwargs
-        by_name = [name for name in bound.arguments if self._signature.parameters[name].kind is BY_NAME]
+        by_name = [name for name in bound.arguments if signature.parameters[name].kind is BY_NAME]
         if args is None:
             bound.arguments.update({name: kept[name] for name in by_name if name in kept})
         left = {name: value for name, value in kept.items() if name not in by_name}
@@ -316,90 +316,29 @@ class SignatureForm:
         self.check_edit(job_id, changed)
         return changed
 
-    # -- the id
-
-    def _finder(self, by: By) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        if callable(by):
-            return self._computed
-        name, *path = by.split(".") if isinstance(by, str) else (by,)
-        parameters = list(self._signature.parameters.values())
-        positional = [each for each in parameters if each.kind in POSITIONAL]
-        kinds = {each.kind for each in parameters}
-        parameter = None
-        if isinstance(name, str):
-            parameter = self._signature.parameters.get(name)
-            if parameter is None and self._wraps:
-                raise self._unknown("a position or a function, since a decorator hides the arguments")
-            is_any_number = parameter is not None and parameter.kind in ANY_NUMBER
-            if is_any_number or (parameter is None and inspect.Parameter.VAR_KEYWORD not in kinds):
-                raise self._unknown("the name of an argument, as " + ", ".join(self._signature.parameters))
-            position = positional.index(parameter) if parameter in positional else None
-        else:
-            if name < len(positional):
-                parameter = positional[name]
-            elif inspect.Parameter.VAR_POSITIONAL not in kinds:
-                raise self._unknown(f"a position below {len(positional)}")
-            position = name
-        keyword = name if parameter is None else parameter.name
-        default = EMPTY if parameter is None else parameter.default
-        return partial(self._found, position, keyword, default, [str(part) for part in path])
-
-    def _found(
-        self,
-        position: int | None,
-        keyword: Any,
-        default: Any,
-        path: Sequence[str],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        if position is not None and position < len(args):
-            value = args[position]
-        else:
-            value = kwargs.get(keyword, default)
-        if value is EMPTY:
-            raise InvalidCall(f"by={self._by!r} finds no id: the call has no such argument")
-        for part in path:
-            try:
-                value = value[part] if isinstance(value, Mapping) else getattr(value, part)
-            except (KeyError, AttributeError):
-                raise InvalidCall(
-                    f"by={self._by!r} finds no id: {saferepr(value, SHOWN)} has no {part!r}"
-                ) from None
-        return value
-
     def fits(self, payload: Any) -> bool:
         """See CallForm."""
-        return self._bound(payload["args"], payload["kwargs"]) is not None
-
-    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments | None:
-        """The arguments with defaults; None, which only typing=False lets pass, when they do not fit."""
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError:
-            return None
-        bound.apply_defaults()
-        return bound
-
-    def _loosely_bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        parameters = self._signature.parameters.values()
-        defaults = {each.name: each.default for each in parameters if each.default is not EMPTY}
-        return {**defaults, **dict(zip(self.parameters, args, strict=False)), **kwargs}
-
-    def _computed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        bound = self._bound(args, kwargs)
-        named = self._loosely_bound(args, kwargs) if bound is None else bound.arguments
-        try:
-            return self._by(named)  # type: ignore[operator]
-        except Exception as error:
-            shown = saferepr(named, SHOWN)
-            raise InvalidCall(f"by= finds no id in {shown}: {type(error).__name__}: {error}") from error
-
-    def _unknown(self, expected: str) -> ConfigurationError:
-        signature = f"({', '.join(self._signature.parameters)})"
-        return ConfigurationError(invalid("by", self._by, f"{expected}, of the function with {signature}"))
+        return self._ids.bound(payload["args"], payload["kwargs"]) is not None
 
 
 def _only(payloads_by_id: PayloadsById) -> Mapping[str, Any]:
     """The call of a run, which is the only one."""
     return next((payload for payloads in payloads_by_id.values() for payload in payloads), {})
+
+
+def check_readable(function: Callable[..., Any]) -> None:
+    """Raises ConfigurationError for what Celery cannot make a task of: it reads name and arguments."""
+    is_function = inspect.isfunction(function) or inspect.ismethod(function)
+    if not (is_function or type(function).__name__ == CYTHON) or not function.__name__.isidentifier():
+        expected = "a function or a method, with a name and arguments that Celery can read"
+        fix = "Write a function, def save(order_id): ..., that calls it"
+        raise ConfigurationError(f"{function!r} is invalid: expected {expected}. {fix}")
+
+
+def _parameters_of(
+    function: Callable[..., Any], bound: bool, follow_wrapped: bool = True
+) -> list[inspect.Parameter]:
+    """The parameters that callers fill."""
+    found = list(inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values())
+    # A decorator's (*args, **kwargs) takes self as one of many.
+    return found[1:] if bound and found and found[0].kind in POSITIONAL else found

@@ -12,7 +12,8 @@ from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from celery_lowkiq.integration.app.current_app import current_app_task
 from celery_lowkiq.integration.app.option_names import naming
-from celery_lowkiq.integration.calls.call_form import By
+from celery_lowkiq.integration.calls.call_form import check_readable
+from celery_lowkiq.integration.calls.id_finder import By
 from celery_lowkiq.rules.errors import ConfigurationError
 
 from .base_classes import R, given_options
@@ -191,6 +192,7 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
             except ConfigurationError:
                 if not _has_others(app, base):
                     raise
+            check_readable(function)
         attributes = {**as_attributes(options), "base": base}
         if app is None:
             shared_task(**attributes)(function)

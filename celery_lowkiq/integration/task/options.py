@@ -14,7 +14,8 @@ from celery.app.annotations import resolve_all as resolve_all_annotations
 from celery_lowkiq.integration.app.option_names import check_option_names
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.settings import RunIn
-from celery_lowkiq.integration.calls.call_form import PYDANTIC_WRAPPER, By, SignatureForm
+from celery_lowkiq.integration.calls.call_form import PYDANTIC_WRAPPER, SignatureForm
+from celery_lowkiq.integration.calls.id_finder import By
 from celery_lowkiq.integration.runs.task_function import is_async
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.layout import MAX_SHARDS
