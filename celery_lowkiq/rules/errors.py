@@ -212,7 +212,7 @@ class MasterDenies(AccessDenied, StoreUnavailable):
 
 
 class StoreFull(StoreUnavailable):
-    """Redis has reached ``maxmemory`` and refuses writes; nothing was stored. Workers can still drain."""
+    """Redis has reached ``maxmemory`` and refuses writes; nothing was stored. Running workers drain."""
 
 
 class ShardDamaged(StoreError):

@@ -46,6 +46,13 @@ class Server:
     node_timeout: float | None = None
 
 
+#: What to do about a full Redis. A worker that starts declares its broker's queues and needs a write for that.
+FULL = (
+    "Raise maxmemory first, and restart no worker before: those that run drain their queues (not on Redis "
+    "6.2), and one that starts fails when this is also the broker, whose writes by kombu are refused, too."
+)
+
+
 def version(server: Server) -> Finding:
     """Return whether the version is supported."""
     known = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
@@ -95,7 +102,7 @@ def refused_writes(server: Server) -> tuple[str, str] | None:
         return text, "Start a replica of it, or connect it again; or lower min-replicas-to-write."
     if server.policy == "noeviction" and 0 < server.maxmemory <= server.used_memory:
         text = f"it uses {size(server.used_memory)}, and maxmemory is {size(server.maxmemory)} (OOM)."
-        return f"{text} No call is stored there.", "Raise maxmemory, or let workers drain."
+        return f"{text} No call is stored there.", FULL
     return None
 
 

@@ -215,7 +215,9 @@ def test_errors_of_a_full_master_and_of_missing_rights_name_it(cluster, client):
     refuse(node, b"OOM command not allowed when used memory > 'maxmemory'.")
     (full,) = results(client, A)
     assert isinstance(full, StoreFull)
-    assert str(full).startswith(f"Redis {name} is at its maxmemory: nothing was stored.")
+    assert str(full).startswith(
+        f"Redis {name} is at its maxmemory: nothing was stored. Raise maxmemory first"
+    )
     refuse(node, b"NOPERM this user has no permissions to run the 'evalsha' command")
     (denied,) = results(client, A)
     assert isinstance(denied, AccessDenied)

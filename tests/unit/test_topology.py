@@ -118,6 +118,12 @@ def test_a_master_that_refuses_writes_is_named(options, text):
     assert topology.lacks_replicas == ("NOREPLICAS" in str(text))
 
 
+def test_a_full_redis_needs_memory_before_any_restart():
+    """A worker that starts cannot: kombu's writes are refused on the same server."""
+    topology = changed(cluster(WELL, WELL), 1, server=replace(WELL, maxmemory=1024, used_memory=1024))
+    assert found(topology)["writes"].advice.startswith("Raise maxmemory first, and restart no worker before")
+
+
 def test_slots_without_a_master():
     topology = replace(changed(cluster(WELL, WELL), 1, slots=0, shards={}), homeless={"orders": 16})
     assert found(topology)["slots"].text == "8192 slots have no master, with shards of orders (16)."

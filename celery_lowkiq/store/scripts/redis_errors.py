@@ -19,6 +19,7 @@ from celery_lowkiq.rules.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from celery_lowkiq.rules.server_checks import FULL
 from celery_lowkiq.rules.text import host_port
 
 from .keys import shard_of_key
@@ -112,9 +113,7 @@ def store_error(error: BaseException) -> StoreError:
         return denied
     if "OOM command not allowed" in text or isinstance(error, exceptions.OutOfMemoryError):
         name = _name(error)
-        return StoreFull(
-            f"{name} is at its maxmemory: nothing was stored. Raise maxmemory, or let workers drain."
-        )
+        return StoreFull(f"{name} is at its maxmemory: nothing was stored. {FULL}")
     # redis-py 5.0 raises a plain ResponseError for these, unless its client is one of a cluster.
     if isinstance(error, CLUSTER) or text.startswith(CLUSTER_TEXTS):
         return ClusterNode()
