@@ -46,7 +46,7 @@ class Server:
     node_timeout: float | None = None
 
 
-#: What to do about a full Redis. A worker that starts declares its broker's queues and needs a write for that.
+#: What to do about a full Redis. A worker that starts declares queues of its broker, which is a write.
 FULL = (
     "Raise maxmemory first, and restart no worker before: those that run drain their queues (not on Redis "
     "6.2), and one that starts fails when this is also the broker, whose writes by kombu are refused, too."

@@ -19,7 +19,14 @@ SYMPTOMS = {name: text for name, text in PAGES.items() if name != "index"}
 ALERTS = yaml.safe_load((ROOT / "contrib" / "prometheus" / "alerts.yml").read_text())
 COMMAND = "celery -A proj lowkiq "
 #: Of others: Celery, Redis, systems; and code.
-NOT_OURS = {"CRITICAL Unrecoverable error", "SLOWLOG GET", "kill -9", "kill -TTIN PID", "lowkiq quiet"}
+NOT_OURS = {
+    "CRITICAL Unrecoverable error",
+    "CONFIG SET",
+    "SLOWLOG GET",
+    "kill -9",
+    "kill -TTIN PID",
+    "lowkiq quiet",
+}
 CODE = re.compile(r"celery -A|maxmemory-policy noeviction|appendfsync |\w+ = ")
 
 
