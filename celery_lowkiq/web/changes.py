@@ -48,7 +48,7 @@ def begin(
     if VALUE in action.parameters and not user_of(request.scope).may_see_plain:
         raise Refused("to edit a payload, you need the right to see it without masks")
     site = site_of(request)
-    what = payload_change(queue, action, target, site.redactor) if MARK in action.takes else ""
+    what = payload_change(queue, action, target) if MARK in action.takes else ""
     change = Change.of(*asker(request), action, queue.name, target, reason.strip(), what)
     operation = Operation(change, action, target, action.total(queue, target), site.audit)
     return site.operations.start(operation, lambda progress: action.run(queue, target, progress))

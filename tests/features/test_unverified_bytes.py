@@ -26,14 +26,15 @@ from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.web import make_app as make_dashboard
 from celery_lowkiq.web.app import ENDPOINTS, _routes
 from tests.traps import Trap
+from tests.web.pages import read_plain
 from tests.worker.signing_proj import make_app
 
 LATER = 3600
 #: The ids of the traps by where they lie.
 WAITING, RECORDED, RUNNING, DEAD = IDS = ("waiting", "recorded", "running", "dead")
 QUEUES = ("pay", "refund", "receipt")
-#: Pages of one id, how they show payloads, and what there is not: an operation, matches without a filter.
-JOB, PLAIN = ("/job", "/api/v1/job"), ("", "&plain=1", "&edit=1")
+#: Pages of one id, and what there is not: an operation, matches without a filter.
+JOB = ("/job", "/api/v1/job")
 MISSING = {"/api/v1/operations/{id}", "/api/v1/matches", "/api/v1/migration", "/api/v1/reshard_cost"}
 #: Commands that serve, or read no job, with the reason.
 OTHERS = {"acl", "dev", "flower", "metrics", "web", "masters", "quiet", "unquiet", "audit", "nodes"}
@@ -49,7 +50,7 @@ COMMANDS = [
     *(("why", "pay", job_id) for job_id in IDS),
     *IDS_TOO,
     ("run-now", "receipt", *IDS),
-    ("run-now", "receipt", "--all"),
+    ("run-now", "receipt", "--all", "--yes"),
     *ENDINGS,
     ("bury", "receipt", *IDS, "--yes"),
     ("delete", "receipt", *IDS, "--yes"),
@@ -197,7 +198,11 @@ def test_no_page_and_no_endpoint_decodes(planted, unpickle):
     asked = [f"{path}?id={tracker if path == '/tracker' else DEAD}&queue=pay&prefix=w" for path in paths]
     for queue in ("pay", "receipt"):
         asked += [f"/queue?queue={queue}&list={name}" for name in ("jobs", "processing", "morgue")]
-        asked += [f"{job}?queue={queue}&id={job_id}{more}" for job in JOB for job_id in IDS for more in PLAIN]
+        asked += [f"{job}?queue={queue}&id={job_id}" for job in JOB for job_id in IDS]
+        for job_id in IDS:
+            assert read_plain(browser, job_id, queue).status_code == 200
+            given = {"queue": queue, "id": job_id}
+            assert browser.post("/api/v1/job", json=given).status_code == 200
     answers = {path: browser.get(path.replace("{id}", tracker)).status_code for path in asked}
     wrong = {path: status for path, status in answers.items() if status != 200}
     assert {path.partition("?")[0] for path in wrong} <= MISSING, wrong

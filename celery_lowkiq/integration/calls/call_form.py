@@ -26,6 +26,7 @@ from .validation import LATEST, Entry, id_of, read_id
 #: Where Celery wraps the function of a task with ``pydantic=True``.
 PYDANTIC_WRAPPER = "celery.app.base"
 BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD
+BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, BY_NAME, inspect.Parameter.VAR_POSITIONAL)
 #: The type of a compiled function.
 CYTHON = "cython_function_or_method"
 #: Of a payload with its own time: a Unix time, or how long after its score, in s.
@@ -53,7 +54,7 @@ class CallForm(Protocol):
     merges: bool
     #: Whether a payload may have a time of its own.
     has_times: bool
-    #: Names of the arguments by position.
+    #: Names of the arguments by position; the last one is that of all further ones.
     parameters: tuple[str, ...]
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
@@ -206,7 +207,7 @@ class SignatureForm:
         self._ids = IdFinder(by, parameters, _parameters_of(function, bound) if wraps else None)
         self._find = self._ids.find
         self.merges: bool = merges
-        self.parameters: tuple[str, ...] = self._ids.names
+        self.parameters: tuple[str, ...] = tuple(each.name for each in parameters if each.kind in BY_POSITION)
         self.has_times: bool = not merges
         # Celery calls an errback at once, outside any queue, unless its check is a partial or takes one
         # argument. One with (request, exc, traceback) can only run so: no queue takes these.

@@ -14,7 +14,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.validators import invalid
 
-from .masking import covered_positions
+from .masking import covers_positions
 from .message import NO_VALUES, MessagedCall, read_header
 from .validation import Entry, id_of, priority_of, read_id, read_time
 
@@ -72,7 +72,7 @@ def shown_arguments(task: Any, made: Mapping[str, Any], call: MessagedCall) -> d
 def shown_by_sender(task: Any, call: MessagedCall) -> dict[str, str]:
     """The same of a call by name; none where its positional arguments are masked."""
     app = task._get_app()
-    if covered_positions(task.call_form.parameters, context_of(app).settings.redactor):
+    if covers_positions(task.call_form.parameters, context_of(app).settings.redactor):
         return {}
     made = {name: _comparable(text) for name, text in _default_texts(app, call.args, call.kwargs).items()}
     found = shown_arguments(task, dict.fromkeys(made), call)

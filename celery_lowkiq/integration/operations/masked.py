@@ -12,7 +12,7 @@ from celery import Celery
 from celery_lowkiq.integration.app.codec import MARK, plain_json
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.call_form import CallForm
-from celery_lowkiq.integration.calls.masking import covered_positions, masked_payload
+from celery_lowkiq.integration.calls.masking import masked_beginning, masked_payload, may_have_secrets
 from celery_lowkiq.rules.redaction import MASK, Redactor
 
 from .json_records import mark_of_bytes, value_text
@@ -38,13 +38,12 @@ class PayloadMask:
         if not self._redactor:
             return payload
         if payload.readable:
-            masked = self._value(payload.value)
+            masked = self.value(payload.value)
             return replace(payload, value=masked, masked=Masked(None, 0, masked != payload.value))
         data = bytes(payload.value)
-        text = self._cut(data) if payload.cut_from else self._whole(data, payload.decoded)
-        hides_mark = text is not None and not self._marks
-        mark = None if payload.cut_from or hides_mark else mark_of_bytes(data)
-        about = Masked(mark, payload.cut_from or len(data), text is not None)
+        text, hides = self._cut(data) if payload.cut_from else self._whole(data, payload.decoded)
+        mark = None if payload.cut_from or (hides and not self._marks) else mark_of_bytes(data)
+        about = Masked(mark, payload.cut_from or len(data), hides)
         value = data if text is None else text.encode("utf-8", "surrogatepass")
         cut_from = payload.cut_from and max(payload.cut_from, len(value) + 1)
         shown = payload if text is None else replace(payload, decoded=NOT_DECODED)
@@ -55,48 +54,43 @@ class PayloadMask:
         found: bytes = self(ShownPayload(data, 0.0, readable=False, decoded=decoded)).value
         return found
 
-    def _may_hide(self, data: bytes) -> bool:
-        """Whether a name of a secret may be in JSON. An escape could spell it in another way."""
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError:
-            return True
-        names = self._form is not None and covered_positions(self._form.parameters, self._redactor)
-        return bool(names) or "\\u" in text or self._redactor.may_have(text) or not _is_json(text)
-
-    def _value(self, value: Any) -> Any:
-        if self._form is None:
-            return self._redactor.value(value)
+    def value(self, value: Any) -> Any:
+        """A decoded payload with masks."""
         return masked_payload(self._form, value, self._redactor)
 
-    def _cut(self, data: bytes) -> str | None:
-        """What is shown of the beginning of a payload; None: all of it."""
+    def _cut(self, data: bytes) -> tuple[str | None, bool]:
+        """What is shown of the beginning of a payload, None: all of it; and whether it hides something."""
+        if data[:1] == MARK:
+            return MASK, True
         try:
             text = data.decode("utf-8", "ignore" if _is_text(data) else "strict")
         except UnicodeDecodeError:
-            return MASK
-        masked = self._redactor.text(text)
-        return None if masked == text else masked
+            return MASK, True
+        shown = masked_beginning(self._form, text, self._redactor)
+        return shown, shown is not None
 
-    def _whole(self, data: bytes, decoded: Any) -> str | None:
-        """The JSON that is shown of a whole payload; None: the payload itself."""
-        if data[:1] != MARK and not self._may_hide(data):
-            return None
+    def _whole(self, data: bytes, decoded: Any) -> tuple[str | None, bool]:
+        """The JSON that is shown of a whole payload, None: the payload; and whether it hides something."""
         try:
-            value = plain_json(data)
-            masked = self._value(value)
-            # Of keys that are there twice, only the last one was masked.
-            hides = masked != value or self._redactor.may_have(data.decode("utf-8"))
-            return json.dumps(masked, ensure_ascii=False) if hides else None
+            text, value = data.decode("utf-8"), plain_json(data)
         except (ValueError, RecursionError):
-            pass
+            return self._other(decoded), True
+        if not may_have_secrets(self._form, text, self._redactor):
+            return None, False
         try:
-            if decoded is not NOT_DECODED:
-                text = value_text(self._value(decoded))
-                return text if _is_json(text) else json.dumps(text, ensure_ascii=False)
+            # Of keys that are there twice, only the last one is in the value.
+            masked = self.value(value)
+            return json.dumps(masked, ensure_ascii=False), masked != value or self._redactor.may_have(text)
+        except (ValueError, RecursionError):
+            return json.dumps(MASK), True
+
+    def _other(self, decoded: Any) -> str:
+        """The JSON that is shown of a payload that is not JSON."""
+        try:
+            text = value_text(MASK if decoded is NOT_DECODED else self.value(decoded))
+            return text if _is_json(text) else json.dumps(text, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):
-            pass
-        return json.dumps(MASK)
+            return json.dumps(MASK)
 
 
 class MaskMixin:
@@ -130,6 +124,11 @@ class MaskMixin:
         """Return stored bytes of a payload as text with masks."""
         mask = PayloadMask(context_of(self._app).settings.redactor, self._form)
         return mask.stored(data).decode("utf-8", "backslashreplace")
+
+    def shown_value(self, value: Any) -> str:
+        """Return a decoded payload as text with masks."""
+        mask = PayloadMask(context_of(self._app).settings.redactor, self._form)
+        return value_text(mask.value(value))
 
     def has_mask(self, payload: Any) -> bool:
         """Return whether a payload has a mask in the place of a secret."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.redaction import MASK, Redactor
+from celery_lowkiq.rules.redaction import MASK
 from celery_lowkiq.store.scripts.progress import Progress
 
 from .action_parts import DEAD_PAYLOAD, MARK, PAYLOAD, VALUE, Action, Target
-from .json_records import mark_of, value_text
+from .json_records import mark_of
 from .queue import OrderedQueue
 
 #: Payloads of a job that are searched for a mark, those with the smallest scores.
@@ -37,7 +37,7 @@ def _delete(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
     return int(queue.raw().delete_payload(target.ids[0], _payload(queue, target)))
 
 
-def payload_change(queue: OrderedQueue, action: Action, target: Target, redactor: Redactor) -> str:
+def payload_change(queue: OrderedQueue, action: Action, target: Target) -> str:
     """What the action changes in a payload, with masks, for the audit log. Raises StoreError."""
     try:
         old = _payload(queue, target, dead=action.scope is DEAD_PAYLOAD)
@@ -46,7 +46,7 @@ def payload_change(queue: OrderedQueue, action: Action, target: Target, redactor
     shown = queue.shown_bytes(old)[:SHOWN]
     if VALUE.name not in target.values:
         return shown
-    return f"{shown} -> {value_text(redactor.value(target.values[VALUE.name]))[:SHOWN]}"
+    return f"{shown} -> {queue.shown_value(target.values[VALUE.name])[:SHOWN]}"
 
 
 def _new(queue: OrderedQueue, target: Target) -> Any:

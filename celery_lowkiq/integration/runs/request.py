@@ -19,7 +19,7 @@ from kombu.utils.encoding import safe_repr
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
-from celery_lowkiq.integration.calls.masking import covered_positions, masked_arguments, payload_secrets
+from celery_lowkiq.integration.calls.masking import covers_positions, masked_arguments, payload_secrets
 from celery_lowkiq.integration.loops.bodies import Cancelled
 from celery_lowkiq.integration.records.call_record import NOT_KEPT, CallRecord
 from celery_lowkiq.rules.loggers import package_logger as logger
@@ -208,7 +208,7 @@ def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tupl
     """
     form, redactor = task.call_form, context_of(task.app).settings.redactor
     kwargs = redactor.text(saferepr(arguments.kwargs, ARGUMENTS_SHOWN)) if arguments.kwargs else "{}"
-    if covered_positions(form.parameters, redactor):
+    if covers_positions(form.parameters, redactor):
         arguments = Arguments(tuple(masked_arguments(form, arguments.args, redactor)), {})
     return redactor.text(form.shown(arguments, small)), kwargs
 

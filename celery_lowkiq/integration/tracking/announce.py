@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from celery_lowkiq.integration.app.codec import MARK
 from celery_lowkiq.integration.app.context import AppContext
+from celery_lowkiq.integration.calls.masking import CUT
 from celery_lowkiq.rules.errors import InvalidCall, StoreError
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import NewJob, QueueSpec
@@ -84,4 +85,4 @@ def shown_payload(context: AppContext, data: bytes) -> bytes:
         return data
     if data.startswith(MARK):
         return context.record_codec.dump(f"({len(data)} bytes)")
-    return context.record_codec.dump(data[: SHOWN_BYTES // 2].decode("utf-8", "ignore") + "...")
+    return context.record_codec.dump(data[: SHOWN_BYTES // 2].decode("utf-8", "ignore") + CUT)
