@@ -341,6 +341,8 @@ class Batch:
     claimed_at: float = field(compare=False, default=0.0)
     #: Id of its run, if that has been chosen.
     run_id: str = field(compare=False, default="")
+    #: Whether it is a suspect, which was in processing when its owner or its process died.
+    suspect: bool = field(compare=False, default=False)
 
     @property
     def shard(self) -> ShardRef:

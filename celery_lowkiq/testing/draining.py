@@ -57,7 +57,14 @@ class _Shard:
         if not claim.jobs:
             return False
         batch = Batch(
-            self._queue, self._lease, claim.number, claim.jobs, threading.Event(), time.monotonic(), claim.now
+            self._queue,
+            self._lease,
+            claim.number,
+            claim.jobs,
+            threading.Event(),
+            time.monotonic(),
+            claim.now,
+            suspect=claim.suspect,
         )
         settlements = (*runner.run(batch), *runner.flush())
         settled = self._store.settle(self._queue, self._lease, settlements)

@@ -21,7 +21,7 @@ HEADERS = ("tenant", "shadow", "parent_id", "root_id", "stamps")
 SEEN = (
     *("shadow", "expires", "root_id", "parent_id", "group", "group_index", "timelimit", "ignore_result"),
     *("headers", "stamps", "stamped_headers", "replaced_task_nesting", "argsrepr", "kwargsrepr", "chain"),
-    *("callbacks", "errbacks", "chord", "correlation_id", "retries"),
+    *("callbacks", "errbacks", "chord", "correlation_id", "retries", "eta", "is_eager", "called_directly"),
 )
 #: Where tasks write. A task that runs in the tests' own process writes nothing.
 HERE = Path(os.environ["PROJ_DIRECTORY"]) if "PROJ_DIRECTORY" in os.environ else None
@@ -95,6 +95,12 @@ def shown_request(task: Any) -> dict[str, Any]:
     request = task.request
     # Where there is nothing to see, Celery has None or an empty value.
     found = {name: getattr(request, name) or None for name in SEEN}
+    found["redelivered"] = request.delivery_info["redelivered"] or None
+    # Ours is the job's, from 0 to 9.
+    found["priority"] = min(request.delivery_info["priority"] or 0, 9)
+    found["app_id"] = request.properties.get("app_id")
+    # Each call has a countdown of its own.
+    found["eta"] = bool(request.eta)
     text = json.dumps(found, default=str)
     shown: dict[str, Any] = json.loads(text.replace(request.id, "<its id>"))
     return shown

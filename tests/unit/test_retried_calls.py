@@ -315,6 +315,41 @@ class TestChanges:
         assert "retry(args=) is ignored" in caplog.text
 
 
+class TestRedelivered:
+    @pytest.mark.parametrize("by", [0, None])
+    @pytest.mark.parametrize("ignored", [True, False])
+    def test_a_rejected_call_sees_that_it_ran_before(self, lowkiq, make, by, ignored):
+        """Celery's own example of ``Reject(requeue=True)`` ends."""
+
+        def sample(self, *args):
+            runs.append(self.request.delivery_info["redelivered"])
+            if not runs[-1]:
+                raise Reject("not yet", requeue=True)
+
+        task = make(sample, by=by, ignore_result=ignored)
+        for _ in range(2):
+            task.delay(1) if by == 0 else task.delay(1, "x")
+            lowkiq.drain()
+            lowkiq.clock.move(2)
+            lowkiq.drain()
+        assert runs == [False, True] * 2
+
+    def test_a_call_whose_worker_died_sees_that_it_ran_before(self, lowkiq, make):
+        def notes(self, key):
+            runs.append(self.request.delivery_info["redelivered"])
+
+        task = make(notes, shards=1)
+        task.delay(1)
+        store, spec = context_of(task.app).store, task.queue_spec
+        (shard,) = spec.shard_refs()
+        lease = store.acquire(spec, shard, "drain@test-died", store.observe([shard])[0], 0)
+        assert store.claim(spec, lease, 1).jobs
+        lowkiq.drain()
+        task.delay(1)
+        lowkiq.drain()
+        assert runs == [True, False]
+
+
 def calls_left(task):
     """The number of records of calls in the store."""
     client = context_of(task.app).store.client

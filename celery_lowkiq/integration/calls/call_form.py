@@ -93,9 +93,6 @@ class CallForm(Protocol):
     def check_edit(self, job_id: str, payload: Any) -> None:
         """Raises InvalidCall unless the payload may replace one of the job."""
 
-    def with_arguments(self, job_id: str, payload: Any, args: Any, kwargs: Any) -> Any:
-        """The payload with other arguments of the same id; None: its own. Raises InvalidCall."""
-
     @property
     def check(self) -> Callable[[Any], None] | None:
         """Raises UndecodablePayload for a payload of another form. None: any payload is one of this."""
@@ -178,10 +175,6 @@ class BatchForm:
 
     def check_edit(self, job_id: str, payload: Any) -> None:
         """The payload need not say which id it has."""
-
-    def with_arguments(self, job_id: str, payload: Any, args: Any, kwargs: Any) -> Any:
-        """The payload is no call."""
-        return payload
 
     check = None
 

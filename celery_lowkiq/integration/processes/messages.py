@@ -49,6 +49,7 @@ class RunMessage(NamedTuple):
     began_at: float
     claimed_at: float
     run_id: str
+    suspect: bool
     is_lost: bool
     #: Groups of events that are sent; None: no events.
     events: tuple[str, ...] | None
@@ -90,6 +91,7 @@ def run_message(
             batch.began_at,
             batch.claimed_at,
             batch.run_id,
+            batch.suspect,
             batch.lost.is_set(),
             events,
             revoked,
@@ -110,6 +112,7 @@ def read_batch(message: RunMessage, queue: QueueSpec, lost: Flag) -> Batch:
         message.began_at,
         message.claimed_at,
         message.run_id,
+        message.suspect,
     )
 
 

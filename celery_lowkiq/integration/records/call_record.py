@@ -134,7 +134,7 @@ def make_record(
     """
     stored = stores_error(task, headers.get("ignore_result"))
     kept = {name: value for name, value in headers.items() if _is_kept(name, value)}
-    kept.update(shown)
+    kept.update({**shown, **_own_properties(properties)})
     limits = list(headers.get("timelimit") or ())
     if limits not in ([], [None, None], [task.time_limit, task.soft_time_limit]):
         kept["timelimit"] = limits
@@ -154,6 +154,12 @@ def make_record(
     if stored and properties.get("reply_to") and task.backend.as_uri().startswith("rpc"):
         kept["reply_to"] = properties["reply_to"]
     return CallRecord(headers["id"], kept, embedded, tracker)
+
+
+def _own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that only the function reads, in ``request.properties``."""
+    app_id = properties.get("app_id")
+    return {"properties": {"app_id": app_id}} if app_id else {}
 
 
 def _is_kept(name: str, value: Any) -> bool:

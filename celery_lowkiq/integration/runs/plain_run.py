@@ -32,7 +32,7 @@ from .plain_call import plain_call
 from .plain_request import PlainContext, PlainRequest, RepeatedRequest, needs_tracer
 from .redis_results import encode
 from .result_buffer import HeldResult
-from .run import Run
+from .run import Run, requeued
 from .stacks import RunStacks
 from .tracing import report
 
@@ -57,9 +57,9 @@ class PlainRuns:
 
         There are none if its result is held back in a buffer, which has them.
         """
-        if self._observers.exist():
-            return None
         rules, form = self._rules, self._task.call_form
+        if requeued or self._observers.exist():
+            return None
         call = plain_call(batch, rules)
         payloads_by_id = decode_plain(batch, rules.gate, form.check, call is not None)
         if payloads_by_id is None or form.eta_of(payloads_by_id, batch) > batch.claimed_at:

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,8 +91,8 @@ class LaneRequest(Request):
             root_id=self.root_id,
             parent_id=self.parent_id,
             retries=self.request_dict["retries"],
-            eta=None,
-            expires=None,
+            eta=self.request_dict.get("eta"),
+            expires=self.request_dict.get("expires"),
         )
         pid: Any = os.getpid()
         self.on_accepted(pid, time.monotonic())
@@ -162,7 +163,7 @@ class QuietRequest:
             "reply_to": headers.get("reply_to"),
             "correlation_id": self.id,
             "hostname": self._consumer.hostname,
-            "delivery_info": _delivery_info(self._task.queue_spec.name),
+            "delivery_info": _delivery_info(self._task, headers),
             "args": self.args,
             "kwargs": self.kwargs,
         }
@@ -228,7 +229,7 @@ def quiet_request(
     run: Run, record: CallRecord, shown: tuple[str, str], arguments: Arguments, consumer: Any
 ) -> QuietRequest:
     """The request of a run under the id and headers of ``record``, when no event or signal is sent."""
-    own = {"lowkiq": run.decoded.info, "lowkiq_run": run}
+    own = {"lowkiq": run.decoded.info, "lowkiq_run": run, "eta": _eta(run)}
     headers = _headers(record, run.task, shown, run.decoded.retries, own)
     return QuietRequest(headers, arguments, run.task, consumer)
 
@@ -298,12 +299,34 @@ def _users(headers: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given or {name: headers[name] for name in own})
 
 
-def _properties(headers: dict[str, Any]) -> dict[str, Any]:
-    return {"correlation_id": headers["id"], "reply_to": headers.get("reply_to")}
+def _eta(run: Run) -> str | None:
+    """The time for which the run was asked: of the last retry, or else of a call with ``by=``."""
+    batch, form = run.batch, run.task.call_form
+    if batch.jobs[0].retry_count >= 0:
+        eta = batch.jobs[0].perform_in
+    else:
+        eta = form.eta_of(run.decoded.payloads_by_id, batch)
+    return datetime.fromtimestamp(eta, run.task.app.timezone).isoformat() if eta else None
 
 
-def _delivery_info(queue: str) -> dict[str, Any]:
-    return {"exchange": "", "routing_key": queue, "priority": None, "redelivered": False}
+def _properties(headers: Mapping[str, Any]) -> dict[str, Any]:
+    run: Run | None = headers.get("lowkiq_run")
+    return {
+        "correlation_id": headers["id"],
+        "reply_to": headers.get("reply_to"),
+        "priority": None if run is None else min(job.priority for job in run.batch.jobs),
+        **(headers.get("properties") or {}),
+    }
+
+
+def _delivery_info(task: Any, headers: Mapping[str, Any]) -> dict[str, Any]:
+    run: Run | None = headers.get("lowkiq_run")
+    return {
+        "exchange": "",
+        "routing_key": task.queue_spec.name,
+        "priority": _properties(headers)["priority"],
+        "redelivered": run is not None and run.redelivered,
+    }
 
 
 def _full(headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> LaneRequest:
@@ -314,7 +337,7 @@ def _full(headers: dict[str, Any], arguments: Arguments, task: Any, consumer: An
         payload=None,
         headers=headers,
         properties=_properties(headers),
-        delivery_info=_delivery_info(task.queue_spec.name),
+        delivery_info=_delivery_info(task, headers),
     )
     embed = {name: headers[name] for name in NO_EMBED}
     body: tuple[Any, ...] = (*arguments, embed)

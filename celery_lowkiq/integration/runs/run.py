@@ -24,6 +24,10 @@ from .decode import DecodedBatch
 from .outcomes import ById, CallOutcome, JobsFailed, cause_of, unwrap
 from .tracker_updates import TrackedCalls
 
+#: Hashes of payloads that runs of this process have rejected, until they run again; at most REQUEUED.
+requeued: set[int] = set()
+REQUEUED = 10_000
+
 
 class Run:
     """A run, from before the function is called until its calls have their results.
@@ -54,6 +58,10 @@ class Run:
         self.replay: Callable[[], Any] | None = replay
         #: The process that it began in.
         self.pid: int = os.getpid()
+        #: Whether a run of its payloads has begun before, and was rejected or cut off.
+        self.redelivered: bool = decoded.batch.suspect or (
+            bool(requeued) and not requeued.isdisjoint(self._names())
+        )
         #: Celery's id of the run; "" before it begins.
         self.task_id: str = ""
         #: Whether the settlements are final: a later failure around the function does not change them.
@@ -95,6 +103,8 @@ class Run:
     def begin(self, task_id: str) -> None:
         """Celery starts the run under this id."""
         self.task_id = task_id
+        if requeued:
+            requeued.difference_update(self._names())
 
     def capture(self, function: Callable[[], Any]) -> Any:
         """Call a part of the run, and decide about the jobs by an exception that it raises.
@@ -148,6 +158,12 @@ class Run:
     def reject(self, error: Exception, requeue: bool) -> None:
         """The task has raised Reject."""
         self.decision = decide_rejection(error, requeue, self.decision, self.rules)
+        if requeue and len(requeued) < REQUEUED:
+            requeued.update(self._names())
+
+    def _names(self) -> list[int]:
+        name = self.batch.queue.name
+        return [hash((name, job.id, payload.data)) for job in self.batch.jobs for payload in job.payloads]
 
     def bury_poison_pill(self) -> None:
         """The batch must not run: it took workers down too often."""

@@ -47,6 +47,7 @@ class ClaimWindow:
     def __init__(self, owned: OwnedShard, claim: Claim, claimed_at: float) -> None:
         self.owned = owned
         self.number: int = claim.number
+        self._suspect = claim.suspect
         self._redis_time = claim.now
         self.claimed_at = claimed_at
         self.ran: list[Batch] = []
@@ -66,7 +67,9 @@ class ClaimWindow:
         except IndexError:
             return None
         owned = self.owned
-        return Batch(owned.queue, owned.lease, self.number, jobs, owned.lost, now, self._redis_time)
+        return Batch(
+            owned.queue, owned.lease, self.number, jobs, owned.lost, now, self._redis_time, "", self._suspect
+        )
 
     def add(self, batch: Batch, settlements: Sequence[Settlement]) -> None:
         """Record the settlements of a batch that has run."""
