@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from pydantic import BaseModel
 
@@ -49,6 +50,20 @@ class Expected(Exception):
 
 class Halt(BaseException):
     """No ``Exception``, as ``asyncio.CancelledError``."""
+
+
+class InAppContext(Task):
+    """The task class of Flask's documentation, with an app context of our own."""
+
+    abstract = True
+    context = threading.local()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.context.app = "the app"
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            self.context.app = None
 
 
 def act(self: Any, what: dict[str, Any]) -> Any:
@@ -241,6 +256,18 @@ def make_app(url: str, **settings: Any) -> Celery:
     ordered_task(**in_place, name="step")(step)
     ordered_task(**in_place, name="step-in-a-process", run_in="process")(step)
     ordered_task(**in_place, name="async-step")(step_async)
+
+    def flask(self: Any, order_id: Any, fail: str | None = None) -> Any:
+        note("flask", id=order_id, task=self.name)
+        if fail is not None:
+            raise ValueError(fail)
+        return [order_id, self.context.app]
+
+    of_flask = {"base": InAppContext, "bind": True, "shared": False}
+    app.task(**of_flask, name="flask")(flask)
+    in_lane = {**ordered, **of_flask, "by": "order_id", "max_retries": 0}
+    ordered_task(**in_lane, name="flask-in-place")(flask)
+    ordered_task(**in_lane, name="flask-in-a-process", run_in="process")(flask)
 
     @app.task(shared=False, name="add")
     def add(x: Any, y: Any) -> Any:

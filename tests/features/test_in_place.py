@@ -168,3 +168,13 @@ def test_models_of_pydantic(features):
     assert path.delay(order).get(WAIT) == {"id": 7, "lines": ["a", "saved"]}
     if hasattr(Task, "_dump_pydantic_arguments"):  # since Celery 5.6
         assert path.delay(order=Order(id=8)).get(WAIT) == {"id": 8, "lines": ["saved"]}
+
+
+@pytest.mark.parametrize("name", ["flask", "flask-in-place", "flask-in-a-process"])
+def test_the_task_class_of_flasks_documentation_runs_the_function_once(features, job_id, name):
+    """Its ``__call__`` calls ``self.run`` in a context; the first one is that of a plain task."""
+    task = features.app.tasks[name]
+    assert task.delay(job_id).get(WAIT) == [job_id, "the app"]
+    with pytest.raises(ValueError, match=r"^no$"):
+        task.delay(f"{job_id}-2", fail="no").get(WAIT)
+    assert [len(features.noted("flask", id=each)) for each in (job_id, f"{job_id}-2")] == [1, 1]

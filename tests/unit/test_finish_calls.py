@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 from celery import Task
 from celery.worker import state
@@ -332,18 +334,97 @@ class TestACallOfTheUsers:
         assert len(around) == 1
         assert [lane.result(task_id) for _, task_id in calls] == [sum(map(int, payloads))] * len(calls)
 
-    def test_one_that_leaves_ours_out_fails_the_run(self):
-        class Base(Task):
+    @pytest.mark.parametrize("payloads", [(b"1",), (b"1", b"2")])
+    def test_that_of_flasks_documentation_is_around_the_run(self, flask_task, payloads):
+        lane = Lane(in_context, base=flask_task)
+        calls = [(n, f"call {n}") for n in range(len(payloads))]
+        (settlement,) = lane.run(job(*payloads, calls=calls))
+        assert settlement.disposition is Disposition.DONE
+        assert [lane.result(task_id) for _, task_id in calls] == ["context 1"] * len(calls)
+        assert flask_task.contexts == ["context 1"]
+
+    @pytest.mark.parametrize(
+        ("options", "retry_count", "disposition", "state"),
+        [
+            ({"max_retries": 1}, -1, Disposition.RETRY, "RETRY"),
+            ({"max_retries": 1}, 0, Disposition.DIE, "FAILURE"),
+            ({"autoretry_for": (ValueError,), "max_retries": 1}, -1, Disposition.RETRY, "RETRY"),
+            ({"autoretry_for": (ValueError,), "max_retries": 1}, 0, Disposition.DIE, "FAILURE"),
+            ({"dont_retry": (ValueError,)}, -1, Disposition.DIE, "FAILURE"),
+        ],
+    )
+    def test_a_failure_in_it_is_one_of_the_task(self, flask_task, options, retry_count, disposition, state):
+        def fails(self, payloads_by_id):
+            raised.append(1)
+            raise ValueError("boom")
+
+        raised: list[int] = []
+        lane = Lane(fails, base=flask_task, **options)
+        (settlement,) = lane.run(job(b"1", calls=[(0, "a")], retry_count=retry_count))
+        assert (settlement.disposition, lane.state("a")) == (disposition, state)
+        assert b"ValueError: boom" in settlement.error
+        assert raised == [1]
+
+    def test_middlewares_are_in_it_and_around_the_function(self, flask_task):
+        def middleware(task, jobs, call):
+            seen.append(flask_task.contexts[-1])
+            return [call()]
+
+        seen: list[str] = []
+        lane = Lane(in_context, {"lowkiq_server_middlewares": [middleware]}, base=flask_task)
+        lane.run(job(b"1", calls=[(0, "a")]))
+        assert (seen, lane.result("a")) == (["context 1"], ["context 1"])
+
+    def test_one_that_skips_a_run_makes_it_a_success_as_with_a_plain_task(self):
+        class Skipping(Task):
             abstract = True
 
             def __call__(self, *args, **kwargs):
-                return self.run(*args, **kwargs)
+                return "skipped"
 
-        lane = Lane(total, base=Base)
-        (settlement,) = lane.run(job(b"1", b"2", calls=[(0, "one"), (1, "two")]))
-        assert settlement.disposition is Disposition.RETRY
-        assert b"must call super().__call__" in settlement.error
-        assert lane.state("one") == lane.state("two") == "RETRY"
+        lane = Lane(boom, base=Skipping)
+        (settlement,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (settlement.disposition, lane.result("a")) == (Disposition.DONE, "skipped")
+        plain = lane.app.task(base=Skipping, shared=False, name="plain")(last_payload)
+        assert plain.apply((1,)).get() == "skipped"
+
+    @pytest.mark.parametrize("by", [None, "order_id"])
+    def test_eager_runs_and_direct_calls_are_in_it(self, flask_task, by):
+        def save(self, order_id):
+            return flask_task.contexts[-1], order_id
+
+        options = {"by": by} if by else {}
+        lane = Lane(save, {"task_always_eager": True}, base=flask_task, **options)
+        assert lane.task("1") == ("context 1", "1")
+        eager = lane.task.delay("1", *([] if by else ["x"]))
+        assert eager.get() == ("context 2", "1" if by else {"1": ["x"]})
+
+    def test_a_call_of_itself_is_the_function(self, flask_task):
+        def calls_itself(self, payloads_by_id):
+            return "inner" if payloads_by_id is None else [self(None), len(flask_task.contexts)]
+
+        lane = Lane(calls_itself, base=flask_task)
+        (settlement,) = lane.run(job(b"1", calls=[(0, "a")]))
+        assert (settlement.disposition, lane.result("a")) == (Disposition.DONE, ["inner", 2])
+
+
+@pytest.fixture
+def flask_task():
+    """The task class of Flask's documentation, with a context in place of an app's."""
+
+    class FlaskTask(Task):
+        abstract = True
+        contexts: ClassVar[list[str]] = []
+
+        def __call__(self, *args, **kwargs):
+            self.contexts.append(f"context {len(self.contexts) + 1}")
+            return self.run(*args, **kwargs)
+
+    return FlaskTask
+
+
+def in_context(self, payloads_by_id):
+    return self.contexts[-1]
 
 
 def total(self, payloads_by_id):

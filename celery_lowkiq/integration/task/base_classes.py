@@ -84,7 +84,7 @@ def guard_before_start(cls: Any) -> None:
 def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
     """Wrap a user-defined ``__call__``: it is called for each run, and not when a call gets its outcome.
 
-    An exception in it fails the run. Raises ConfigurationError in a run when it does not call ``super()``.
+    An exception in it fails the run. Without a call of the function, it has skipped the run, which succeeds.
     """
 
     @functools.wraps(call)
@@ -92,15 +92,34 @@ def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
         if getattr(self.request, "lowkiq_play", None) is not None:
             return ordered_call(self, *args, **kwargs)
         run = getattr(self.request, "lowkiq_run", None)
-        if run is None:
+        if run is None or self.request._protected:
             return call(self, *args, **kwargs)
         result = run.capture(lambda: call(self, *args, **kwargs))
-        if not run.decided:
-            raise ConfigurationError(f"{call.__qualname__} must call super().__call__, and not self.run")
-        return result
+        if run.decided:
+            return result
+        return run.capture(lambda: run.succeed(result if run.replay is None else run.replay()))
 
     guard.__dict__["guarded"] = True
     return guard
+
+
+def adapt_run(cls: Any, ordered: Any) -> None:
+    """Let ``self.run`` in a user-defined ``__call__``, as Flask's documentation has it, do what
+    ``super().__call__`` does.
+    """
+    own = inspect.getattr_static(cls, "run")
+    if cls.__call__ is ordered.__call__ or hasattr(own, "lowkiq_call"):
+        return
+
+    @functools.wraps(own)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.request_stack.top
+        if request is None or request.called_directly or request._protected:
+            return own.__get__(self, type(self))(*args, **kwargs)
+        return ordered.__call__(self, *args, **kwargs)
+
+    run.__dict__.update(lowkiq_call=True, lowkiq_own=getattr(own, "lowkiq_own", own))
+    cls.run = run
 
 
 def adopt_on_commit(cls: type, app: Celery) -> None:

@@ -28,7 +28,15 @@ from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.worker.forks import ProcessLock
 
 from .async_call_mixin import AsyncCallMixin
-from .base_classes import R, adopt_on_commit, given_options, guard_before_start, guard_call, set_options
+from .base_classes import (
+    R,
+    adapt_run,
+    adopt_on_commit,
+    given_options,
+    guard_before_start,
+    guard_call,
+    set_options,
+)
 from .broker_messages import BrokerMessageHandler, SwitchingHandler
 from .call_options import warn_of_limits
 from .options import (
@@ -101,6 +109,7 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
         cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
         cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
         adapt_function(cls)
+        adapt_run(cls, OrderedTask)
         add_step(app, cls.queue_name or cls.name)
         adopt_on_commit(cls, app)
 
