@@ -6,10 +6,11 @@ import logging
 from datetime import datetime, timezone
 
 import pytest
-from celery import Celery
+from celery import Celery, signals
 from celery.exceptions import MaxRetriesExceededError, Reject
+from celery.worker import state
 
-from celery_lowkiq import ordered_task
+from celery_lowkiq import BusinessFailure, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.store.scripts.keys import shard_keys
 
@@ -313,6 +314,23 @@ class TestChanges:
         assert runs == [{"1": ["x"]}] * 2
         assert type(result.get(propagate=False)) is MaxRetriesExceededError
         assert "retry(args=) is ignored" in caplog.text
+
+
+@pytest.mark.parametrize("observed", [True, False], ids=["traced", "light"])
+@pytest.mark.parametrize("by, ignored", [(0, True), (0, False), (None, False)])
+def test_successful_runs_are_among_celerys_successful_requests(lowkiq, make, by, ignored, observed):
+    def succeeds(self, *args):
+        if args == (2,):
+            raise BusinessFailure("no")
+
+    task = make(succeeds, by=by, ignore_result=ignored)
+    results = [task.delay(1) if by == 0 else task.delay(1, "x")]
+    failed = [task.delay(2)] if by == 0 else []
+    signals.task_success.connect(note := lambda **_: None) if observed else None
+    lowkiq.drain()
+    signals.task_success.disconnect(note) if observed else None
+    assert {result.id for result in results} <= set(state.successful_requests)
+    assert not [result for result in failed if result.id in state.successful_requests]
 
 
 class TestRedelivered:

@@ -25,9 +25,10 @@ from celery_lowkiq.integration.runs.late_results import ResultBuffers
 from celery_lowkiq.integration.runs.redis_results import EncodedResult
 from celery_lowkiq.integration.runs.result_buffer import HeldResult
 from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration.runs.successes import succeeded
 from celery_lowkiq.integration.runs.tracing import report
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Settlement
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.scripts.client import Client
@@ -260,6 +261,8 @@ class ProcessRunner:
     def _read_outcome(self, outcome: OutcomeMessage, batch: Batch, lane: _Lane) -> tuple[Settlement, ...]:
         lane.is_spent = outcome.is_spent
         settlements, dead = messages.read_settlements(outcome, batch)
+        if all(settlement.disposition is Disposition.DONE for settlement in settlements):
+            succeeded.append(batch.run_id)
         if dead:
             # All of a claim is settled before the lane's next one runs.
             claim = batch.lease, batch.claim

@@ -18,6 +18,7 @@ from .outcomes import ById
 from .plain_call import PlainCall
 from .request import IGNORED_RESULT, NO_EMBED, QuietRequest, new_id, quiet_request, show_arguments
 from .run import Run
+from .successes import succeeded
 
 T = TypeVar("T")
 
@@ -128,6 +129,8 @@ class PlainRequest:
 
     def done(self) -> tuple[Settlement, ...]:
         """The settlements when it has succeeded."""
+        if "_id" in self.__dict__:
+            succeeded.append(self.__dict__["_id"])
         if self.call is None:
             return tuple([Settlement(job.id, job.claim, DONE) for job in self.batch.jobs])
         (job,) = self.batch.jobs

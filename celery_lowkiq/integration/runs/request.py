@@ -27,6 +27,7 @@ from celery_lowkiq.rules.loggers import package_logger as logger
 
 from .decode import is_small
 from .run import Run
+from .successes import succeeded
 
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 #: Seeded by the system. Ids need only differ.
@@ -184,7 +185,9 @@ class QuietRequest:
     def on_success(self, outcome: tuple[Any, ...]) -> None:
         """Count the request as ended."""
         self.vanishes()
-        if outcome[0] and _rejection(outcome[1]) is not None:
+        if not outcome[0]:
+            succeeded.append(self.id)
+        elif _rejection(outcome[1]) is not None:
             # The tracer stores no result.
             self.full().on_failure(outcome[1])
 
