@@ -73,6 +73,19 @@ def test_arguments_are_checked_by_the_run_with_typing_off(lowkiq, lowkiq_app):
     assert called == [42, 42]
 
 
+def test_new_arguments_of_a_retry_keep_the_order_of_their_keys(lowkiq, lowkiq_app):
+    seen = []
+
+    @ordered_task(app=lowkiq_app, name="save", by="order_id", bind=True, max_retries=1, retry_in=0)
+    def save(self, order_id, order):
+        seen.append(list(order))
+        raise self.retry(args=[order_id, {"z": 1, "b": 2, "a": 3}])
+
+    lowkiq_app.tasks["save"].delay(1, {"y": 1, "c": 2})
+    lowkiq.drain()
+    assert seen == [["y", "c"], ["z", "b", "a"]]
+
+
 def test_an_error_of_a_run_that_fits_is_retried_with_typing_off(lowkiq, lowkiq_app):
     def save(order_id):
         raise TypeError("inside")

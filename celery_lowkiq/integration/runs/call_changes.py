@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from celery.app.task import Context
 
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord
 from celery_lowkiq.rules.models import PayloadChange, StoredRecord
 from celery_lowkiq.rules.signatures import binds_score
@@ -60,7 +61,8 @@ def changed_call(run: Run, asked: CallChanges) -> PayloadChange | None:
 def _payload(run: Run, job: DecodedJob, payload: Any) -> tuple[bytes, bytes]:
     """The bytes and the signature of a new payload, which is signed if the old one's signature verifies."""
     old = job.claimed.payloads[job.positions[0]]
-    data = run.rules.gate.codec.dump(payload)
+    # Calls do not merge.
+    data = context_of(run.task.app).call_codec.dump(payload)
     if data == old.data:
         return b"", b""
     if not run.rules.gate.is_signed(job.claimed.id, old):
