@@ -185,22 +185,20 @@ class TestReceivers:
         for receiver in connected:
             signals.before_task_publish.disconnect(receiver)
 
-    def test_it_sees_the_time_and_may_change_it(self, task, stored, receive):
-        seen = []
-        later = "2030-01-01T00:00:00+00:00"
-        for change in (lambda eta: eta, lambda eta: later, lambda eta: None):
-            receive(lambda headers, *_, change=change: seen.append(headers["eta"]))
-            receive(lambda headers, *_, change=change: headers.update(eta=change(headers["eta"])))
-            task.apply_async(("1",), countdown=60)
-            signals.before_task_publish.receivers.clear()
-            signals.before_task_publish.sender_receivers_cache.clear()
-        assert all(datetime.fromisoformat(eta) > datetime.now(timezone.utc) for eta in seen)
-        assert [(job.delay, job.perform_in) for job in stored] == [
-            (60, None),
-            (None, 1893456000.0),
-            (None, None),
-        ]
-        assert b"countdown" not in stored[2].payload
+    @pytest.mark.parametrize(
+        ("change", "delay", "perform_in"),
+        [({}, 60, None), ({"eta": "2030-01-01T00:00:00Z"}, None, 1893456000.0), ({"eta": None}, None, None)],
+    )
+    def test_it_sees_the_time_and_may_change_it(self, task, stored, receive, change, delay, perform_in):
+        def receiver(headers, body, properties):
+            assert datetime.fromisoformat(headers["eta"]) > datetime.now(timezone.utc)
+            headers.update(change)
+
+        receive(receiver)
+        task.apply_async(("1",), countdown=60)
+        (job,) = stored
+        assert (job.delay, job.perform_in) == (delay, perform_in)
+        assert (b"countdown" in job.payload) is (task.by is not None and delay is not None)
 
     def test_it_gives_the_id_of_a_call_its_score_and_its_priority(self, task, stored, receive):
         def change(headers, body, properties):

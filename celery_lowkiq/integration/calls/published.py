@@ -8,8 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from celery import signals
+from celery.app.defaults import DEFAULTS
 from celery.utils.saferepr import saferepr
 
+from celery_lowkiq.integration.app.celery_settings import celery_setting
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.validators import invalid
@@ -20,6 +22,8 @@ from .validation import Entry, id_of, priority_of, read_id, read_time
 
 #: Headers with the arguments as events and logs show them.
 SHOWN_ARGUMENTS = ("argsrepr", "kwargsrepr")
+#: A setting since Celery 5.7.
+LEVELS = "task_repr_maxlevels"
 #: Arguments of a message may have become lists on their way.
 _BRACKETS = str.maketrans("()", "[]")
 
@@ -99,8 +103,7 @@ def _eta_of(app: Any, entry: Entry) -> str | None:
 
 
 def _default_texts(app: Any, args: Any, kwargs: Any) -> dict[str, str]:
-    # Celery 5.7 has the setting.
-    levels = {"maxlevels": app.conf.get("task_repr_maxlevels", 3)}
+    levels = {"maxlevels": celery_setting(app, LEVELS)} if LEVELS in DEFAULTS else {}
     return {
         "argsrepr": saferepr(args or (), app.amqp.argsrepr_maxsize, **levels),
         "kwargsrepr": saferepr(kwargs or {}, app.amqp.kwargsrepr_maxsize, **levels),
