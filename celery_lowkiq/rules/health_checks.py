@@ -233,7 +233,7 @@ def _load(queue: QueueState, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
 
 
 def _late(queue: QueueState, state: SystemState) -> Iterator[Finding]:
-    found = lateness(queue.name, queue.shards, queue.day, state.nodes, state.lags, queue.limited)
+    found = lateness(queue.name, queue.shards, queue.day, queue.now, state.nodes, state.lags, queue.limited)
     if found is not None and queue.former is None:
         yield queue.finding(WARNING, *found)
 

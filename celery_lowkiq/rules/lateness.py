@@ -7,15 +7,14 @@ from statistics import median
 from typing import NamedTuple
 
 from .findings import counted
-from .history import Sample
+from .history import DAY, Sample
 from .models import ShardRef
 from .reports import LaneReport, NodeReport, ShardReport
 from .text import duration, format_job_ids
 
-#: Lag (s) from which a queue is late if it is beyond this many times the usual; and from which it always is.
+#: Lag (s) from which a queue is late, if it is beyond this many times the usual.
 LATE = 60.0
 TIMES_USUAL = 2.0
-ALWAYS_LATE = 3600.0
 
 
 class Lateness(NamedTuple):
@@ -25,32 +24,38 @@ class Lateness(NamedTuple):
     advice: str
 
 
-def usual_lag(day: Sequence[Sample]) -> float | None:
-    """Return the usual lag (s) of a queue, from its samples of a day; None without any."""
-    return median(sample.lag for sample in day) if day else None
+def usual_lag(day: Sequence[Sample], until: float) -> float | None:
+    """Return the median lag (s) of a day's samples before a Unix time; None without any."""
+    before = [sample.lag for sample in day if sample.at < until]
+    return median(before) if before else None
 
 
 def is_late(lag: float, usual: float | None) -> bool:
     """Whether a lag (s) is beyond what is usual."""
-    return lag >= ALWAYS_LATE or (lag >= LATE and lag > TIMES_USUAL * (usual or 0.0))
+    return lag >= LATE and lag > TIMES_USUAL * (usual or 0.0)
 
 
 def lateness(
     queue: str,
     shards: Sequence[ShardReport],
     day: Sequence[Sample],
+    now: float,
     nodes: Sequence[NodeReport],
     lags: Mapping[ShardRef, float],
     limited: bool,
 ) -> Lateness | None:
     """Return what is late in a queue; None when nothing is, or when its late shards have no living owner.
 
-    ``day``: samples of its last day; ``lags``: of the shards of all queues; ``limited``: by a rate limit.
+    ``day``: samples of its last day until ``now`` (Unix s); ``lags``: of the shards of all queues;
+    ``limited``: by a rate limit.
     """
-    usual = usual_lag(day)
     owned = [shard for shard in shards if shard.alive]
     worst = max(owned, key=lambda shard: shard.stats.lag, default=None)
-    if worst is None or not is_late(worst.stats.lag, usual):
+    if worst is None:
+        return None
+    # What the late job has added to the samples since it was due is not what is usual.
+    usual = usual_lag(day, now - worst.stats.lag - DAY.step)
+    if not is_late(worst.stats.lag, usual):
         return None
     text = f"Jobs are {duration(worst.stats.lag)} late"
     if usual is not None:

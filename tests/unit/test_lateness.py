@@ -11,7 +11,8 @@ from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running, ShardRe
 from celery_lowkiq.rules.views import Stats
 
 OURS, OTHER = ShardRef("orders", 0), ShardRef("reindex_search", 2)
-DAY = tuple(Sample(float(n), n, 0, lag) for n, lag in enumerate((0.2, 0.0, 90.0, 0.3, 0.2)))
+NOW = 100_000.0
+DAY = tuple(Sample(NOW - 3600 * n, 1, 0, lag) for n, lag in enumerate((0.2, 0.0, 90.0, 0.3, 0.2), 1))
 
 
 def shard(lag=1134.0, due=340, pace=38.0, index=0, alive=True):
@@ -26,7 +27,8 @@ def node(running=None):
 
 def late(*shards, running=None, lags=None, limited=False, day=DAY):
     found = shards or (shard(),)
-    return lateness("orders", found, day, [node(running)], lags or {OURS: found[0].stats.lag}, limited)
+    lags = lags or {OURS: found[0].stats.lag}
+    return lateness("orders", found, day, NOW, [node(running)], lags, limited)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,6 @@ def late(*shards, running=None, lags=None, limited=False, day=DAY):
         (60.0, 0.2, True),
         (500.0, 300.0, False),
         (601.0, 300.0, True),
-        (3600.0, 3600.0, True),
     ],
 )
 def test_when_a_queue_is_late(lag, usual, found):
@@ -45,8 +46,17 @@ def test_when_a_queue_is_late(lag, usual, found):
 
 
 def test_what_is_usual_is_the_median_of_a_day():
-    assert usual_lag(DAY) == 0.2
-    assert usual_lag(()) is None
+    assert usual_lag(DAY, NOW) == 0.2
+    assert usual_lag((), NOW) is usual_lag(DAY, 0.0) is None
+
+
+def test_what_a_late_job_adds_to_the_samples_is_not_usual():
+    """A new queue was ok with a lag of 100 s, since its only sample had the same."""
+    assert late(shard(lag=100.0), day=(Sample(NOW - 5, 1, 0, 90.0),)).text.startswith(
+        "Jobs are 1 min 40 s late: "
+    )
+    stands_still = tuple(Sample(NOW - 600 * n, 1, 0, 86_400.0 - 600 * n) for n in range(144))
+    assert late(shard(lag=86_400.0), day=stands_still) is not None
 
 
 @pytest.mark.parametrize(
@@ -99,4 +109,4 @@ def test_the_time_to_drain_is_not_guessed(pace, text):
 def test_nothing_is_said_of_shards_without_an_owner_or_in_time():
     assert late(shard(alive=False)) is None
     assert late(shard(lag=30.0)) is None
-    assert late(shard(lag=150.0), day=tuple(Sample(1.0, 1, 0, 100.0) for _ in range(5))) is None
+    assert late(shard(lag=150.0), day=(Sample(NOW - 3600, 1, 0, 100.0),)) is None
