@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 import pytest
-from celery import Task
+from celery import Task, signals
 from celery.worker import state
 
-from celery_lowkiq import BusinessFailure, OrderedTask
+from celery_lowkiq import BusinessFailure, OrderedTask, RunAborted
 from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord
 from celery_lowkiq.rules.models import (
     POISON_PILL_RETRY_COUNT,
@@ -137,6 +137,35 @@ def test_a_run_ends_the_time_to_live_of_its_calls(few):
     lane.reader.records = list(found.calls.records)
     lane.run(found if few else found._replace(calls=None))
     assert lane.reader.started == [(b"key 0", CallRecord("a")), (b"key 2", CallRecord("c", {"x": 1}))]
+
+
+class Halt(BaseException):
+    """No ``Exception``."""
+
+
+@pytest.mark.parametrize("signal", [signals.task_prerun, signals.task_postrun], ids=["prerun", "postrun"])
+@pytest.mark.parametrize("function", [last_payload, boom], ids=["returns", "raises"])
+@pytest.mark.parametrize("ids", ["a", "ab"])
+def test_a_base_exception_of_a_receiver_leaves_no_call_without_a_result(ids, function, signal):
+    """With a plain task, ``get()`` waits for ever."""
+    lane = Lane(function, max_retries=0)
+
+    def halt(**_):
+        raise Halt("now")
+
+    signal.connect(halt)
+    try:
+        (settlement,) = lane.run(job(*[b"7", b"8"][: len(ids)], calls=list(enumerate(ids))))
+    finally:
+        signal.disconnect(halt)
+    if settlement.disposition is Disposition.DIE:
+        assert lane.state("a") == "FAILURE"
+        assert type(lane.result("a")) is (RunAborted if signal is signals.task_prerun else ValueError)
+    else:
+        # What has succeeded runs again until its result is stored, which it may be.
+        assert signal is signals.task_postrun
+        assert function is last_payload
+        assert lane.state("a") == "SUCCESS"
 
 
 def test_a_poison_pill_does_not_run_and_its_calls_have_failed():

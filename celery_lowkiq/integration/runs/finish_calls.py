@@ -13,10 +13,12 @@ from operator import itemgetter
 from typing import Any, NoReturn
 
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.records.orphans import fail
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, Job, Settlement
 from celery_lowkiq.rules.tracking import TrackerUpdate
 
+from .base_exceptions import RunAborted, as_failure
 from .batch_calls import BatchCalls, StoredCall
 from .decisions import RETURN_DELAY, retry_for_results
 from .outcomes import CallOutcome
@@ -101,7 +103,7 @@ class CallFinisher:
             return True
         request = outcome_request(call.record, task, consumer, payloads, retries, self._play(outcome))
         try:
-            traced(task, request, consumer, self._runtime)
+            self._trace(call, outcome, request)
         except Exception as error:
             if finished.error is None:
                 logger.exception("job %r: some call results could not be written", job.id)
@@ -109,6 +111,18 @@ class CallFinisher:
             finished.success = finished.success or outcome.success
             return outcome.final and not outcome.success
         return outcome.final
+
+    def _trace(self, call: StoredCall, outcome: CallOutcome, request: Any) -> None:
+        """Play the call. If a receiver of a signal raises what is no Exception, a failure is stored without
+        Celery's tracer, which would never end it.
+        """
+        try:
+            traced(self._calls.task, request, self._calls.consumer, self._runtime)
+        except RunAborted as aborted:
+            if not outcome.final or outcome.success:
+                raise
+            logger.error("call %s ends outside of Celery's tracer: %s", call.record.id, aborted)
+            fail(self._calls.task, call.record, as_failure(outcome.error or aborted))
 
     def _play(self, outcome: CallOutcome) -> Callable[[], Any]:
         if outcome.error is None:
