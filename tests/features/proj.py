@@ -110,6 +110,9 @@ def shown_request(task: Any) -> dict[str, Any]:
     request = task.request
     # Where there is nothing to see, Celery has None or an empty value.
     found = {name: getattr(request, name) or None for name in SEEN}
+    found["has_eta"] = request.eta is not None
+    found["priority"] = request.delivery_info["priority"]
+    found["app_id"] = request.properties.get("app_id")
     found["redelivered"] = request.delivery_info["redelivered"] or None
     # Ours is the job's, from 0 to 9.
     found["priority"] = min(request.delivery_info["priority"] or 0, 9)
