@@ -70,6 +70,16 @@ def test_merged_calls_each_reach_their_end(features, work, job_id, watched):
         assert task.retried
 
 
+@pytest.mark.parametrize("form", ["look", "look in place", "look at batch", "step-in-a-process"])
+def test_arguments_are_shown_as_the_caller_wants(features, new_id, watched, form):
+    """As those of a plain task, which is the first, in the events of caller and worker."""
+    shown = {"argsrepr": "(hidden)", "kwargsrepr": "{hidden}"}
+    result = features.app.tasks[form].apply_async((new_id(), 5), **shown)
+    for kind in ("task-sent", "task-received"):
+        event = heard_of(result, watched, kind)
+        assert (event["args"], event["kwargs"]) == ("(hidden)", "{hidden}")
+
+
 def test_no_secret_is_in_an_event(features, job_id, watched):
     """Neither in the arguments nor in the error, nor in the log of the worker."""
     task = features.app.tasks["quiet"]
