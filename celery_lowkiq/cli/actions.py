@@ -19,6 +19,7 @@ from celery_lowkiq.rules.text import escaped
 from .audited import asker, audited
 from .bulk import Progress, confirm, in_chunks, with_progress
 from .main import FAILED
+from .output import write_text
 from .params import STDIN, command, each_id, ids_argument, queue_argument, reason_option, yes_option
 
 #: Seconds that a worker gets to answer.
@@ -58,11 +59,11 @@ def _control(app: Celery, name: str, node: str) -> None:
     for reply in replies:
         for answering, answer in reply.items():
             text = escaped(str(answer.get("ok") or answer.get("error")))
-            click.echo(f"{escaped(answering)}: {text}", err="ok" not in answer)
+            write_text(f"{escaped(answering)}: {text}", err="ok" not in answer)
             if "ok" in answer:
                 return
     if not replies:
-        click.echo(f"{escaped(node)} does not answer: `lowkiq nodes` lists the nodes by name", err=True)
+        write_text(f"{escaped(node)} does not answer: `lowkiq nodes` lists the nodes by name", err=True)
     raise click.exceptions.Exit(FAILED)
 
 
@@ -126,7 +127,7 @@ def _usage(action: Action) -> str:
 def _preview(action: Action, queue: OrderedQueue, values: Mapping[str, Any]) -> None:
     if not (action.optional and action.plan):
         raise click.UsageError(f"--dry-run goes with {filter_names('--', 'or')}")
-    click.echo(action.plan(queue, action.target(queue, (), values)))
+    write_text(action.plan(queue, action.target(queue, (), values)))
 
 
 def _act(
@@ -152,13 +153,13 @@ def _act(
 
     def interrupted(count: int) -> None:
         said = action.said(queue.name, asked, count)
-        click.echo(f"interrupted: {said}, and at most one step more; the others stay as they were", err=True)
+        write_text(f"interrupted: {said}, and at most one step more; the others stay as they were", err=True)
 
     change = Change.of(*asker(), action, queue.name, asked, reason)
     count, left_out = _counted(
         lambda: audited(change, lambda: with_progress(action.verb, total, act, interrupted))
     )
-    click.echo(action.said(queue.name, asked, count))
+    write_text(action.said(queue.name, asked, count))
     if left_out is not None:
         raise left_out
     if not (count or action.scope.total or action.optional):
@@ -175,7 +176,7 @@ def _counted(act: Callable[[], int]) -> tuple[int, ShardsAway | None]:
 
 def _end_unchanged(queue: OrderedQueue, ids: tuple[str, ...]) -> None:
     if len(ids) == 1 and ids != (STDIN,):
-        click.echo(escaped(queue.why(ids[0]).text), err=True)
+        write_text(escaped(queue.why(ids[0]).text), err=True)
     raise click.exceptions.Exit(FAILED)
 
 

@@ -12,8 +12,10 @@ import click
 from celery_lowkiq.integration.operations.action_parts import MAX_IDS
 from celery_lowkiq.rules.errors import ShardsAway
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.text import escaped
 
 from .main import FAILED
+from .output import write_text
 
 #: Called with the number of jobs done so far.
 Progress = Callable[[int], None]
@@ -23,10 +25,11 @@ def confirm(question: str, yes: bool) -> None:
     """Ask for a confirmation unless ``yes``. Ends with status 1 after a no, with 2 without a terminal."""
     if yes:
         return
+    question = escaped(question)
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError(f"{question} Not a terminal: pass --yes to confirm")
     if not click.confirm(question, err=True):
-        click.echo("nothing was done", err=True)
+        write_text("nothing was done", err=True)
         raise click.exceptions.Exit(FAILED)
 
 

@@ -11,7 +11,7 @@ import click
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.views import all_items
 
-from .output import end_listing, table, write_json
+from .output import end_listing, table, write_json, write_text
 from .params import Time, absolute, command, json_option, queue_argument
 
 T = TypeVar("T")
@@ -64,12 +64,12 @@ def write_listing(
     first = True
     while part := list(islice(shown, PAGE)):
         text = table(header, map(row, part))
-        click.echo(text if first else text.partition("\n")[2])
+        write_text(text if first else text.partition("\n")[2])
         first = False
     if first:
-        click.echo("none", err=True)
+        write_text("none", err=True)
     elif limit and next(found, None) is not None:
-        click.echo(f"there are more than {limit}: see --limit", err=True)
+        write_text(f"there are more than {limit}: see --limit", err=True)
 
 
 def listing_command(

@@ -17,9 +17,17 @@ from .main import FAILED
 CELL = 60
 
 
+def write_text(text: str, err: bool = False) -> None:
+    """Write lines, the only way in which commands do. What could control a terminal is escaped.
+
+    A value of foreign data is escaped by itself, too, so that it cannot forge a line.
+    """
+    click.echo("\n".join(map(escaped, text.split("\n"))), err=err)
+
+
 def write_json(value: Any) -> None:
     """Write a record as one line."""
-    click.echo(encode(value))
+    write_text(encode(value))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -40,7 +48,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def end_listing(away: Mapping[str, str]) -> None:
     """Say on stderr which shards a listing lacks, by the address of their master; exit with status 1 then."""
     for sentence in lacking(away):
-        click.echo(escaped(sentence), err=True)
+        write_text(escaped(sentence), err=True)
     if away:
         raise click.exceptions.Exit(FAILED)
 

@@ -14,6 +14,7 @@ from celery_lowkiq.rules.errors import ConfigurationError, StoreError
 from celery_lowkiq.rules.names import full_names
 from celery_lowkiq.store.scripts.acl import RoleName, rules
 
+from ..output import write_text
 from ..params import command
 
 
@@ -55,18 +56,18 @@ def acl(
         cluster = _is_cluster(inspector)
     names = [_full_name(inspector, queue) for queue in queues]
     words = rules(role, names, version, cluster, context_of(inspector.app).key_prefix(), trackers)
-    click.echo(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))
+    write_text(" ".join(["ACL SETUSER", user or f"lowkiq-{role}", *words]))
 
 
 def _full_name(inspector: Inspector, given: str) -> str:
     """Return the app's queue with this name or last part of a name, or else the name as it is."""
     tasks = inspector.tasks()
     if not full_names(given, tasks):
-        click.echo(f"the app has no queue {given}: the rules have this name as it is", err=True)
+        write_text(f"the app has no queue {given}: the rules have this name as it is", err=True)
         return given
     name = read_queue_name(given, tasks)
     if name != given:
-        click.echo(f"{given} is queue {name}", err=True)
+        write_text(f"{given} is queue {name}", err=True)
     return name
 
 

@@ -11,7 +11,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import moment
 from celery_lowkiq.rules.views import all_items
 
-from ..output import write_json
+from ..output import write_json, write_text
 from ..params import command, json_option
 
 
@@ -25,6 +25,6 @@ def audit(inspector: Inspector, limit: int, json_: bool) -> None:
         if json_:
             write_json(entry)
         else:
-            click.echo(f"{moment(entry.at)} {line_of(entry)}")
+            write_text(f"{moment(entry.at)} {line_of(entry)}")
     if entry is None:
-        click.echo("[]" if json_ else "none", err=not json_)
+        write_text("[]" if json_ else "none", err=not json_)

@@ -12,6 +12,7 @@ from celery_lowkiq.rules.text import count_of, escaped
 from ..audited import asker, audited
 from ..bulk import confirm, with_progress
 from ..main import FAILED
+from ..output import write_text
 from ..params import command, reason_option, yes_option
 
 EXAMPLES = ["cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11", "cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --yes"]
@@ -29,10 +30,10 @@ def cancel(inspector: Inspector, id_: str, yes: bool, reason: str) -> None:
     try:
         tracker = inspector.tracker(id_)
     except UnknownTracker as error:
-        click.echo(escaped(str(error)), err=True)
+        write_text(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     waiting = tracker.counts().enqueued
     confirm(f"Cancel {count_of(waiting, 'waiting call')} of {escaped(tracker.name)}?", yes)
     change = Change(*asker(), "cancel", f"tracker {tracker.name}", (tracker.id,), reason=reason)
     done = audited(change, lambda: with_progress("cancel", waiting, tracker.cancel))
-    click.echo(f"cancelled {count_of(done, 'call')} of {escaped(tracker.name)}")
+    write_text(f"cancelled {count_of(done, 'call')} of {escaped(tracker.name)}")

@@ -23,6 +23,7 @@ from celery_lowkiq.rules.errors import LowkiqError
 
 from ..file_watcher import SourceTree, source_tree_of, watch_files
 from ..main import FAILED
+from ..output import write_text
 from ..params import binding, command
 from ..process_group import SLICE, Child, ProcessGroup, Program
 
@@ -244,4 +245,4 @@ def _jobs(ids: list[str]) -> str:
 
 
 def _say(text: str) -> None:
-    click.echo(f"dev: {text}", err=True)
+    write_text(f"dev: {text}", err=True)

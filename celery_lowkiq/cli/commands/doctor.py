@@ -9,7 +9,7 @@ from celery_lowkiq.rules.findings import ERROR, Finding
 from celery_lowkiq.rules.text import escaped
 
 from ..main import FAILED
-from ..output import write_json
+from ..output import write_json, write_text
 from ..params import command, json_option
 
 
@@ -27,7 +27,7 @@ def doctor(inspector: Inspector, json_: bool) -> None:
         if json_:
             write_json(finding)
         else:
-            click.echo(_text(finding))
+            write_text(_text(finding))
     if any(finding.level == ERROR for finding in findings):
         raise click.exceptions.Exit(FAILED)
 

@@ -10,6 +10,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import count_of
 
 from ..bulk import Progress, with_progress
+from ..output import write_text
 from ..params import command, queue_argument
 
 
@@ -39,8 +40,8 @@ def dump(inspector: Inspector, queue: str) -> None:
         return count - 1
 
     lines = with_progress("dump", length, act)
-    click.echo(f"dumped {lines} lines of jobs of queue {queue}", err=True)
+    write_text(f"dumped {lines} lines of jobs of queue {queue}", err=True)
     if stats.busy:
-        click.echo(
+        write_text(
             f"{count_of(stats.busy, 'job')} in processing: wait, or they run again after the load", err=True
         )

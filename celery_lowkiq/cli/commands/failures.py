@@ -11,7 +11,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import escaped, moment
 
 from ..main import FAILED
-from ..output import cell, end_listing, table, write_json
+from ..output import cell, end_listing, table, write_json, write_text
 from ..params import command, json_option, optional_queue_argument
 
 NO_GROUPS = "the master with the groups of the queue is away"
@@ -41,9 +41,9 @@ def failures(inspector: Inspector, queue: str | None, failure: str, json_: bool)
     elif failure and groups:
         _write_group(*groups[0])
     elif groups:
-        click.echo(table(HEADER, (_row(*each) for each in groups)))
+        write_text(table(HEADER, (_row(*each) for each in groups)))
     else:
-        click.echo("none", err=True)
+        write_text("none", err=True)
     _write_limits(found)
     end_listing({address: shards for one in found.values() for address, shards in one.away.items()})
     if failure and not groups:
@@ -53,9 +53,9 @@ def failures(inspector: Inspector, queue: str | None, failure: str, json_: bool)
 def _write_limits(found: Mapping[str, Failures]) -> None:
     searched, jobs = (sum(getattr(one, name) for one in found.values()) for name in ("searched", "jobs"))
     if searched < jobs:
-        click.echo(f"failing and dead: searched {searched:,} of {jobs:,} jobs", err=True)
+        write_text(f"failing and dead: searched {searched:,} of {jobs:,} jobs", err=True)
     if any(one.unknown for one in found.values()):
-        click.echo(f"{NO_GROUPS}: only jobs of now are counted", err=True)
+        write_text(f"{NO_GROUPS}: only jobs of now are counted", err=True)
 
 
 def _row(queue: str, one: FailureGroup) -> list[str]:
@@ -66,7 +66,7 @@ def _row(queue: str, one: FailureGroup) -> list[str]:
 
 def _write_group(queue: str, one: FailureGroup) -> None:
     for name, value in zip(HEADER, _row(queue, one), strict=True):
-        click.echo(f"{name.lstrip('>') + ':':12} {escaped(value)}")
-    click.echo("example:")
+        write_text(f"{name.lstrip('>') + ':':12} {escaped(value)}")
+    write_text("example:")
     for line in one.example.splitlines():
-        click.echo(f"  {escaped(line)}")
+        write_text(f"  {escaped(line)}")

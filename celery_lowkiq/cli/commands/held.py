@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import click
-
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.views import all_items
 
-from ..output import end_listing, write_json
+from ..output import end_listing, write_json, write_text
 from ..params import command, json_option, queue_argument
 
 
@@ -28,7 +26,7 @@ def held(inspector: Inspector, queue: str, json_: bool) -> None:
             write_json(one)
         else:
             paused = ", and paused" if one.paused else ""
-            click.echo(f"{escaped(one.id)} since {moment(one.since)}{paused}")
+            write_text(f"{escaped(one.id)} since {moment(one.since)}{paused}")
     if not found:
-        click.echo("[]" if json_ else "none", err=not json_)
+        write_text("[]" if json_ else "none", err=not json_)
     end_listing(away)

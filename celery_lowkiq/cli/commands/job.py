@@ -12,7 +12,7 @@ from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJ
 from celery_lowkiq.rules.text import escaped, moment, relative
 
 from ..main import FAILED
-from ..output import payload_text, write_json
+from ..output import payload_text, write_json, write_text
 from ..params import command, json_option, queue_argument
 
 #: Names, the longest of which is "processing".
@@ -35,13 +35,13 @@ def job(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
         write_json(places_json(places, why, ordered.tries(id_)))
     else:
         owner = why.facts.owner.name if why.facts.owner else "none"
-        known = {"id": escaped(id_), "queue": queue, "shard": why.facts.shard.index, "owner": owner}
-        click.echo("\n".join(f"{name:{COLUMN}}{value}" for name, value in known.items()))
+        known = {"id": id_, "queue": queue, "shard": why.facts.shard.index, "owner": owner}
+        write_text("\n".join(f"{name:{COLUMN}}{escaped(str(value))}" for name, value in known.items()))
         for name, place in found.items():
             if place is not None:
-                click.echo(_text(name, place))
+                write_text(_text(name, place))
     if not any(found.values()):
-        click.echo(f"queue {queue} has no job {escaped(id_)}", err=True)
+        write_text(f"queue {queue} has no job {escaped(id_)}", err=True)
         raise click.exceptions.Exit(FAILED)
 
 

@@ -14,6 +14,7 @@ from celery_lowkiq.rules.dumps import MAX_LINE_BYTES
 
 from ..audited import asker, audited
 from ..bulk import Progress, with_progress
+from ..output import write_text
 from ..params import command, queue_argument, reason_option, stdin
 
 EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_order.jsonl"]
@@ -42,7 +43,7 @@ def load(inspector: Inspector, queue: str, renamed: bool, again: bool, reason: s
 
     def act(progress: Progress) -> int:
         done = ordered.load(lines(), renamed=renamed, again=again, progress=lambda _: progress(read))
-        click.echo(f"loaded {done.new} of {done.lines} lines into queue {queue}")
+        write_text(f"loaded {done.new} of {done.lines} lines into queue {queue}")
         return done.new
 
     change = Change(*asker(), "load", queue, reason=reason)

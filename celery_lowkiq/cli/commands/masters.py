@@ -9,7 +9,7 @@ from celery_lowkiq.rules.text import duration, size
 from celery_lowkiq.rules.topology import Kind, Master, Topology
 
 from ..main import FAILED
-from ..output import table, write_json
+from ..output import table, write_json, write_text
 from ..params import command, json_option
 
 HEADER = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "server")
@@ -31,9 +31,9 @@ def masters(inspector: Inspector, json_: bool) -> None:
     if json_:
         write_json(topology)
     else:
-        click.echo(table(HEADER, map(_row, topology.masters)))
+        write_text(table(HEADER, map(_row, topology.masters)))
         if topology.kind is Kind.CLUSTER:
-            click.echo(_summary(topology))
+            write_text(_summary(topology))
     if not topology.is_whole:
         raise click.exceptions.Exit(FAILED)
 

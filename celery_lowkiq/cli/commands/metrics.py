@@ -6,6 +6,7 @@ import signal
 
 import click
 
+from ..output import write_text
 from ..params import binding
 
 NEEDS = "metrics need another package: pip install 'celery-lowkiq[metrics]'"
@@ -40,6 +41,6 @@ def metrics(context: click.Context, host: str, port: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     with binding(host, port):
         server = listen(registry, host, port)
-    click.echo(f"metrics are at {server.url}")
+    write_text(f"metrics are at {server.url}")
     signal.sigwait(STOPS)
     server.close()

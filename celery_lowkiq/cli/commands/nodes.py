@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import click
-
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.overdue import expected
 from celery_lowkiq.rules.reports import LaneReport, NodeReport
 from celery_lowkiq.rules.text import duration, format_job_ids
 
-from ..output import table, write_json
+from ..output import table, write_json, write_text
 from ..params import command, json_option
 
 HEADER = ("node", "state", ">seen", ">up", "lane", ">shards", "doing")
@@ -30,9 +28,9 @@ def nodes(inspector: Inspector, json_: bool) -> None:
         for node in found:
             write_json(node)
     elif found:
-        click.echo(table(HEADER, [row for node in found for row in _rows(node)]))
+        write_text(table(HEADER, [row for node in found for row in _rows(node)]))
     else:
-        click.echo("none: does a worker with ordered queues run?", err=True)
+        write_text("none: does a worker with ordered queues run?", err=True)
 
 
 def _rows(node: NodeReport) -> Iterator[list[str]]:

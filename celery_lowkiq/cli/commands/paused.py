@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import click
-
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.views import Paused, all_items
 
-from ..output import end_listing, write_json
+from ..output import end_listing, write_json, write_text
 from ..params import command, json_option, queue_argument
 
 
@@ -29,9 +27,9 @@ def paused(inspector: Inspector, queue: str, json_: bool) -> None:
             write_json({**what, "since": since})
         else:
             ((kind, name),) = what.items()
-            click.echo(f"{kind} {escaped(str(name))} since {moment(since)}")
+            write_text(f"{kind} {escaped(str(name))} since {moment(since)}")
     if not found:
-        click.echo("[]" if json_ else "none", err=not json_)
+        write_text("[]" if json_ else "none", err=not json_)
     end_listing(away)
 
 

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.views import all_items
 
 from ..listing import write_listing
 from ..main import FAILED
-from ..output import cell, table, write_json
+from ..output import cell, table, write_json, write_text
 from ..params import command, json_option
 
 STATES = [state.value for state in State]
@@ -52,7 +52,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
     try:
         tracker = Tracker.get(inspector.app, id_)
     except UnknownTracker as error:
-        click.echo(escaped(str(error)), err=True)
+        write_text(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     if states:
         found: Iterator[TrackedCall] = all_items(tracker.jobs, state=states)
@@ -64,7 +64,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
     if json_:
         write_json(view)
     else:
-        click.echo(table(GROUPS, [_group_row(view)]))
+        write_text(table(GROUPS, [_group_row(view)]))
 
 
 def _watch(tracker: Tracker) -> None:

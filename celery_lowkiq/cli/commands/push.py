@@ -11,6 +11,7 @@ import click
 
 from celery_lowkiq.integration.operations.inspector import Inspector
 
+from ..output import write_text
 from ..params import STDIN, Time, When, command, queue_argument, stdin
 
 EXAMPLES = [
@@ -36,7 +37,7 @@ def push(
     if task.by is not None:
         raise click.UsageError(_by_arguments(task))
     (result,) = task.perform_async([job], results=True)
-    click.echo(result.id)
+    write_text(result.id)
 
 
 def _by_arguments(task: Any) -> str:

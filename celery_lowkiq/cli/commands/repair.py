@@ -11,6 +11,7 @@ from celery_lowkiq.rules.text import escaped
 
 from ..audited import asker, audited
 from ..main import FAILED
+from ..output import write_text
 from ..params import command, queue_argument, reason_option
 
 EXAMPLES = ["repair sync_order", "repair sync_order --yes"]
@@ -31,15 +32,15 @@ def repair(inspector: Inspector, queue: str, yes: bool, reason: str) -> None:
         audited(Change(*asker(), "repair", queue, reason=reason), lambda: _repair(ordered))
         damages = ordered.damages()
     for damage in damages:
-        click.echo(escaped(f"damaged {damage.shard or queue}: {damage.text}"))
+        write_text(escaped(f"damaged {damage.shard or queue}: {damage.text}"))
     if damages:
         raise click.exceptions.Exit(FAILED)
-    click.echo(f"queue {queue} is sound")
+    write_text(f"queue {queue} is sound")
 
 
 def _repair(queue: OrderedQueue) -> int:
     """Return how many shards were looked at."""
     done = queue.repair()
     for repaired in done:
-        click.echo(escaped(f"repaired {repaired.shard}: {repaired.text or 'nothing was to be done'}"))
+        write_text(escaped(f"repaired {repaired.shard}: {repaired.text or 'nothing was to be done'}"))
     return len(done)

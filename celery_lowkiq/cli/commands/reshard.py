@@ -19,6 +19,7 @@ from celery_lowkiq.rules.text import count_of, duration, size
 
 from ..audited import asker, audited
 from ..main import FAILED
+from ..output import write_text
 from ..params import command, queue_argument, reason_option
 
 EXAMPLES = [
@@ -93,24 +94,24 @@ def _move(queue: OrderedQueue, shards: int | None, lines: bool) -> int:
     shards = shards or queue.abort_migration()
     with Progress(queue, lines) as progress:
         moved = queue.reshard(shards, progress.update)
-    click.echo(f"queue {queue.name} has {shards} shards")
+    write_text(f"queue {queue.name} has {shards} shards")
     return moved
 
 
 def _show_cost(queue: OrderedQueue, shards: int) -> None:
     cost = queue.reshard_cost(shards)
-    click.echo(f"queue {queue.name} has {cost.former} shards")
+    write_text(f"queue {queue.name} has {cost.former} shards")
     jobs = f"about {cost.leaving} of {count_of(cost.jobs, 'job')}"
-    click.echo(f"{jobs}, {size(cost.leaving_bytes)}, would change shards")
+    write_text(f"{jobs}, {size(cost.leaving_bytes)}, would change shards")
     took = f"about {duration(cost.seconds)}" if cost.seconds >= 1 else "less than a second"
-    click.echo(f"{took}, at {JOBS_PER_SECOND} jobs a second; nothing was changed")
+    write_text(f"{took}, at {JOBS_PER_SECOND} jobs a second; nothing was changed")
 
 
 def _pause(queue: OrderedQueue, verb: str, reason: str) -> None:
     act = queue.pause_migration if verb == "pause" else queue.resume_migration
     changed = audited(_change(f"{verb}_migration", queue.name, reason), lambda: int(act()))
     unchanged = "" if changed else " before" if verb == "pause" else ": it was not paused"
-    click.echo(f"the move of queue {queue.name} to other shards: {verb}d{unchanged}")
+    write_text(f"the move of queue {queue.name} to other shards: {verb}d{unchanged}")
     if not changed:
         raise click.exceptions.Exit(FAILED)
 
@@ -124,11 +125,11 @@ def _watch(queue: OrderedQueue) -> None:
                 progress.update()
                 if not (progress.is_over or queue.movers() or said):
                     said = True
-                    click.echo(NO_WORKER.format(queue=queue.name), err=True)
+                    write_text(NO_WORKER.format(queue=queue.name), err=True)
                 pause.wait(LOOK)
     except KeyboardInterrupt:
         return
-    click.echo(f"queue {queue.name} has {queue.stored_spec().shards} shards")
+    write_text(f"queue {queue.name} has {queue.stored_spec().shards} shards")
 
 
 class Progress:
@@ -179,7 +180,7 @@ class Progress:
 
     def _write(self, line: str) -> None:
         if line != self._line:
-            click.echo(line, err=True)
+            write_text(line, err=True)
         self._line = line
 
 

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.text import count_of, duration, escaped
 from celery_lowkiq.rules.views import Stats
 
 from ..main import FAILED
-from ..output import table, write_json
+from ..output import table, write_json, write_text
 from ..params import command, json_option
 
 COUNTS = ("length", "fresh", "retries", "paused_ids", "busy", "morgue_length")
@@ -70,7 +70,7 @@ def _watch(read: Callable[[], OverviewJson | ShardsJson], seconds: float, json_:
             try:
                 found = read()
             except StoreUnavailable as error:
-                click.echo(escaped(str(error)), err=True)
+                write_text(escaped(str(error)), err=True)
             else:
                 if not json_:
                     click.clear()
@@ -99,13 +99,13 @@ def _show(found: OverviewJson | ShardsJson, json_: bool) -> None:
     if json_:
         write_json(found)
         return
-    click.echo(_shards_text(found) if isinstance(found, ShardsJson) else _queues_text(found))
+    write_text(_shards_text(found) if isinstance(found, ShardsJson) else _queues_text(found))
     for error in found.damaged.values():
-        click.echo(escaped(error), err=True)
+        write_text(escaped(error), err=True)
     for master, lost in found.away.items():
-        click.echo(escaped(f"{master} {_reason(master, found.denied)}: nothing here counts {lost}"), err=True)
+        write_text(escaped(f"{master} {_reason(master, found.denied)}: nothing here counts {lost}"), err=True)
     for error in found.denied.values():
-        click.echo(escaped(error), err=True)
+        write_text(escaped(error), err=True)
 
 
 def _reason(master: str, denied: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ import click
 
 from celery_lowkiq.rules.errors import LowkiqError
 
+from ..output import write_text
 from ..params import binding
 
 NEEDS = "the dashboard needs more packages: pip install 'celery-lowkiq[web]'"
@@ -83,7 +84,7 @@ def web(
         sockets = _listen(host, port)
     _show_our_log()
     shown = f"[{host}]" if ":" in host else host
-    click.echo(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
+    write_text(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
     server = uvicorn.Server(uvicorn.Config(dashboard, **_options(prefix, quiet)))
     with suppress(KeyboardInterrupt):
         server.run(sockets)

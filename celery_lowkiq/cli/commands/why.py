@@ -8,7 +8,7 @@ from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.text import escaped
 
 from ..main import FAILED
-from ..output import write_json
+from ..output import write_json, write_text
 from ..params import command, json_option, queue_argument
 
 
@@ -27,6 +27,6 @@ def why(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
         write_json(answer)
     else:
         for reason in answer.reasons:
-            click.echo(escaped(reason.text))
+            write_text(escaped(reason.text))
     if answer.kind == "nowhere":
         raise click.exceptions.Exit(FAILED)

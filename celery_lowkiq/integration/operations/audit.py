@@ -14,7 +14,7 @@ from celery import Celery
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall, ShardsAway, StoreError
 from celery_lowkiq.rules.loggers import audit_logger as logger
-from celery_lowkiq.rules.text import shortened
+from celery_lowkiq.rules.text import escaped, shortened
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.admin.audit import MAX_BYTES, AuditStore
 
@@ -146,7 +146,7 @@ class Audit:
 
 
 def line_of(entry: AuditEntry) -> str:
-    """A line of the log. Values from requests are quoted, so that they cannot forge another line."""
+    """A line of the log. Values are quoted or escaped, so that they cannot forge another line."""
     shown = ", ".join(map(ascii, entry.ids))
     more = f", ... {entry.id_count} in all" if entry.id_count > SHOWN_IDS else ""
     address = entry.address if _ADDRESS.fullmatch(entry.address) else ascii(entry.address)
@@ -154,13 +154,12 @@ def line_of(entry: AuditEntry) -> str:
     parts = [f"{entry.action} {entry.state}: {who} queue={entry.queue!a}"]
     parts += [f"ids=[{shown}{more}]"] if entry.ids else []
     parts += [f"shard={entry.shard}"] if entry.shard is not None else []
-    # A `repr`, which has no control characters.
     parts += [f"filter={entry.filter.encode('ascii', 'backslashreplace').decode()}"] if entry.filter else []
     parts += [f"what={entry.what!a}"] if entry.what else []
     parts += [f"reason={entry.reason!a}"] if entry.reason else []
     parts += [f"jobs={entry.jobs}"] if entry.jobs is not None else []
     parts += [f"error={entry.error!a}"] if entry.error else []
-    return " ".join(parts)
+    return escaped(" ".join(parts))
 
 
 def _stored(entry: AuditEntry) -> bytes:
