@@ -14,9 +14,11 @@ from celery_lowkiq.integration.app.setting_validators import Network
 
 SECRET = "x-lowkiq-proxy-secret"  # noqa: S105 - the name of a header
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-#: Headers that proxies add, and browsers never send.
-FORWARDED = ("forwarded", "via", "x-real-ip", "x-client-ip", "x-original-host", "true-client-ip")
-FORWARDED_PREFIXES = ("x-forwarded-", "cf-", "x-envoy-", "x-amzn-")
+#: Headers that proxies add, and browsers never send: also all that begin with X, but for those in OF_PAGES.
+FORWARDED = ("forwarded", "via", "true-client-ip", "client-ip", "max-forwards", "traceparent", "tracestate")
+FORWARDED_PREFIXES = ("x-", "cf-", "cdn-", "fastly-", "fly-", "proxy-", "remote-", "surrogate-", "tailscale-")
+#: Headers that scripts of pages and extensions of browsers send.
+OF_PAGES = ("x-requested-with",)
 #: The address of the connection, before that of the browser replaces it.
 PEER = "lowkiq.peer"
 
@@ -68,7 +70,7 @@ def looks_forwarded(request: Request) -> bool:
     """Whether a proxy has forwarded a request: by its headers, or by HTTP/1.0, which nginx speaks."""
     names = request.headers.keys()
     return request.scope.get("http_version") == "1.0" or any(
-        name in FORWARDED or name.startswith(FORWARDED_PREFIXES) for name in names
+        name in FORWARDED or (name.startswith(FORWARDED_PREFIXES) and name not in OF_PAGES) for name in names
     )
 
 

@@ -9,12 +9,14 @@ from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.admin.repair import QueueRepairs
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import CallReader, digest
+from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.keys import TrackerKeys, queue_key, shard_keys
 from celery_lowkiq.store.scripts.replies import UnexpectedReply, read_or_error, reads_replies
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 
 from .helpers import ONE, SHARD, claim, push, take
+from .test_tries import fail
 
 pytestmark = pytest.mark.one_server
 KEYS = shard_keys(SHARD)
@@ -28,6 +30,49 @@ def test_a_call_without_a_number_is_skipped_and_the_others_are_read(store, clien
     (job,) = claim(store, take(store)).jobs
     (records,) = CallReader(store.client).pages(SHARD, job)
     assert [record.data for record in records] == [b"of a call"]
+
+
+def test_of_a_record_with_very_many_payloads_the_first_are_read(store, client):
+    """20 million of them stopped Redis, and so all lanes, for more than a minute."""
+    push(store, "1", ("x", 1), perform_in=1.0)
+    client.hset(KEYS["jobs"], "1", b"1 1 x" * 1_000_000)
+    (shown,) = Queries(store).jobs(ONE).items
+    assert shown.payload_count == 2049
+    (job,) = claim(store, take(store)).jobs
+    assert {payload.data for payload in job.payloads} == {b"x"}
+
+
+def test_a_record_without_spaces_is_one_payload(store, client):
+    push(store, "1", ("x", 1), perform_in=1.0)
+    client.hset(KEYS["jobs"], "1", b"x" * 5_000_000)
+    (job,) = claim(store, take(store)).jobs
+    assert [payload.data for payload in job.payloads] == [b"x" * (CLAIM_BYTES + 1)]
+
+
+def test_of_an_error_that_is_too_long_the_beginning_is_read(store, client):
+    push(store, "1", ("x", 1), perform_in=1.0)
+    client.zadd(KEYS["failed"], {"1": 0})
+    client.hset(KEYS["errors"], "1", b"e" * 5_000_000)
+    (shown,) = Queries(store).jobs(ONE).items
+    (job,) = claim(store, take(store)).jobs
+    assert len(shown.error) == len(job.error) == 262_144
+    assert [payload.data for payload in job.payloads] == [b"x"]
+
+
+def test_of_a_log_of_tries_that_is_too_long_the_end_is_read(store, client):
+    push(store, "1", ("x", 1), perform_in=1.0)
+    client.hset(KEYS["tries"], "1", b"1.0\t1\tnode\terror\n" * 250_000)
+    assert 0 < len(Queries(store).tries(ONE, "1")) < 5000
+    lease = take(store)
+    fail(store, lease, b"boom")
+    assert len(Queries(store).tries(ONE, "1")) == 1
+
+
+def test_a_mark_of_a_crash_that_is_too_long_marks_nothing_more_than_the_id(store, client):
+    push(store, "1", ("x", 1), perform_in=1.0)
+    client.hset(KEYS["crash_marks"], "1", b"2x1@" + b"1" * 5_000_000)
+    (job,) = claim(store, take(store)).jobs
+    assert [payload.data for payload in job.payloads] == [b"x"]
 
 
 def test_counters_that_are_no_numbers_count_nothing(store, client):

@@ -42,6 +42,37 @@ def test_without_authentication_nobody_else_is(app, other):
     assert "LOWKIQ_WEB_AUTH" in answer.text
 
 
+OF_PROXIES = """
+    Forwarded Via X-Forwarded-For X-Forwarded X-Real-IP X-Client-IP X-Cluster-Client-IP X-Originating-IP
+    X-Remote-IP X-Remote-Addr X-Remote-User X-Original-URL X-Original-Forwarded-For X-Rewrite-URL
+    X-Scheme  X-Request-ID X-Auth-Request-User X-WebAuth-User X-Arr-Log-Id X-Azure-Ref X-Appengine-Country X-Varnish  X-Cloud-Trace-Context X-B3-TraceId X-Vercel-Id Traceparent CF-Ray CDN-Loop
+    Fastly-Client-IP  Fly-Client-IP True-Client-IP Client-IP Remote-User Proxy-Connection Surrogate-Capability  Tailscale-User-Login
+"""
+
+
+@pytest.mark.parametrize("name", OF_PROXIES.split())
+def test_a_request_with_a_header_of_a_proxy_is_not_local(browser, name):
+    assert browser.get("/", headers={name: "1"}).status_code == 403
+
+
+def test_what_pages_and_browsers_send_is_local(browser):
+    """As Chromium and Firefox send them."""
+    sent = {
+        "X-Requested-With": "XMLHttpRequest",
+        "Sec-Fetch-Site": "none",
+        "Sec-CH-UA-Platform": "Linux",
+        "Sec-GPC": "1",
+        "Upgrade-Insecure-Requests": "1",
+        "DNT": "1",
+        "Priority": "u=0, i",
+        "Referer": "http://localhost:5556/",
+        "Accept-Language": "en",
+        "Cache-Control": "max-age=0",
+        "If-None-Match": "x",
+    }
+    assert browser.get("/", headers=sent).status_code == 200
+
+
 @pytest.mark.parametrize("host", ["localhost", "localhost:", "LOCALHOST.:5556", "127.0.0.1:80", "[::1]:5556"])
 def test_names_of_this_machine(browser, host):
     assert browser.get("/", headers={"host": host}).status_code == 200

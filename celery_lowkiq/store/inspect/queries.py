@@ -62,6 +62,8 @@ COUNTS = (
     *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
     *("paused_jobs", "paused", "dropped", "due", "held", "paused_ids"),
 )
+#: Bytes of the longest log of tries: a longer one is foreign.
+LONGEST_LOG = 65536
 #: A line of ``scripts/lib/tries.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 #: Indexes of waiting jobs that nothing keeps from a claim, and of those whose ids are paused or held.
@@ -189,7 +191,7 @@ class Queries:
         """Return the last tries of a job, oldest first; foreign lines are skipped."""
         keys = [shard_keys(shard)["tries"] for shard in reversed(queue.shards_of(job_id))]
         logs = self._client.commands([("HGET", key, id_bytes(job_id)) for key in keys])
-        text = b"\n".join(log or b"" for log in logs).decode("utf-8", "replace")
+        text = b"\n".join((log or b"")[-LONGEST_LOG:] for log in logs).decode("utf-8", "replace")
         lines = map(_TRY.fullmatch, text.split("\n"))
         return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)
 

@@ -63,9 +63,12 @@ local PLAIN_HEAD = 64
 
 -- A plain job has one payload without call records; its record moves unchanged, and fits into the reply.
 local function is_plain(record)
+  if #record + PLAIN_HEAD > byte_limit then
+    return false
+  end
   local _, stop, word = string.find(record, '^[%d.]+ (%S*) ')
   local length, flag = string.match(word or '', '^(%d*)([rR]?)')
-  return stop and flag == '' and (length == '' or stop + length == #record) and #record + PLAIN_HEAD <= byte_limit
+  return stop and flag == '' and (length == '' or stop + length == #record)
 end
 
 -- Arguments of the commands that move plain jobs together: texts, since a number costs a conversion each time.
@@ -197,7 +200,7 @@ end
 
 -- Returns the number of payloads and bytes that were moved.
 local function claim_job(id, perform_in, most, stored_retry_count, mark)
-  local message = stored_retry_count and redis.call('HGET', errors, id) or ''
+  local message = stored_retry_count and error_of(errors, id) or ''
   if stored_retry_count and hooks.run_time then
     perform_in = hooks.run_time(id, perform_in, now)
   end

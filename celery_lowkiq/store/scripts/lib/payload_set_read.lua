@@ -14,8 +14,18 @@ local SPILLED = 'S'
 local STEP = 16
 local STEP_BYTES = 262144
 local HEADER = 33
+-- Bytes and payloads of the longest records: those of a claim have 1,000 payloads of together 1 MiB, or one more. A longer one is
+-- foreign: it is not searched for spaces, and what follows its first payloads is one, or Redis would stop for many seconds.
+local LONGEST_RECORD, LONGEST_HEAD, MOST_ITEMS = 4194304, 1024, 2048
 -- Arrivals are stored above this number: negative ones sort before it, as hex digits.
 local ARRIVAL_ZERO = 140737488355328
+
+-- Bytes of the longest stored error that is read.
+local LONGEST_ERROR = 262144
+
+local function error_of(errors, id)
+  return string.sub(redis.call('HGET', errors, id) or '', 1, LONGEST_ERROR)
+end
 
 -- tonumber() accepts texts that Redis and Python do not.
 local function is_number(text)
@@ -39,6 +49,7 @@ end
 -- cannot decode and buries.
 local function unpack_items(record)
   local items, at = {}, 1
+  local is_long = #record > LONGEST_RECORD
   if string.byte(record) == HEADER then
     local _, stop, length = string.find(record, '^!1 (%d+) ')
     if stop and stop + length <= #record then
@@ -47,9 +58,15 @@ local function unpack_items(record)
     end
   end
   while at <= #record do
-    local _, stop, score, word = string.find(record, '^(%S+) (%S*) ', at)
+    local _, stop, score, word
+    if is_long then
+      _, stop, score, word = string.find(string.sub(record, at, at + LONGEST_HEAD), '^(%S+) (%S*) ')
+      stop = stop and stop + at - 1
+    else
+      _, stop, score, word = string.find(record, '^(%S+) (%S*) ', at)
+    end
     local length, flag, signature = string.match(word or '', '^(%d*)([rR]?)(.*)$')
-    if not stop or not is_number(score) or signature ~= '' and not is_signature(signature) then
+    if not stop or not is_number(score) or signature ~= '' and not is_signature(signature) or #items == MOST_ITEMS then
       items[#items + 1] = {'0', string.sub(record, at), 0, '', ''}
       break
     end

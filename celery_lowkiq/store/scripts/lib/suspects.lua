@@ -18,8 +18,11 @@ local function name_of(payload)
   return string.sub(redis.sha1hex(payload), 1, DIGITS)
 end
 
+-- Bytes of the longest mark, which has a payload: a longer one is foreign.
+local LONGEST_MARK = 4194304
+
 local function read_mark(text)
-  local level, last, entries, payload = string.match(text, '^(%d)x?%d*%f[%D]@?([^ \n]*)%f[ \n%z]([^\n]*)\n(.*)$')
+  local level, last, entries, payload = string.match(#text <= LONGEST_MARK and text or '', '^(%d)x?%d*%f[%D]@?([^ \n]*)%f[ \n%z]([^\n]*)\n(.*)$')
   local names = {}
   for name in string.gmatch(string.match(entries or '', ' =(%x+)') or '', string.rep('%x', DIGITS)) do
     names[name] = true

@@ -5,6 +5,8 @@
 -- A line has time, retry_count, node and the last line of the error, separated by tabs. The log is deleted with the job, but
 -- stays while the id is in the morgue.
 local TRIES = 10
+-- Bytes of the longest log: a longer one is foreign.
+local LONGEST_LOG = 65536
 local any_tries = redis.call('HLEN', tries) > 0
 
 local function log_try(id, at, retry_count, text)
@@ -14,8 +16,8 @@ local function log_try(id, at, retry_count, text)
   elseif text == '' then
     return
   end
-  local lines = {}
-  for line in string.gmatch(redis.call('HGET', tries, id) or '', '[^\n]+') do
+  local lines, log = {}, redis.call('HGET', tries, id) or ''
+  for line in string.gmatch(#log <= LONGEST_LOG and log or '', '[^\n]+') do
     lines[#lines + 1] = line
   end
   local node = string.match(owner, '^(.+)%-[^-]*$') or owner
