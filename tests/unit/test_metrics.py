@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -11,6 +12,7 @@ from celery import Celery
 from celery_lowkiq.metrics.queues import QueueCollector
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState, ShardRef
+from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running
 from celery_lowkiq.rules.views import ShardState, Stats
 
 
@@ -29,9 +31,13 @@ class Looks:
     def __init__(self, *leases):
         self.leases = list(leases)
         self.error = None
+        self.nodes = ()
 
     def partial(self):
         return self
+
+    def nodes_if_there(self):
+        return self.nodes
 
     def shard_states(self):
         if self.error:
@@ -68,6 +74,20 @@ def test_a_shard_whose_owner_is_silent_for_a_lease_time_is_unowned(collector, cl
     looks.leases = [LeaseState("node", 1, 2)]
     found.append(read(collector, looks)["lowkiq_shards_unowned"])
     assert found == [0, 0, 1, 0]
+
+
+def test_runs_that_are_overdue_are_counted_by_queue(collector):
+    looks = Looks(LeaseState("node", 1, 1))
+    hangs, runs = (Running(ShardRef("q", 0), ("1",), 1, 90.0, overdue) for overdue in (True, False))
+    lanes = tuple(LaneReport("lane", (), 0, run) for run in (hangs, hangs, runs, None))
+    node = NodeReport("w", "w-1", 1, 10.0, False, False, ("q",), lanes)
+    looks.nodes = (node, replace(node, silent=20.0))
+    assert read(collector, looks)["lowkiq_runs_overdue"] == 2
+    looks.nodes = ()
+    assert read(collector, looks)["lowkiq_runs_overdue"] == 0
+    # On a cluster, the master with the reports of nodes is away.
+    looks.nodes = None
+    assert "lowkiq_runs_overdue" not in read(collector, looks)
 
 
 def test_without_redis_a_scrape_says_so_and_the_log_says_it_once(collector, caplog):
