@@ -158,7 +158,7 @@ class StoreMachine(PeopleRules):
         took = self._clock() - began
         self.sent.append(call)
         gone, evicted = self.model.push(jobs, now=began)
-        self._copy_times({job.id for job in jobs}, took)
+        self._copy_times({job.id for job in jobs}, began, took)
         if not gone and not evicted:
             assert replies == [1, 0][:repeats]
         for positions, *others in replies if gone or evicted else ():
@@ -170,15 +170,17 @@ class StoreMachine(PeopleRules):
         seconds, micros = self.client.time()
         return float(seconds + micros / 1e6)
 
-    def _copy_times(self, ids: set[str], took: float) -> None:
-        """Of jobs that calls have put off: from the script's clock, which is a little later."""
-        for job_id in ids & self.model.firsts.keys():
+    def _copy_times(self, ids: set[str], began: float, took: float) -> None:
+        """Of jobs that are due now, or that calls have put off: of the script's clock, which is later."""
+        for job_id in ids & self.model.waiting.keys():
             known = self.model.waiting[job_id]
             due = self._due(job_id)
-            assert known.perform_in - 1e-5 <= due <= known.perform_in + took + 1e-5
-            known.perform_in = due
-            began, floor = self._told("debounce", job_id)
-            self.model.firsts[job_id] = float(began) / 1e6, float(floor)
+            if known.perform_in >= began:
+                assert known.perform_in - 1e-5 <= due <= known.perform_in + took + 1e-5
+                known.perform_in = due
+        for job_id in ids & self.model.firsts.keys():
+            first, floor = self._told("debounce", job_id)
+            self.model.firsts[job_id] = float(first) / 1e6, float(floor)
 
     def _told(self, name: str, job_id: str) -> list[bytes]:
         """Of a hash that a policy keeps."""

@@ -124,13 +124,14 @@ class Model:
     def _push(self, job: NewJob, now: float, evicted: list[str]) -> bool:
         flag, waits = "" if job.record is None else "R", job.id in self.waiting
         assert job.perform_in is not None
+        at = max(job.perform_in, now)
         takes_place = self.policies.max_length is not None and not waits
         if (not flag or takes_place) and self._is_stale(job):
             return False
         if not waits and not self._make_place(evicted):
             return False
         priority = self.policies.priority if job.priority is None else job.priority
-        known = self.waiting.setdefault(job.id, ModelJob({}, job.perform_in, priority=priority))
+        known = self.waiting.setdefault(job.id, ModelJob({}, at, priority=priority))
         first = known.first()
         signature = b""
         if self.signer is not None:
@@ -139,7 +140,7 @@ class Model:
         if job.payload not in self._trim(known):
             self.merged += waits
             known.priority = min(known.priority, priority)
-            self._put_off(job.id, known, job.perform_in, now, waits)
+            self._put_off(job.id, known, at, now, waits)
             passed = self.policies.per_run == 1 and known.first() != first
             if known.retry_count >= 0 and (passed or self.policies.anew_on_push):
                 known.forget_failure()

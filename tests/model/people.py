@@ -132,5 +132,9 @@ class PeopleRules(RuleBasedStateMachine):
         still = [entry for entry in entries if entry.state is not State.PROCESSING]
         header = Header(uuid.uuid4().hex, "q", 1, "json", 0)
         assert load_entries(self.store, self.queue, header, list(enumerate(still, 1))) == len(still)
-        for job in self.model.waiting.values():
+        for job_id, job in self.model.waiting.items():
             job.isolation = NOT_ISOLATED
+            if job.retry_count >= 0:
+                # A due time that has passed becomes that of the load.
+                assert self._due(job_id) >= job.perform_in - 1e-5
+                job.perform_in = self._due(job_id)

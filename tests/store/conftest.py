@@ -17,6 +17,7 @@ from tests.clusters import Cluster
 from tests.marks import SERVERS, first_often, keep_those_of_a_cluster
 from tests.roles import OF_TESTS, WITH_ROLES, client_of
 
+from .aging import AgingStore
 from .on_cluster import ClusterAsServer
 
 HERE = Path(__file__).parent
@@ -55,10 +56,10 @@ def _on_cluster(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Cl
 def store(client: redis.Redis) -> Iterator[RedisStore]:
     """On one server, with a worker's rights if LOWKIQ_TEST_ROLES=1 (``nox -s roles``)."""
     if not WITH_ROLES:
-        yield RedisStore(client)
+        yield AgingStore(client)
         return
     with client_of(client.connection_pool.connection_kwargs["path"], "worker", extra=OF_TESTS) as restricted:
-        yield RedisStore(restricted)
+        yield AgingStore(restricted)
 
 
 @pytest.fixture

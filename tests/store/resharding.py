@@ -13,6 +13,8 @@ from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.script import load
 
+from .aging import age, server_time
+
 NAME = "orders"
 ONE = QueueSpec(NAME, shards=1, batch_size=100)
 
@@ -69,7 +71,9 @@ def pushed(store, queue, job_id, *payloads, **when):
     """Push on the shard as it is, without following the stored route."""
     jobs = [NewJob(job_id, payload, **when) for payload in payloads]
     index = queue.layout.home(job_id)
+    began = server_time(store.client)
     (reply,) = store.client.calls([push_call(queue, ShardRef(NAME, index), Sender(), jobs)])
+    age(store.client, queue, jobs, began)
     return reply
 
 

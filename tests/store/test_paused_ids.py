@@ -142,9 +142,9 @@ def test_resuming_an_id_wakes_lanes_at_once(store, pausing):
 def test_pushes_of_a_paused_id_wake_nobody(store, pausing):
     pausing.pause_ids(ONE, ["1"])
     with listening(store) as heard:
-        push(store, "1", ("a", 1), perform_in=1.0)
-        push(store, "2", ("b", 1), perform_in=2.0)
-        assert heard() == (SHARD, 2.0)
+        push(store, "1", ("a", 1), perform_in=8e9)
+        push(store, "2", ("b", 1), perform_in=9e9)
+        assert heard() == (SHARD, 9e9)
 
 
 # -- what people do with held jobs

@@ -22,12 +22,13 @@ if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 local last = tonumber(string.match(redis.call('HGET', senders, sender) or '0', '^%d+') or 0)
-local before = first_due()
+local before, now = first_due(), now_us()
 local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
 local kinds = {}
 
 -- A job that failed brings its time (rule 3); otherwise a waiting job keeps its time (rule 2).
 function kinds.waiting(id, items, when, retry_count, message, priority)
+  when = due_from(now, when)
   local known = index_score(id)
   local priority = known and math.min(priority, priority_of(id)) or tonumber(priority)
   if tonumber(retry_count) < 0 then
@@ -86,7 +87,7 @@ if is_signed then
   begin_signatures(stored[3])
 end
 if new > 0 then
-  local known_until = math.floor(now_us() / 1000000) + MEMORY
+  local known_until = math.floor(now / 1000000) + MEMORY
   redis.call('HSET', senders, sender, string.format('%.0f %.0f', last, known_until))
   redis.call('HSET', meta, 'score', string.format('%.0f', math.max(tonumber(stored[2] or 0), tonumber(last_score))))
   wake(before)

@@ -61,7 +61,7 @@ local function time_of(when)
   if when == '' then
     return now_s
   end
-  return string.sub(when, 1, 1) == '+' and delayed(now, when) or when
+  return string.sub(when, 1, 1) == '+' and delayed(now, when) or due_from(now, when)
 end
 
 -- Sorts the jobs in ARGV from `from` to `to`:

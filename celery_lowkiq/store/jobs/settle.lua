@@ -165,7 +165,8 @@ end
 function dispositions.retry(id, job, items, retry_count, delay, message)
   redis.call('HINCRBY', meta, 'failed', 1)
   local when, own_priority = string.match(delay, '^(%S+) ?(%d?)$')
-  local perform_in = string.match(when, '^@(.+)$') or delayed(now, when)
+  local given = string.match(when, '^@(.+)$')
+  local perform_in = given and due_from(now, given) or delayed(now, when)
   local priority = tonumber(own_priority) or tonumber(retry_count) >= 0 and options.retry_priority or job.priority
   restore_job(id, items, perform_in, retry_count, message, priority)
 end
