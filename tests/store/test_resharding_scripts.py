@@ -8,6 +8,8 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch
 from celery_lowkiq.rules.models import NewJob, ShardRef
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.keys import queue_key
@@ -81,6 +83,41 @@ def test_a_fence_writes_few_jobs_when_few_are_not_usual_ones(store, client, inde
     moving = client.zrange(key("moving"), 0, -1, withscores=True)
     assert {name.decode(): time for name, time in moving} == {**times, "other": 7.5}
     assert client.exists(key("due"), key("due_paused")) == 0
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_fence_hides_many_jobs_with_priorities_in_steps(store, client, paused):
+    """Between two of them, claims take what is left, and find no key that differs from others."""
+    jobs = [NewJob(f"id-{number}", b"1", 1.0, priority=number % 10) for number in range(3500)]
+    if paused:
+        Pausing(store.client).pause_ids(ONE, [job.id for job in jobs])
+    store.push(ONE, jobs)
+    lease, taken, replies = owned(store, ONE, 0), set(), []
+    while not replies or replies[-1][-1]:
+        client.config_resetstat()
+        replies.append(fence(store))
+        assert client.info("commandstats")["cmdstat_zadd"]["calls"] <= 3
+        assert client.zcard(key("moving")) <= 1000 * len(replies) + 350
+        found = {job.id for job in claimed(store, ONE, lease).jobs}
+        assert len(found) <= ONE.batch_size
+        taken |= found
+    assert len(replies) >= 3
+    hidden = {name.decode() for name in client.zrange(key("moving"), 0, -1)}
+    assert hidden | taken == {job.id for job in jobs}
+    assert not hidden & taken
+    assert client.zcount(key("by_priority"), "(0", "+inf") == 0
+    assert {name.decode() for name in client.zrange(key("inflight"), 0, -1)} == taken
+    assert fence(store) == replies[-1]
+
+
+def test_a_queue_with_many_priorities_is_moved(store):
+    jobs = [NewJob(f"id-{number}", b"1", 1.0, priority=number % 10) for number in range(3500)]
+    store.push(ONE, jobs)
+    queue = resharded(store, ONE, 2)
+    found = {
+        job.id: job.priority for n in (0, 1) for job in Queries(store).waiting_of(queue.shard_refs()[n], 1)
+    }
+    assert found == {job.id: job.priority for job in jobs}
 
 
 def test_a_fence_comes_once_in_each_migration(store, client):

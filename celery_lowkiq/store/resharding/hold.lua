@@ -5,12 +5,14 @@
 --   gen: number of the migration
 -- USES: moving_index migration
 -- FLAGS: allow-oom
--- Returns: 1; 0 when the shard is not in this migration, or no job of it was claimable.
--- Cost: as of the fence; O(log n) a job that is in `moving`, or that is claimable, whichever are fewer. Repeated: no effect.
+-- Returns: 1; 2 when jobs are left, for another step; 0 when the shard is not in this migration, or no job of it was claimable.
+-- Cost: as a step of the fence. Repeated: no effect.
 if not is_open(gen) or redis.call('HGET', meta, 'staying') ~= gen then
   return 0
 end
-hold_all()
+if hold_some() then
+  return 2
+end
 redis.call('ZUNIONSTORE', inflight, 1, claimed)
 redis.call('HDEL', meta, 'staying')
 return 1

@@ -216,6 +216,7 @@ if is_open(gen) then
 else
   -- What belongs elsewhere is sorted when the shard has opened.
   any_special = true
-  hold_all()
+  while hold_some() do
+  end
 end
 return 1

@@ -133,20 +133,17 @@ class Mover:
         """Close all shards of both numbers, then open them. Return whether all are open."""
         migration = stored.migration
         route = migration.layout.route
-        fences = [
-            self._shards.call("fence", index, gen=migration.gen, route=route) for index in migration.shards
-        ]
         servers = yield from self._servers(migration.shards)
-        closed = yield from self._shards.send(fences)
+        closed = yield from self._close(migration, route)
         if any(int(gen) != migration.gen for _, gen, *_ in closed):
             self._is_behind = True
             return False
         yield from self._confirm(migration.shards, servers)
-        if any(transfers for *_, transfers in closed) and not (yield from self._deliver(migration)):
+        if any(transfers for *_, transfers, _ in closed) and not (yield from self._deliver(migration)):
             return False
         floors = {
-            "score": max(int(score) for _, _, score, _, _ in closed),
-            "last_call": max(int(call) for _, _, _, call, _ in closed),
+            "score": max(int(score) for _, _, score, *_ in closed),
+            "last_call": max(int(call) for _, _, _, call, *_ in closed),
         }
         opened = yield from self._shards.send(
             [self._open_call(stored, index, floors) for index in migration.shards]
@@ -157,6 +154,18 @@ class Mover:
             int(gen) == migration.gen and stored_route.decode() in expected
             for (stored_route, gen), expected in zip(opened, routes, strict=True)
         )
+
+    def _close(self, migration: Migration, route: str) -> Steps[list[Any]]:
+        """Close all shards, in as many steps as the fullest one needs, and return their last replies."""
+        fences = [
+            self._shards.call("fence", index, gen=migration.gen, route=route) for index in migration.shards
+        ]
+        closed = yield from self._shards.send(fences)
+        while left := [place for place, (*_, is_left) in enumerate(closed) if is_left]:
+            again = yield from self._shards.send([fences[place] for place in left])
+            for place, reply in zip(left, again, strict=True):
+                closed[place] = reply
+        return closed
 
     def _deliver(self, migration: Migration) -> Steps[bool]:
         """Deliver the transfers of a migration that was aborted. Return whether none is left."""

@@ -34,7 +34,7 @@ SHARD_KEYS = {
     # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
     # senders_cursor, done_scores_cursor: of scans; spill_difference: accept_spill_difference.lua;
     # counts processed, failed, merged, dead, dropped; format: '<version> <fields>', missing for version 1;
-    # gen, staying: of a migration, see lib/migration.lua and stay.lua;
+    # gen, staying, fencing: of a migration, see lib/migration.lua, stay.lua and fence.lua;
     # pauses: paused (of the shard, since when), queue_paused, queue_pause (number of the queue's last change)
     "meta": "hash",
     "senders": "hash",  # sender -> last n, and its time

@@ -3,54 +3,67 @@
 -- KEYS: @waiting
 -- USES: in_migration waiting_index moving_job
 
--- Jobs of one command: `unpack` takes a limited number of values.
+-- Jobs that one script hides at most; `unpack` takes a limited number of values, too.
 local HIDDEN = 1000
 
--- Hides all jobs with a priority from claims.
-local function hide_prioritized()
-  repeat
-    local found = redis.call('ZRANGEBYSCORE', by_priority, '(0', '+inf', 'WITHSCORES', 'LIMIT', 0, HIDDEN)
-    local hidden = {}
-    for i = 1, #found, 2 do
-      local priority = math.floor(tonumber(found[i + 1]) / PRIORITY_SPAN)
-      hidden[i], hidden[i + 1] = priority_score(-priority, found[i + 1] - priority * PRIORITY_SPAN), found[i]
-    end
-    if #hidden > 0 then
-      redis.call('ZADD', by_priority, unpack(hidden))
-    end
-  until #found == 0
+-- Members and scores of a sorted set, as arguments of ZADD; and the members.
+local function entries_of(index, stop)
+  local found, ids = redis.call('ZRANGE', index, 0, stop, 'WITHSCORES'), {}
+  for i = 1, #found, 2 do
+    ids[#ids + 1] = found[i]
+    found[i], found[i + 1] = found[i + 1], found[i]
+  end
+  return found, ids
 end
 
--- Moves the jobs of an index to `moving`: adds the smaller one of the two to the other.
-local function hold_index(index)
-  local from, into, start = index, moving, 0
-  if redis.call('ZCARD', index) > redis.call('ZCARD', moving) then
-    from, into = moving, index
+-- Makes the scores of jobs negative in `by_priority`, so that no claim finds them.
+local function hide_priorities(ids)
+  local hidden = {}
+  for i, score in ipairs(redis.call('ZMSCORE', by_priority, unpack(ids))) do
+    local priority = score and math.floor(tonumber(score) / PRIORITY_SPAN) or 0
+    if priority > 0 then
+      hidden[#hidden + 1], hidden[#hidden + 2] = priority_score(-priority, score - priority * PRIORITY_SPAN), ids[i]
+    end
   end
-  repeat
-    local found = redis.call('ZRANGE', from, start, start + HIDDEN - 1, 'WITHSCORES')
-    for i = 1, #found, 2 do
-      found[i], found[i + 1] = found[i + 1], found[i]
-    end
-    if #found > 0 then
-      redis.call('ZADD', into, unpack(found))
-    end
-    start = start + HIDDEN
-  until #found == 0
-  redis.call('DEL', from)
-  if into == index then
-    redis.call('RENAME', index, moving)
+  if #hidden > 0 then
+    redis.call('ZADD', by_priority, unpack(hidden))
   end
 end
 
--- Moves all waiting jobs to `moving`.
-local function hold_all()
+-- Moves jobs of an index to `moving`, at most `most`. Returns how many that cost. Much of `due` costs nothing where `moving` has
+-- little: then these join it, and it takes their place.
+local function hold_part(index, most)
+  local waits = redis.call('ZCARD', moving)
+  if index == due and waits < most and waits < redis.call('ZCARD', due) then
+    local found = waits > 0 and entries_of(moving, -1)
+    if found then
+      redis.call('ZADD', due, unpack(found))
+    end
+    redis.call('RENAME', due, moving)
+    return waits
+  end
+  local found, ids = entries_of(index, most - 1)
+  if #ids == 0 then
+    return 0
+  end
+  redis.call('ZADD', moving, unpack(found))
+  redis.call('ZREM', index, unpack(ids))
+  if index == due_prioritized then
+    hide_priorities(ids)
+  end
+  return #ids
+end
+
+-- Moves waiting jobs to `moving`, at most HIDDEN. Returns whether others may be left.
+local function hold_some()
+  local left = HIDDEN
   for _, index in ipairs(any_special and {due, due_prioritized, due_paused} or {due}) do
-    hold_index(index)
+    left = left - hold_part(index, left)
+    if left <= 0 then
+      return true
+    end
   end
-  if any_special then
-    hide_prioritized()
-  end
+  return false
 end
 
 -- The perform_in of waiting jobs, most of which are in `moving`; false without one.
