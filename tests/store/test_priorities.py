@@ -213,11 +213,11 @@ class TestElsewhere:
     def test_workers_hear_of_them(self, store):
         shard = shard_of(store)
         with listening(store) as heard:
-            push(shard, 5, at=9.0)
-            assert heard() == (SHARD, 9.0)
-            push(shard, 5, 5, at=10.0)
-            store.push(ONE, [NewJob("sooner", b"x", perform_in=3.0, priority=9)])
-            assert heard() == (SHARD, 3.0)
+            push(shard, 5, at=6e9)
+            assert heard() == (SHARD, 6e9)
+            push(shard, 5, 5, at=7e9)
+            store.push(ONE, [NewJob("sooner", b"x", perform_in=5e9, priority=9)])
+            assert heard() == (SHARD, 5e9)
 
     def test_a_paused_id_keeps_its_priority(self, store, client):
         shard, pausing = shard_of(store), Pausing(store.client)

@@ -184,10 +184,10 @@ def test_scripts_come_back_after_a_flush(store, client):
 def test_announcements_say_when_a_shard_has_work_earlier(store):
     push(store, "0", ("registers", 1), perform_in=9e9)
     with listening(store) as heard:
-        push(store, "1", ("a", 1), perform_in=5.0)
-        push(store, "2", ("a", 1), perform_in=6.0)
-        push(store, "3", ("a", 1), perform_in=4.0)
-        assert [heard(), heard()] == [(SHARD, 5.0), (SHARD, 4.0)]
+        push(store, "1", ("a", 1), perform_in=5e9)
+        push(store, "2", ("a", 1), perform_in=6e9)
+        push(store, "3", ("a", 1), perform_in=4e9)
+        assert [heard(), heard()] == [(SHARD, 5e9), (SHARD, 4e9)]
 
 
 def test_foreign_messages_on_a_channel_are_no_announcements(store, client):

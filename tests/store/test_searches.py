@@ -12,6 +12,7 @@ from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect import merging, searching
 from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import claim, take
 
@@ -35,10 +36,7 @@ def queries(store, request, monkeypatch):
         lease = take(store, QUEUE, shard)
         taken = claim(store, lease, 1000)
         numbers = {job.id: int(job.id[3:]) for job in taken.jobs}
-        retried = {
-            one: {"retry_count": n // 50, "perform_in": 1000.0 + n, "error": stored_error(n)}
-            for one, n in numbers.items()
-        }
+        retried = {one: {"retry_count": n // 50, "error": stored_error(n)} for one, n in numbers.items()}
         store.settle(
             QUEUE,
             lease,
@@ -49,6 +47,8 @@ def queries(store, request, monkeypatch):
                 for one, n in numbers.items()
             ],
         )
+        due = shard_keys(QUEUE.shard_refs()[shard])["due"]
+        store.client.commands([("ZADD", due, "XX", 1000 + n, one) for one, n in numbers.items()])
     Pausing(store.client).pause_ids(QUEUE, [*PAUSED])
     return Queries(store)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from celery import Celery
 
@@ -52,10 +54,11 @@ def test_a_call_by_name_says_score_and_priority(app, start_worker, ledger, sende
     batches = app.tasks["batches"]
     batches.ordered_queue.pause()
     start_worker()
+    due = time.time() + 1
     for score in (9, 7.5):
-        sender.send_task("batches", ("1", score), headers={"lowkiq": {"score": score, "perform_in": 5}})
+        sender.send_task("batches", ("1", score), headers={"lowkiq": {"score": score, "perform_in": due}})
     eventually(lambda: len(waiting(batches, "1")) == 2)
-    assert batches.ordered_queue.job("1").waiting.perform_in == 5
+    assert batches.ordered_queue.job("1").waiting.perform_in == pytest.approx(due, abs=1e-3)
     batches.ordered_queue.resume()
     (batch,) = ledger.wait_for("batch")
     assert batch["jobs"] == [["1", [7.5, 9.0], -1]]
