@@ -40,6 +40,7 @@ class Figure(NamedTuple):
 
 GAUGES = (
     Figure("lowkiq_length", "Waiting jobs", lambda stats: stats.length),
+    Figure("lowkiq_calls_waiting", "Calls in these jobs", lambda stats: stats.calls),
     Figure("lowkiq_fresh", "Waiting jobs that never failed", lambda stats: stats.fresh),
     Figure("lowkiq_retries", "Waiting jobs that failed before", lambda stats: stats.retries),
     Figure("lowkiq_morgue_length", "Jobs in the morgue", lambda stats: stats.morgue_length),
@@ -52,13 +53,19 @@ GAUGES = (
         "lowkiq_lag_seconds", "How long the oldest job that may be claimed is due", lambda stats: stats.lag
     ),
     Figure("lowkiq_oldest_seconds", "How long the oldest job that waits is due", lambda stats: stats.oldest),
+    Figure("lowkiq_oldest_call_seconds", "How long the oldest call waits", lambda stats: stats.oldest_call),
+    Figure(
+        "lowkiq_busiest_id_calls",
+        "Waiting calls of the id with the most",
+        lambda stats: max((found.calls for found in stats.busiest), default=0),
+    ),
     Figure("lowkiq_shards_paused", "Paused shards", lambda stats: stats.paused),
 )
 COUNTERS = (
     Figure("lowkiq_processed", "Jobs that succeeded", lambda stats: stats.processed),
     Figure("lowkiq_failed", "Jobs that failed, once for each run", lambda stats: stats.failed),
     Figure("lowkiq_dead", "Payloads that went to the morgue", lambda stats: stats.dead),
-    Figure("lowkiq_merged", "Calls that were merged into a waiting job", lambda stats: stats.merged),
+    Figure("lowkiq_merged", "Runs that merged calls have saved", lambda stats: stats.merged),
     Figure(
         "lowkiq_dropped",
         "Payloads that were dropped without a run: revoked, expired, or by a policy",

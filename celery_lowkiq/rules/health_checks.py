@@ -58,9 +58,14 @@ class QueueState:
     clocks: Mapping[int, float] = field(default_factory=dict)
 
     @property
+    def stats(self) -> Stats:
+        """The counts of all shards."""
+        return sum((shard.stats for shard in self.shards), Stats())
+
+    @property
     def length(self) -> int:
         """Number of waiting jobs."""
-        return sum(shard.stats.length for shard in self.shards)
+        return self.stats.length
 
     @property
     def is_unused(self) -> bool:
@@ -164,6 +169,7 @@ def _findings(state: SystemState) -> Iterator[Finding]:
             *_abandoned(queue),
             *_paused(queue),
             *_held(queue),
+            *_backlog(queue),
             *_shard_count(queue),
             *_late(queue, state),
             *_load(queue, state.nodes),
@@ -351,7 +357,7 @@ def _paused(queue: QueueState) -> Iterator[Finding]:
 
 
 def _held(queue: QueueState) -> Iterator[Finding]:
-    stats = sum((shard.stats for shard in queue.shards), Stats())
+    stats = queue.stats
     if stats.held:
         count = counted(stats.held, "id is held by a dead payload", "ids are held by dead payloads")
         text = f"{count}, the first for {duration(stats.held_for)}."
@@ -359,8 +365,28 @@ def _held(queue: QueueState) -> Iterator[Finding]:
         yield queue.finding(WARNING, text, advice)
 
 
+def _backlog(queue: QueueState) -> Iterator[Finding]:
+    stats = queue.stats
+    if stats.backlog:
+        ids = listed([f"{found.calls:,} of id {found.id}" for found in stats.backlog], LISTED)
+        text = f"Of {stats.calls:,} waiting calls, the oldest for {duration(stats.oldest_call)}, {ids} wait."
+        advice = (
+            "Calls of one id run one after the other, so more shards or workers do not help. "
+            f"celery -A proj lowkiq why {queue.name} ID says what it waits for. Shorter runs help, and finer "
+            "ids."
+        )
+        yield queue.finding(WARNING, text, advice)
+    if stats.uncounted:
+        shards = counted(stats.uncounted, "shard", "shards")
+        text = f"The waiting calls of {shards} are not counted yet: an earlier version has worked on them."
+        advice = f"The next owner counts them, or celery -A proj lowkiq repair {queue.name} --yes."
+        yield queue.finding(WARNING, text, advice)
+
+
 def _wait(queue: QueueState) -> str:
-    return counted(queue.length, "job waits", "jobs wait")
+    stats = queue.stats
+    calls = f" with {stats.calls} calls" if stats.calls > stats.length else ""
+    return counted(stats.length, f"job{calls} waits", f"jobs{calls} wait")
 
 
 def _shards(shards: Sequence[ShardReport]) -> str:

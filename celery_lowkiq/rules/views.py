@@ -14,9 +14,29 @@ T = TypeVar("T", covariant=True)
 U = TypeVar("U")
 
 
+#: Number of the busiest ids that are counted.
+BUSIEST = 5
+#: Waiting calls of one id from which on it has a backlog: more than one claim takes.
+BACKLOG = 1000
+
+
+@dataclass(frozen=True)
+class IdCalls:
+    """An id with the number of its waiting calls."""
+
+    queue: str
+    id: str
+    calls: int
+
+
+def busiest(one: tuple[IdCalls, ...], other: tuple[IdCalls, ...]) -> tuple[IdCalls, ...]:
+    """Return the ids with the most calls, the largest number first."""
+    return tuple(sorted(one + other, key=lambda found: -found.calls)[:BUSIEST])
+
+
 @dataclass(frozen=True)
 class Stats:
-    """Counts of a shard, or the sum of several. ``lag`` and ``oldest`` are in s; a sum has the largest."""
+    """Counts of a shard, or the sum of several. Times are in s; a sum has the largest."""
 
     length: int = 0
     fresh: int = 0
@@ -26,7 +46,7 @@ class Stats:
     processed: int = 0
     failed: int = 0
     lag: float = 0.0
-    #: Calls that were merged into a waiting job.
+    #: Runs that were saved: calls that were merged into a waiting job and will not run by themselves.
     merged: int = 0
     #: Payloads that went to the morgue.
     dead: int = 0
@@ -48,14 +68,32 @@ class Stats:
     held_for: float = 0.0
     #: Shards that are in no count, since their masters are away.
     missing: int = 0
+    #: Waiting calls: the payloads of the waiting jobs, of which equal ones were merged.
+    calls: int = 0
+    #: Seconds for which the oldest of them waits, from its arrival or due time on. Of an id with few calls,
+    #: the seconds since its last run, if it has run since.
+    oldest_call: float = 0.0
+    #: The ids with the most waiting calls, among those with more than about 1 KiB of them. In a shard, each
+    #: id with at least a 16th of the calls of such ids is found.
+    busiest: tuple[IdCalls, ...] = ()
+    #: Shards that an earlier version has changed: their calls are not counted yet.
+    uncounted: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         both = ((name, value, getattr(other, name)) for name, value in vars(self).items())
-        return Stats(**{name: (max if name in _MAXIMA else add)(one, two) for name, one, two in both})
+        return Stats(**{name: _JOINED.get(name, add)(one, two) for name, one, two in both})
+
+    @property
+    def backlog(self) -> tuple[IdCalls, ...]:
+        """The busiest ids that have more waiting calls than one claim takes."""
+        return tuple(found for found in self.busiest if found.calls > BACKLOG)
 
 
-#: Fields of a sum that are the largest of its parts.
-_MAXIMA = ("lag", "oldest", "held_for")
+#: How fields of a sum are made that are no sums.
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("lag", "oldest", "held_for", "oldest_call"), max),
+    "busiest": busiest,
+}
 
 
 @dataclass(frozen=True)

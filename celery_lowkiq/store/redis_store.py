@@ -173,7 +173,10 @@ class RedisStore:
         admission: Admission, wanted: Sequence[LeaseWatch], owner: str
     ) -> list[Lease | LowkiqError]:
         calls = [ShardCall(each.queue, each.shard, _acquire_call(each, owner)) for each in wanted]
-        replies = zip(wanted, admission.replies(calls), strict=True)
+        replies = list(zip(wanted, admission.replies(calls), strict=True))
+        admission.count_payloads(
+            [each.shard for each, reply in replies if not isinstance(reply, LowkiqError) and reply[2]]
+        )
         return [
             reply
             if isinstance(reply, LowkiqError)

@@ -40,7 +40,8 @@ class QueueLook:
     @property
     def troubled(self) -> bool:
         """Whether it needs attention."""
-        return bool(self.unowned or self.stats.paused or self.stats.held or self.damage or self.away)
+        stats = self.stats
+        return bool(self.unowned or stats.paused or stats.held or stats.backlog or self.damage or self.away)
 
     @property
     def paused(self) -> bool:

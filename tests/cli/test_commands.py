@@ -410,7 +410,7 @@ def test_the_doctor_says_what_to_do(filled, run):
     found = run("doctor")
     assert found.exit_code == 1
     assert (
-        "\nerror    queue sync_order: No worker serves it; 5 jobs wait.\n         Start a worker "
+        "\nerror    queue sync_order: No worker serves it; 5 jobs with 6 calls wait.\n         Start a "
         in found.stdout
     )
     findings = [json.loads(line) for line in run("doctor", "--json").stdout.splitlines()]

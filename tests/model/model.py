@@ -132,13 +132,13 @@ class Model:
             return False
         priority = self.policies.priority if job.priority is None else job.priority
         known = self.waiting.setdefault(job.id, ModelJob({}, at, priority=priority))
-        first = known.first()
+        first, has_equal = known.first(), job.payload in known.items
         signature = b""
         if self.signer is not None:
             signature = self.signer.sign_payload("q", job.id.encode(), job.payload, job.score)
         self.unite(known.items, [Item(job.payload, score_of(job), 0, flag, signature)], older=False)
         if job.payload not in self._trim(known):
-            self.merged += waits
+            self.merged += waits and (self.policies.per_run != 1 or has_equal)
             known.priority = min(known.priority, priority)
             self._put_off(job.id, known, at, now, waits)
             passed = self.policies.per_run == 1 and known.first() != first

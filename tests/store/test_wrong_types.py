@@ -178,6 +178,8 @@ def arguments(state):
         "release": ({**owner, **ANNOUNCED, "server": state.server, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "turn": 1}, ()),
         "renew_many": ({"owner": "me", "turn": 1}, (state.epoch,)),
+        "read_extras": ({"cursor": 0, "limit": 10}, ()),
+        "write_extra": ({"extra": 7, "known": ""}, ()),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
             | {"score": 9e15, "back": 9e9, "front": -9e9, "call": 9},
@@ -232,7 +234,8 @@ RECORDED = b"recorded\0" + digest(b"x") + b"%012x" % 1
 NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
-    *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_leases"),
+    *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_extras"),
+    "read_leases",
     *(
         "read_moves",
         "read_progress",

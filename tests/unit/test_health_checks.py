@@ -19,7 +19,7 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import LaneReport, NodeReport, ShardReport, Wait
 from celery_lowkiq.rules.server_checks import Server
 from celery_lowkiq.rules.topology import Kind, Master, Topology
-from celery_lowkiq.rules.views import Paused, Stats
+from celery_lowkiq.rules.views import IdCalls, Paused, Stats
 
 NOW = 1_795_000_000.0
 WELL = Server("Redis", "7.0.15", "noeviction", 0, True, "everysec", "", True, 0.2, 0.1)
@@ -264,3 +264,25 @@ def test_after_a_flush_shards_that_nodes_wait_for_are_no_error():
         (ERROR, "No node takes shard 2, though nodes serve the queue."),
         (WARNING, "Shards 0-1: Redis restarted, failed over or lost data; free in 7 s."),
     ]
+
+
+def test_ids_with_a_backlog_are_named_with_their_calls():
+    busiest = (IdCalls("orders", "42", 100_000), IdCalls("orders", "7", 1001), IdCalls("orders", "8", 1000))
+    crowded = shard(0, length=5, calls=102_003, oldest_call=720.0, busiest=busiest)
+    (found,) = [f for f in findings(queues=[queue(crowded, shard(1))]) if f.level != OK]
+    assert (found.level, found.subject) == (WARNING, "queue orders")
+    assert found.text == (
+        "Of 102,003 waiting calls, the oldest for 12 min, 100,000 of id 42, 1,001 of id 7 wait."
+    )
+    assert "why orders ID" in found.advice
+
+
+def test_a_queue_that_is_well_shows_jobs_and_calls():
+    (found,) = [f for f in findings(queues=[queue(shard(0, length=2, calls=9))]) if "orders" in f.subject]
+    assert "2 jobs with 9 calls wait" in found.text
+
+
+def test_shards_of_an_earlier_version_are_not_counted_yet():
+    (found,) = [f for f in findings(queues=[queue(shard(0, length=1, uncounted=1))]) if f.level != OK]
+    assert "calls of 1 shard are not counted" in found.text
+    assert "repair orders --yes" in found.advice

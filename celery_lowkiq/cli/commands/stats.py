@@ -20,8 +20,8 @@ from ..main import FAILED
 from ..output import table, write_json, write_text
 from ..params import command, json_option
 
-COUNTS = ("length", "fresh", "retries", "paused_ids", "busy", "morgue_length")
-AMOUNTS = ("queue", ">length", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")
+COUNTS = ("length", "calls", "fresh", "retries", "paused_ids", "busy", "morgue_length")
+AMOUNTS = ("queue", ">length", ">calls", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")
 HEADER = (*AMOUNTS, ">processed", ">processed/s", ">failed", ">failed/s", "state")
 #: The row of a queue whose counts cannot be read, between its name and the last cell.
 UNKNOWN = ("-",) * (len(HEADER) - 2)
@@ -38,11 +38,12 @@ EXAMPLES = ["stats", "stats sync_order --json", "stats --watch 1", "stats sync_o
 def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | None, json_: bool) -> None:
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.
 
-    length: waiting jobs; fresh, retries: those that never failed, and the others; paused: paused ids, with or
-    without a job; busy: being processed; morgue: dead jobs; lag: how long the oldest due job has waited;
-    processed, failed: how many ever; processed/s, failed/s: a second, over the last minute;
-    state: moving to another number of shards, paused shards, ids held by a dead payload, damaged, or shards
-    that are in no count since their master is away or denies the user a right.
+    length: waiting jobs; calls: the calls in these, of which equal ones were merged; fresh, retries: jobs
+    that never failed, and the others; paused: paused ids, with or without a job; busy: being processed;
+    morgue: dead jobs; lag: how long the oldest due job has waited; processed, failed: how many ever;
+    processed/s, failed/s: a second, over the last minute; state: moving to another number of shards, paused
+    shards, ids held by a dead payload, damaged, or shards that are in no count since their master is away or
+    denies the user a right. The ids with the most waiting calls follow.
 
     With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
     (-: not known yet); state: paused, moving (jobs that a migration has to sort), silent (the owner did not
@@ -125,7 +126,15 @@ def _queues_text(found: OverviewJson) -> str:
     else:
         lanes = f"{count_of(found.lanes, 'lane')}, {found.lanes_busy} of them busy"
         nodes = f"{count_of(found.nodes, 'node')}, {lanes}"
-    return table(HEADER, [*rows, total] if len(rows) != 1 else rows) + f"\n\n{nodes}"
+    text = table(HEADER, [*rows, total] if len(rows) != 1 else rows)
+    return "\n".join([text, "", *_busiest(found.total), nodes])
+
+
+def _busiest(total: Stats) -> list[str]:
+    if not total.busiest:
+        return []
+    ids = ", ".join(f"{found.calls:,} of {found.queue} {found.id}" for found in total.busiest)
+    return [escaped(f"Most waiting calls: {ids}; the oldest call waits for {duration(total.oldest_call)}")]
 
 
 def _shards_text(found: ShardsJson) -> str:

@@ -16,22 +16,29 @@ local function wanted(id)
   return redis.call('ZSCORE', failed, id) or only_failed ~= '1' and redis.call('HEXISTS', jobs, id) == 1
 end
 
-for i = rest, #ARGV do
-  local id = ARGV[i]
-  if wanted(id) then
-    local items, more, _, bytes = set_take(waiting, id, budget, bytes_left)
-    local known = redis.call('HGET', errors, id) or redis.call('HGET', dead_errors, id)
-    bury(id, items, known or reason, now)
-    if more then
-      return {i - rest, moved, orphans}
+-- Returns the number of ids dealt with.
+local function bury_jobs()
+  for i = rest, #ARGV do
+    local id = ARGV[i]
+    if wanted(id) then
+      local items, more, _, bytes = set_take(waiting, id, budget, bytes_left)
+      local known = redis.call('HGET', errors, id) or redis.call('HGET', dead_errors, id)
+      bury(id, items, known or reason, now)
+      if more then
+        return i - rest
+      end
+      remove_waiting(id)
+      forget_history(id)
+      add_orphan(orphans, id, last_call)
+      moved, budget, bytes_left = moved + 1, budget - #items, bytes_left - bytes
     end
-    remove_waiting(id)
-    forget_history(id)
-    add_orphan(orphans, id, last_call)
-    moved, budget, bytes_left = moved + 1, budget - #items, bytes_left - bytes
+    if budget <= 0 or bytes_left <= 0 then
+      return i - rest + 1
+    end
   end
-  if budget <= 0 or bytes_left <= 0 then
-    return {i - rest + 1, moved, orphans}
-  end
+  return #ARGV - rest + 1
 end
-return {#ARGV - rest + 1, moved, orphans}
+
+local dealt = bury_jobs()
+count_payloads(waiting)
+return {dealt, moved, orphans}

@@ -6,10 +6,9 @@
 --   only_failed: '1' deletes only jobs that have failed
 --   upto, cursor: '' at first, then as returned by the previous step
 --   limit, max_bytes: maximum number of payloads to read in this step, and of bytes; a step may exceed them by a part of one job
--- USES: payload_set_read waiting_index forget_history orphans time policies policy_debounce policy_due_on_push
+-- USES: payload_set_read waiting_index forget_history orphans time policies policy_debounce policy_due_on_push waiting
 -- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans (see lib/orphans.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
-local set = {records = jobs, spill = spill, spill_order = spill_order}
 local arrivals, last_call = string.match(upto, '^(%x+) (%d+)$')
 if not arrivals then
   arrivals = string.format('%012x', ARRIVAL_ZERO + (redis.call('HGET', meta, 'last_arrival') or 0))
@@ -22,17 +21,14 @@ local function wanted(id)
 end
 
 local function reply(dealt, deleted, cursor)
+  count_payloads(waiting)
   return {dealt, deleted, arrivals .. ' ' .. last_call, cursor, orphans}
 end
 
-local function delete_job(id)
+local function delete_job(id, extra)
   redis.call('HDEL', jobs, id)
-  index_remove(id)
-  redis.call('ZREM', failed, id)
-  redis.call('HDEL', errors, id)
-  if hooks.clear then
-    hooks.clear(id)
-  end
+  add_extra(waiting, -extra)
+  remove_waiting(id)
   forget_history(id)
 end
 
@@ -40,7 +36,7 @@ local left, bytes_left = tonumber(limit), tonumber(max_bytes)
 
 -- Deletes one step of a spilled set; returns the position to go on from, or nil at its end.
 local function shrink(id, from)
-  local items, members, following = spilled_step(set, id, from)
+  local items, members, following = spilled_step(waiting, id, from)
   left = left - #members
   for i, member in ipairs(members) do
     bytes_left = bytes_left - #items[i][2]
@@ -61,8 +57,9 @@ for i = rest, #ARGV do
   end
   left = left - 1
   if cursor ~= '' or wanted(id) then
-    -- A record of another length is not read: its payload may be large.
-    if redis.call('HSTRLEN', jobs, id) == #SPILLED and redis.call('HGET', jobs, id) == SPILLED then
+    -- A longer record is not read: it has one payload, which may be large.
+    local record = redis.call('HSTRLEN', jobs, id) <= PACKED_BYTES and redis.call('HGET', jobs, id)
+    if record == SPILLED then
       local from = cursor ~= '' and cursor or lex_min(id)
       while from and left >= 0 and bytes_left > 0 do
         from = shrink(id, from)
@@ -72,10 +69,10 @@ for i = rest, #ARGV do
         return reply(i - rest, deleted, from)
       end
       if redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) == 0 then
-        delete_job(id)
+        delete_job(id, -1)
       end
     elseif cursor == '' then
-      delete_job(id)
+      delete_job(id, record and #unpack_items(record) - 1 or 0)
     end
     deleted = deleted + 1
     add_orphan(orphans, id, last_call)

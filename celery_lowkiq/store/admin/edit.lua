@@ -36,6 +36,7 @@ if is_empty then
 elseif changed == 1 then
   forget_if_passed(id, failed_one)
 end
+count_payloads(waiting)
 local orphans = {}
 if keeps_calls then
   if changed == 1 then

@@ -86,6 +86,7 @@ end
 if is_signed then
   begin_signatures(stored[3])
 end
+count_payloads(waiting)
 if new > 0 then
   local known_until = math.floor(now / 1000000) + MEMORY
   redis.call('HSET', senders, sender, string.format('%.0f %.0f', last, known_until))

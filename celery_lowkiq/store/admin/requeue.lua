@@ -62,5 +62,6 @@ local function requeue()
 end
 
 local dealt = requeue()
+count_payloads(waiting)
 wake(before)
 return {dealt, moved}

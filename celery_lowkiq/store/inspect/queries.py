@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, TypeVar
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreUnavailable
@@ -14,6 +15,7 @@ from celery_lowkiq.rules.views import (
     DeadJob,
     Found,
     HeldId,
+    IdCalls,
     Paused,
     PausedId,
     SearchPage,
@@ -60,7 +62,7 @@ PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 #: Counts of a shard in the order of ``stats.lua``.
 COUNTS = (
     *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
-    *("paused_jobs", "paused", "dropped", "due", "held", "paused_ids"),
+    *("paused_jobs", "paused", "dropped", "due", "held", "paused_ids", "calls", "uncounted"),
 )
 #: Bytes of the longest log of tries: a longer one is foreign.
 LONGEST_LOG = 65536
@@ -347,14 +349,18 @@ def _dead_job(entry: IndexEntry, reply: list[Any]) -> DeadJob | None:
 def _state(shard: ShardRef, reply: Any) -> ShardState:
     if isinstance(reply, ShardDamaged):
         return ShardState(shard, Stats(), LeaseState(), reply)
-    now, next_due, oldest, held_since, (owner, epoch, counter), *values = reply
+    now, next_due, oldest, held_since, (owner, epoch, counter), busiest, *values = reply
     counts = dict(zip(COUNTS, values, strict=True))
+    ages = [_seconds_since(since, now) for since in (oldest, *busiest[2::3])]
+    ids = map(parse_id, busiest[::3])
     stats = Stats(
         **counts,
         fresh=counts["length"] - counts["retries"],
         lag=_seconds_since(next_due, now),
         oldest=_seconds_since(oldest, now),
         held_for=_seconds_since(held_since, now),
+        oldest_call=max(ages),
+        busiest=tuple(map(IdCalls, repeat(shard.queue), ids, busiest[1::3])),
     )
     lease = LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
     return ShardState(shard, stats, lease)

@@ -1,15 +1,15 @@
 -- Reads the counts of a shard, and its lease.
 --
--- KEYS: lease meta @waiting! failed claimed dead
+-- KEYS: lease meta @waiting! jobs spill_order failed claimed dead
 -- ARGV:
--- USES: time waiting_index next_due holds
+-- USES: time waiting_index next_due holds busiest
 -- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', since when the first of the ids
---   that deaths hold is held or '', {owner, epoch, counter}, counts in the
+--   that deaths hold is held or '', {owner, epoch, counter}, busiest ids (lib/busiest.lua), counts in the
 --   order of COUNTS in queries.py}.
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())
 local paused_count = redis.call('ZCARD', due_paused)
-local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped')
+local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped', 'extra', 'counted')
 
 -- The number of a counter; 0 for foreign data.
 local function counter(text)
@@ -27,6 +27,12 @@ local function oldest()
   return oldest or ''
 end
 
+-- Number of waiting payloads (lib/payload_count.lua), at least one of each job: foreign data may say less.
+local function payloads()
+  local records = redis.call('HLEN', jobs)
+  return math.max(records, records + redis.call('ZCARD', spill_order) + counter(counters[6]))
+end
+
 -- Since when the first of the held ids is held: those that are paused, too, have smaller scores.
 local function held_since()
   local first
@@ -38,13 +44,15 @@ local function held_since()
   return first and string.format('%.17g', first) or ''
 end
 
+local waits = redis.call('ZCARD', due) + redis.call('ZCARD', due_prioritized) + paused_count + redis.call('ZCARD', moving)
 return {
   now,
   next_due(),
   oldest(),
   any_paused and held_since() or '',
   redis.call('HMGET', lease, 'owner', 'epoch', 'counter'),
-  redis.call('ZCARD', due) + redis.call('ZCARD', due_prioritized) + paused_count + redis.call('ZCARD', moving),
+  busiest(now),
+  waits,
   redis.call('ZCARD', failed),
   redis.call('ZCARD', dead),
   redis.call('ZCARD', claimed),
@@ -58,4 +66,6 @@ return {
   redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', due_prioritized, '-inf', now),
   any_paused and redis.call('ZCOUNT', paused, '-inf', '(0') or 0,
   any_paused and redis.call('ZCOUNT', paused, 0, '+inf') + redis.call('ZCOUNT', paused, '-inf', '(-' .. BOTH) or 0,
+  payloads(),
+  waits > 0 and not counters[7] and 1 or 0,
 }

@@ -255,8 +255,10 @@ end
 local function repair_spill_mark(id)
   local record = redis.call('HGET', jobs, id)
   if record and record ~= SPILLED and redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) > 0 then
+    local items = unpack_items(record)
     redis.call('HSET', jobs, id, SPILLED)
-    spill_items(waiting, id, unpack_items(record), false)
+    add_extra(waiting, -#items)
+    spill_items(waiting, id, items, false)
     return true
   end
 end
@@ -327,7 +329,7 @@ end
 
 local kind = tonumber(known[6] or 0)
 if is_new then
-  redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number)
+  redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number, 'kind', 0)
   for _, id in ipairs(unacknowledged()) do
     recover(id, take_processing(id), seconds(now))
   end
@@ -335,7 +337,10 @@ if is_new then
   if hooks.after_claim then
     hooks.after_claim(now)
   end
-  redis.call('HSET', meta, 'kind', kind)
+  if kind ~= 0 then
+    redis.call('HSET', meta, 'kind', kind)
+  end
+  count_payloads(waiting)
   if payloads_lost and redis.call('ZCOUNT', claimed, number, number) == 0 then
     return redis.error_reply('DAMAGED spill_order')
   end

@@ -89,7 +89,7 @@ local function sort_jobs(from, to)
     else
       merged = merged + 1
       if not items[id] then
-        items[id], ids[#ids + 1] = {given = ''}, id
+        items[id], ids[#ids + 1] = {given = '', record = record or nil}, id
       end
       items[id].given = ARGV[i + 2] ~= '' and ARGV[i + 2] or items[id].given
       table.insert(items[id], {score, payload, tonumber(score), flag, signature})
@@ -180,17 +180,25 @@ local function passable(id, given)
   return (given ~= '' or merge == 'max') and failed_payload(id) or nil
 end
 
+-- Adds items of calls to the waiting job of an id. A payload that runs alone saves no run, unless the job has an equal one.
+local function merge_items(id, items, record)
+  local grown = set_add(waiting, id, items, false, record)
+  if options.per_run == 1 then
+    merged = merged - grown
+  end
+end
+
 local function merge_jobs(part)
   write_new(part, index_add)
   for _, id in ipairs(part.ids) do
     local items = part.items[id]
     local payload = passable(id, items.given)
     for _, item in ipairs(payload and items or {}) do
-      set_add(waiting, id, {item}, false)
+      merge_items(id, {item})
       forget_if_passed(id, payload)
     end
     if not payload then
-      set_add(waiting, id, items, false)
+      merge_items(id, items, items.record)
     end
   end
 end
@@ -215,7 +223,8 @@ if any_prioritized or next(hooks) or options.anew_on_push then
     if hooks.split_priority then
       priority, when = hooks.split_priority(when)
     end
-    local waits = redis.call('HEXISTS', jobs, id) == 1
+    local record = redis.call('HGET', jobs, id)
+    local waits = record and true
     if hooks.drops_call and hooks.drops_call(id, score, flag, waits) then
       return drop_call(i, members[i])
     end
@@ -224,11 +233,12 @@ if any_prioritized or next(hooks) or options.anew_on_push then
     if hold_arriving then
       hold_arriving(i, when)
     end
-    set_add(waiting, id, items, false)
+    local grown = set_add(waiting, id, items, false, record)
     if hooks.trim and not hooks.trim(id, items) then
       return
     end
-    merged = merged + (waits and 1 or 0)
+    -- A payload that runs alone saves no run, unless the job has an equal one.
+    merged = merged + (waits and (options.per_run ~= 1 or grown == 0) and 1 or 0)
     priority = waits and math.min(priority, priority_of(id)) or priority
     local due_at = due_after_call(id, waits, when)
     if not due_at and any_prioritized and priority ~= priority_of(id) then
@@ -256,6 +266,7 @@ else
   end
 end
 finish()
+count_payloads(waiting)
 if is_first or not sorted then
   wake(before)
 end

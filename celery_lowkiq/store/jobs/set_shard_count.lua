@@ -20,5 +20,5 @@ if jobs > 0 then
   return 0
 end
 begin_format()
-redis.call('HSET', meta, 'shards', shards)
+redis.call('HSET', meta, 'shards', shards, 'extra', 0, 'counted', 1)
 return 1

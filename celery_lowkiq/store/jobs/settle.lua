@@ -121,13 +121,12 @@ local function remove_payloads(id, items, at, count)
   return good, ran
 end
 
--- Returns true for an id in processing whose entry in `claimed` was lost.
-local function is_claimed_as(id, number)
-  local record = redis.call('HGET', processing, id)
+-- Returns true for the record of an id in processing whose entry in `claimed` was lost.
+local function is_claimed_as(record, number)
   return record and read_processing(record).claim == number
 end
 
-local processed = 0
+local processed, failures = 0, 0
 local dispositions = {}
 
 -- Takes the first payloads of a suspect, which leave the queue, off its mark. It stays suspect while named ones are left, or
@@ -163,7 +162,7 @@ function dispositions.done(id, job, items)
 end
 
 function dispositions.retry(id, job, items, retry_count, delay, message)
-  redis.call('HINCRBY', meta, 'failed', 1)
+  failures = failures + 1
   local when, own_priority = string.match(delay, '^(%S+) ?(%d?)$')
   local given = string.match(when, '^@(.+)$')
   local perform_in = given and due_from(now, given) or delayed(now, when)
@@ -182,7 +181,7 @@ local function start_anew(id, priority)
 end
 
 function dispositions.die(id, job, items, retry_count, delay, message)
-  redis.call('HINCRBY', meta, 'failed', 1)
+  failures = failures + 1
   bury(id, {items[1], header = items.header}, message, now_s)
   table.remove(items, 1)
   local priority = options.retry_priority and (options.priority or 0) or job.priority
@@ -193,7 +192,7 @@ function dispositions.die(id, job, items, retry_count, delay, message)
 end
 
 function dispositions.bury(id, job, items, retry_count, delay, message)
-  redis.call('HINCRBY', meta, 'failed', 1)
+  failures = failures + 1
   bury(id, items, message, now_s)
   return #job.items
 end
@@ -211,7 +210,7 @@ function dispositions.crash(id, job, items, max_crashes, delay, poison_error)
 end
 
 for _, id in ipairs(unlisted) do
-  if is_claimed_as(id, claim) then
+  if is_claimed_as(redis.call('HGET', processing, id), claim) then
     ended[#ended + 1] = id
   end
 end
@@ -237,9 +236,10 @@ while at <= #ARGV do
   local id, claim, disposition, retry_count, delay, message, try, bad = unpack(ARGV, at, at + 7)
   local number = redis.call('ZSCORE', claimed, id)
   -- A job that is not done stays claimed when its record was lost: the repair counts it.
-  local known = number == claim and (disposition == 'done' or redis.call('HEXISTS', processing, id) == 1)
-  if known or not number and is_claimed_as(id, claim) then
-    local job = take_processing(id)
+  local record = (number == claim or not number) and redis.call('HGET', processing, id)
+  local known = number == claim and (disposition == 'done' or record)
+  if known or not number and is_claimed_as(record, claim) then
+    local job = take_processing(id, record)
     local items, ran = remove_payloads(id, job.items, at + 8, bad)
     local unstarted = disposition == 'return' and tonumber(delay) <= 0
     if hooks.not_run and (unstarted or #items == 0 and not ran) then
@@ -256,6 +256,10 @@ while at <= #ARGV do
   at = at + 8 + 2 * bad
 end
 
+if failures > 0 then
+  redis.call('HINCRBY', meta, 'failed', failures)
+end
+count_payloads(waiting)
 if processed > 0 then
   redis.call('HINCRBY', meta, 'processed', processed)
   if hooks.after_settle then

@@ -31,6 +31,8 @@ STEP = 250
 SHARDS = 256
 #: Seconds between repairs of inconsistencies that block no claim.
 MINOR_REPAIR_INTERVAL = 60.0
+#: How often payloads are counted when calls have merged meanwhile; then the count may miss some of these.
+COUNTS = 3
 #: Ids per key that are checked against the number of shards.
 SAMPLE = 128
 #: Sorted sets of ids that lie in a shard.
@@ -90,6 +92,7 @@ class Repairs:
         )
         if self._client.call(call):
             _log(Repaired(shard, meta=True))
+        Repairs.count_payloads(self, shard)
         return True
 
     def lost_count(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bytes | None:
@@ -113,7 +116,7 @@ class Repairs:
         (lease,) = self._client.commands([("HMGET", shard_keys(shard)["lease"], "owner", "epoch")])
         owner, epoch = (value or b"" for value in lease)
         repaired = self._waiting(queue, self._processing(Repaired(shard), owner, epoch))
-        self._accept(shard)
+        self._finish(shard)
         _log(repaired)
         return repaired
 
@@ -123,6 +126,19 @@ class Repairs:
         if now >= self._next_mend.get(shard, now):
             self._next_mend[shard] = now + MINOR_REPAIR_INTERVAL
             self.mend(queue, shard)
+
+    def count_payloads(self, shard: ShardRef) -> None:
+        """Count the payloads of waiting jobs, as a shard needs that an earlier version has changed."""
+        keys, script = shard_keys(shard), load("write_extra")
+        for attempt in range(COUNTS):
+            extras: dict[bytes, int] = {}
+            known: bytes | None = None
+            for stored, *found in self._steps("read_extras", keys):
+                known = stored if known is None else known
+                extras |= zip(found[::2], found[1::2], strict=True)
+            expected = b"" if attempt == COUNTS - 1 else known or b""
+            if self._client.call(script.call(keys, extra=sum(extras.values()), known=expected)):
+                return
 
     # -- repairs by an operator
 
@@ -141,7 +157,7 @@ class Repairs:
         (epoch,) = self._client.commands([("HGET", shard_keys(shard)["lease"], "epoch")])
         repaired = self._processing(repaired, b"", epoch or b"")
         repaired = self._morgue(queue, self._waiting(queue, repaired))
-        self._accept(shard)
+        self._finish(shard)
         _log(replace(repaired, meta=False))
         return repaired
 
@@ -183,9 +199,10 @@ class Repairs:
                 repaired = repaired.plus(undated=undated, mended=mended, lost_waiting=lost)
         return repaired
 
-    def _accept(self, shard: ShardRef) -> None:
+    def _finish(self, shard: ShardRef) -> None:
         # The remaining difference of `spill` and `spill_order` belongs to no job and must not block claims.
         self._client.call(load("accept_spill_difference").call(shard_keys(shard)))
+        Repairs.count_payloads(self, shard)
 
     def _morgue(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         keys = shard_keys(repaired.shard)

@@ -18,6 +18,9 @@ end
 -- Without a number, it was in no migration yet, or has lost its meta since.
 if tonumber(stored[2] or 0) < tonumber(gen) then
   redis.call('HSET', meta, 'shards', 'closed', 'gen', gen, 'migration', route, 'fencing', gen)
+  if redis.call('EXISTS', due, due_prioritized, due_paused, moving) == 0 then
+    redis.call('HSET', meta, 'extra', 0, 'counted', 1)
+  end
   stored[1], stored[2], stored[6] = 'closed', gen, gen
 end
 local is_fencing = stored[6] == gen

@@ -180,6 +180,12 @@ local function is_plain(record)
   return record.jobs and not hooks.trim
 end
 
+-- Number of payloads of a plain job; false for a record that must be spilled.
+local function packed_size(record)
+  local count = #unpack_items(record.jobs)
+  return (count == 1 or #record.jobs <= PACKED_BYTES) and count
+end
+
 for _, record in ipairs(unpack_records(data)) do
   if record.format then
     begin_signatures(redis.call('HGET', meta, 'format'))
@@ -195,11 +201,13 @@ end
 local known = #ids > 0 and redis.call('HMGET', jobs, unpack(ids)) or {}
 local times, packed = {}, {}
 for i, record in ipairs(plain) do
-  if known[i] then
+  local count = not known[i] and packed_size(record)
+  if not count then
     others[#others + 1] = record
   else
     times[#times + 1], times[#times + 2] = record.perform_in, record.id
     packed[#packed + 1], packed[#packed + 2] = record.id, record.jobs
+    add_extra(waiting, count - 1)
   end
 end
 if #packed > 0 then
@@ -209,6 +217,7 @@ end
 for _, record in ipairs(others) do
   add(record)
 end
+count_payloads(waiting)
 redis.call('PERSIST', done_scores)
 redis.call('PERSIST', buckets)
 if is_open(gen) then

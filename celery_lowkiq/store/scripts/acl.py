@@ -136,8 +136,8 @@ _ACTS = _READS.with_(
         _names(
             "accept_spill_difference apply_queue_pause bury delete delete_call_records delete_dead "
             "delete_wrong_type dump edit edit_dead hold_ids largest_numbers load pause_ids pause_queue "
-            "pause_shard repair_meta repair_morgue repair_payload_sets repair_processing repair_waiting "
-            "replace_call_records requeue run_now "
+            "pause_shard read_extras repair_meta repair_morgue repair_payload_sets repair_processing "
+            "repair_waiting replace_call_records requeue run_now write_extra "
             "abort_migration begin_migration export fence forget_transfer hold import_jobs open "
             "pause_migration relay seal set_phase stay"
         ),

@@ -30,10 +30,11 @@ CLOCK_KEY = "lowkiq:test:clock"
 
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
-    "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
+    "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since, counting
     # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
     # senders_cursor, done_scores_cursor: of scans; spill_difference: accept_spill_difference.lua;
     # counts processed, failed, merged, dead, dropped; format: '<version> <fields>', missing for version 1;
+    # extra, counted: of payloads, see lib/payload_count.lua;
     # gen, staying, fencing: of a migration, see lib/migration.lua, stay.lua and fence.lua;
     # pauses: paused (of the shard, since when), queue_paused, queue_pause (number of the queue's last change)
     "meta": "hash",

@@ -3,7 +3,6 @@
 -- KEYS: meta
 -- ARGV: merge
 -- USES: payload_set_read time
-local PACKED_BYTES = 1024
 -- Maximum number of items inserted into a packed record, since each insertion reads all of it; more items spill the set.
 local INSERTED = 64
 
@@ -115,9 +114,9 @@ local function entry_of(item, place, older)
   return flag ~= known_flag .. known_signature and {item, known, flag, string.sub(place, 1, 28)} or nil
 end
 
--- Adds items with different payloads to a spilled set.
+-- Adds items with different payloads to a spilled set. Returns the number of payloads that it did not have.
 local function spill_step(set, id, items, older)
-  local fields, entries, gone, new = {}, {}, {}, 0
+  local fields, entries, gone, new, grown = {}, {}, {}, 0, 0
   for i, item in ipairs(items) do
     fields[i] = id .. '\0' .. item[2]
   end
@@ -128,11 +127,11 @@ local function spill_step(set, id, items, older)
     if entry and place then
       gone[#gone + 1] = id .. '\0' .. place .. item[2]
     end
-    new = new + (entry and not entry[4] and 1 or 0)
+    new, grown = new + (entry and not entry[4] and 1 or 0), grown + (place and 0 or 1)
     entries[#entries + 1] = entry
   end
   if #entries == 0 then
-    return
+    return 0
   end
   local number, step = 0, 0
   if new > 0 then
@@ -154,46 +153,51 @@ local function spill_step(set, id, items, older)
   end
   redis.call('HSET', set.spill, unpack(placed))
   redis.call('ZADD', set.spill_order, unpack(ordered))
+  return grown
 end
 
 local function spill_items(set, id, items, older)
-  local part, known = {}, {}
+  local part, known, grown = {}, {}, 0
   for _, item in ipairs(items) do
     if #part == SPILL_STEP or known[item[2]] then
-      spill_step(set, id, part, older)
+      grown = grown + spill_step(set, id, part, older)
       part, known = {}, {}
     end
     part[#part + 1], known[item[2]] = item, true
   end
-  if #part > 0 then
-    spill_step(set, id, part, older)
-  end
+  return grown + (#part > 0 and spill_step(set, id, part, older) or 0)
 end
 
 -- Adds items to the set of an id. `older` items arrived before those in the set: they are added in reverse, each before items
--- with an equal score.
-local function set_add(set, id, items, older)
-  local record = redis.call('HGET', set.records, id)
+-- with an equal score. `record`: that of the set, if the caller has read it. Returns the number of payloads that it did not have.
+local function set_add(set, id, items, older, record)
+  record = record or redis.call('HGET', set.records, id)
+  local grown = 0
   if older and #items > 1 then
     items = reversed(items)
   end
   if record ~= SPILLED then
     local packed = record and unpack_items(record) or {}
+    local before = record and #packed or 1
+    grown = -#packed
     packed.header = packed.header or items.header
     local many = #items > INSERTED
     for _, item in ipairs(many and {} or items) do
       insert(packed, item, older)
     end
+    grown = grown + #packed
     record = not many and pack_items(packed)
     if record and (#packed == 1 or #record <= PACKED_BYTES) then
       redis.call('HSET', set.records, id, record)
-      return
+      add_extra(set, #packed - before)
+      return grown
     end
     redis.call('HSET', set.records, id, SPILLED)
+    add_extra(set, -before)
     spill_items(set, id, packed, false)
     items = many and items or {}
   end
-  spill_items(set, id, items, older)
+  return grown + spill_items(set, id, items, older)
 end
 
 -- Items with scores below `lowest`, and the others.
@@ -208,6 +212,7 @@ end
 
 local function take_packed(set, id, record, max_count, max_bytes, lowest)
   local items, rest = unpack_items(record), {}
+  local before = #items
   if lowest then
     rest, items = parted(items, lowest)
   end
@@ -223,6 +228,7 @@ local function take_packed(set, id, record, max_count, max_bytes, lowest)
   else
     redis.call('HSET', set.records, id, pack_items(rest))
   end
+  add_extra(set, math.max(#rest, 1) - before)
   return items, #rest > 0, cut, bytes
 end
 
@@ -246,6 +252,7 @@ local function take_spilled(set, id, max_count, max_bytes, lowest)
       -- The mark of a set whose payloads were lost stays: the repair counts it.
       if #taken > 0 and not more then
         redis.call('HDEL', set.records, id)
+        add_extra(set, 1)
       end
       return taken, more, false, bytes
     elseif fit < #members then

@@ -13,6 +13,7 @@ end
 
 local function edit_packed(set, id, record, payload, other, keeps_flag)
   local items, found = unpack_items(record), false
+  local before = #items
   for i, item in ipairs(items) do
     if item[2] == payload then
       found = i
@@ -28,6 +29,7 @@ local function edit_packed(set, id, record, payload, other, keeps_flag)
     table.remove(items, found)
   end
   redis.call('HDEL', set.records, id)
+  add_extra(set, 1 - before)
   -- As a push: equal scores keep their order, equal payloads are merged.
   set_add(set, id, items, false)
   return 1
@@ -72,6 +74,7 @@ local function set_edit(set, id, payload, other, keeps_flag)
   local is_empty = set_size(set, id) == 0
   if is_empty then
     redis.call('HDEL', set.records, id)
+    add_extra(set, 1)
   end
   return changed, is_empty
 end

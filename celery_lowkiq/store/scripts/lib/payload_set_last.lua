@@ -10,8 +10,10 @@ local function set_take_last(set, id, max_count, max_bytes)
   if not record then
     return 0, nil, false
   elseif record ~= SPILLED then
+    local count = #unpack_items(record)
     redis.call('HDEL', set.records, id)
-    return #unpack_items(record), record, false
+    add_extra(set, 1 - count)
+    return count, record, false
   end
   local taken, bytes, members = {}, 0, nil
   repeat
@@ -34,6 +36,7 @@ local function set_take_last(set, id, max_count, max_bytes)
   local more = redis.call('ZLEXCOUNT', set.spill_order, lex_min(id), lex_max(id)) > 0
   if not more then
     redis.call('HDEL', set.records, id)
+    add_extra(set, 1)
   end
   return #taken, pack_items(reversed(taken)), more
 end

@@ -9,7 +9,11 @@
 -- A record may begin with a header, '!1 <length> <fields>', which is kept unchanged (docs/adr/0020-versioned-headers.md).
 -- The flag tells which calls of a payload have records (call_records.lua): '' none, 'r' some, 'R' all.
 -- The signature (rules/signatures.py) is '', or a text that begins with 'S' when it binds the score, else with 's'.
+--
+-- All sets together have as many payloads as there are records, and members of `spill_order`, and their extras: that of a packed
+-- record is its number of payloads beyond one, that of the mark 'S' is -1. So a job with one payload needs no counter.
 local SPILLED = 'S'
+local PACKED_BYTES = 1024
 -- Maximum number of payloads that a step of a spilled set reads, and of bytes; a payload may be larger.
 local STEP = 16
 local STEP_BYTES = 262144
@@ -94,6 +98,11 @@ local function reversed(items)
     found[#found + 1] = items[i]
   end
   return found
+end
+
+-- Adds up how a script changes the extras of a set's records.
+local function add_extra(set, change)
+  set.extra = (set.extra or 0) + change
 end
 
 local function lex_min(id)

@@ -1,7 +1,7 @@
 -- Policy keep: a waiting job keeps the payloads with the highest scores.
 --
 -- KEYS: meta jobs spill spill_order
--- USES: policies payload_set_read
+-- USES: policies payload_set_read waiting
 -- A payload that has call records stays until a claim drops it (place unwanted), so that its calls get a result.
 if options.keep then
   -- Number of payloads of a waiting job.
@@ -22,6 +22,7 @@ if options.keep then
     if #rest < #items then
       redis.call('HSET', jobs, id, pack_items(rest))
       redis.call('HINCRBY', meta, 'dropped', #items - #rest)
+      add_extra(waiting, #rest - #items)
     end
     return gone
   end

@@ -62,6 +62,7 @@ if options.max_length then
       if record ~= SPILLED then
         local items = unpack_items(record or '')
         redis.call('HDEL', jobs, id)
+        add_extra(waiting, record and 1 - #items or 0)
         remove_waiting(id)
         redis.call('HDEL', tries, id)
         redis.call('HINCRBY', meta, 'dropped', #items)

@@ -32,9 +32,9 @@ local function read_processing(record)
   }
 end
 
--- Removes a job from processing and returns its record.
-local function take_processing(id)
-  local record = redis.call('HGET', processing, id) or ''
+-- Removes a job from processing and returns its record; `record`: if the caller has read it.
+local function take_processing(id, record)
+  record = record or redis.call('HGET', processing, id) or ''
   redis.call('ZREM', claimed, id)
   redis.call('HDEL', processing, id)
   return read_processing(record)

@@ -1,0 +1,14 @@
+-- Writes the sum of the extras of a shard (lib/payload_count.lua).
+--
+-- KEYS: meta
+-- ARGV: extra known
+--   known: what meta had as they were read, or '' for any
+-- USES:
+-- FLAGS: allow-oom
+-- Returns: 1, or 0 when it has changed.
+-- Cost: O(1).
+if known ~= '' and (redis.call('HGET', meta, 'extra') or '0') ~= known then
+  return 0
+end
+redis.call('HSET', meta, 'extra', extra, 'counted', 1)
+return 1
