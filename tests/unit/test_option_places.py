@@ -220,6 +220,18 @@ def test_the_decorator_takes_an_option_of_a_base_off(name):
     assert getattr(ordered_task(**{name: off})(plain), name) == off
 
 
+@pytest.mark.parametrize("name", ["time_limit", "soft_time_limit"])
+def test_the_setting_of_where_tasks_run_counts_as_their_option(name):
+    def in_processes(**options):
+        place = Place()
+        place.app.conf.lowkiq_run_in = "process"
+        return place.decorate(of_a_batch, **{name: 8}, **options)
+
+    assert getattr(in_processes(), name) == 8
+    with pytest.raises(ConfigurationError, match=f"^save: {name}=8 is invalid: expected run_in='process'"):
+        in_processes(run_in="thread")
+
+
 @pytest.mark.parametrize("bases", [(Task,), (OrderedTask,)])
 @pytest.mark.parametrize("place", ["decorator", "annotations", "class"])
 def test_a_value_that_is_wrong_by_itself_is_refused_everywhere(bases, place):

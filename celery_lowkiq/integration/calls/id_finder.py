@@ -31,7 +31,7 @@ class IdFinder:
         which may fill some itself. Raises ConfigurationError when ``by`` names no argument.
         """
         self._by = by
-        self.signature = inspect.Signature(parameters)
+        self.signature: inspect.Signature = inspect.Signature(parameters)
         self.names: tuple[str, ...] = tuple(self.signature.parameters)
         self._hidden = None if hidden is None else [each.name for each in hidden if each.kind in POSITIONAL]
         #: Returns the id for args and kwargs. Raises InvalidCall when they have none.

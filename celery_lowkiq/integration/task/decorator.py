@@ -12,6 +12,7 @@ from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from celery_lowkiq.integration.app.current_app import current_app_task
 from celery_lowkiq.integration.app.option_names import naming
+from celery_lowkiq.integration.app.settings import read_setting
 from celery_lowkiq.integration.calls.call_form import check_readable
 from celery_lowkiq.integration.calls.id_finder import By
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -209,7 +210,7 @@ def _has_others(app: Any, base: type) -> bool:
         return False
     # Celery derives app.Task from task_cls=.
     has_class = base is AppBoundTask and not issubclass(OrderedTask, known.Task.__mro__[1])
-    return has_class or bool(known.conf.task_annotations)
+    return has_class or bool(known.conf.task_annotations) or read_setting(known, "run_in") == "process"
 
 
 def _ordered(base: Any) -> type:

@@ -14,6 +14,7 @@ from celery_lowkiq.integration.app.error_text import dump_error_text
 from celery_lowkiq.integration.app.option_names import data_names, naming
 from celery_lowkiq.integration.app.rate_limits import read_rate
 from celery_lowkiq.integration.app.registry import OrderedTaskMarker, add_step, check_names
+from celery_lowkiq.integration.app.settings import read_setting
 from celery_lowkiq.integration.calls.call_form import BatchForm, CallForm, SignatureForm
 from celery_lowkiq.integration.calls.sent_times import install
 from celery_lowkiq.integration.operations.queue import OrderedQueue
@@ -119,7 +120,8 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
         set_options(cls, OrderedTask)
         given = given_options(cls, OrderedTask, app)
         checked = {name: value for name, value in given.items() if name not in cls._unchecked}
-        check_task(checked, *function_of(cls))
+        run_in = cls.run_in or read_setting(app, "run_in")
+        check_task({**checked, "run_in": run_in}, *function_of(cls))
         if cls.queue_name is None:
             check_queue_name(cls.name)
 
