@@ -43,10 +43,12 @@ def test_without_authentication_nobody_else_is(app, other):
 
 
 OF_PROXIES = """
-    Forwarded Via X-Forwarded-For X-Forwarded X-Real-IP X-Client-IP X-Cluster-Client-IP X-Originating-IP
-    X-Remote-IP X-Remote-Addr X-Remote-User X-Original-URL X-Original-Forwarded-For X-Rewrite-URL
-    X-Scheme  X-Request-ID X-Auth-Request-User X-WebAuth-User X-Arr-Log-Id X-Azure-Ref X-Appengine-Country X-Varnish  X-Cloud-Trace-Context X-B3-TraceId X-Vercel-Id Traceparent CF-Ray CDN-Loop
-    Fastly-Client-IP  Fly-Client-IP True-Client-IP Client-IP Remote-User Proxy-Connection Surrogate-Capability  Tailscale-User-Login
+    Forwarded Via X-Forwarded-For X-Forwarded X-Real-IP X-Client-IP X-Cluster-Client-IP
+    X-Originating-IP X-Remote-IP X-Remote-Addr X-Remote-User X-Original-URL X-Original-Forwarded-For
+    X-Rewrite-URL X-Scheme X-Request-ID X-Auth-Request-User X-WebAuth-User X-Arr-Log-Id X-Azure-Ref
+    X-Appengine-Country X-Varnish X-Cloud-Trace-Context X-B3-TraceId X-Vercel-Id Traceparent CF-Ray
+    CDN-Loop Fastly-Client-IP Fly-Client-IP True-Client-IP Client-IP Remote-User Proxy-Connection
+    Surrogate-Capability Tailscale-User-Login
 """
 
 
