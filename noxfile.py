@@ -209,6 +209,16 @@ def bench(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
+@nox.session(name="celery-suite")
+def celery_suite(session: nox.Session) -> None:
+    """Celery's own integration tests, with plain tasks and with the same ones ordered in place.
+
+    ``-- --way threads`` runs one way; other arguments go to pytest.
+    """
+    _install(session, "pip")
+    session.run("python", "-m", "tests.celery_suite", *session.posargs)
+
+
 @nox.session
 def chaos(session: nox.Session) -> None:
     """One chaos run with the arguments given (``-- --nodes 4 --seconds 60``).

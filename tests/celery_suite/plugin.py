@@ -1,0 +1,85 @@
+"""Pytest plugin for Celery's integration tests: makes their tasks ordered, and chooses the worker's pool.
+
+It is given by the environment: ``LOWKIQ_SUITE_POOL`` is the pool; ``LOWKIQ_SUITE_IDS``, which id a call has,
+is a name of ``IDS``, or empty for plain tasks; ``LOWKIQ_SUITE_RUN_IN`` is the option ``run_in``. The outcomes
+of the tests are written to ``LOWKIQ_SUITE_REPORT``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+from celery.contrib.testing import worker
+
+from celery_lowkiq import ordered_task
+
+MODULE = "t.integration.tasks"
+LANES = 4
+_turn = itertools.count()
+#: The id of a call.
+IDS: dict[str, Callable[[Any], str]] = {
+    "own": lambda arguments: uuid.uuid4().hex,
+    "few": lambda arguments: f"id-{next(_turn) % 3}",
+}
+#: A retry with other arguments must have the id of the call.
+OF_ONE_ID = ("retry_with_args_after_kwargs", "retry_with_kwargs_after_args")
+#: ``time_limit=`` needs a process.
+LIMITED = ("time_limit", "soft_time_limit")
+
+
+def order(task: Any) -> Any:
+    """Make a task of Celery's tests ordered in place, once; other tasks stay as they are."""
+    if not (os.environ["LOWKIQ_SUITE_IDS"] and type(task).run.__module__ == MODULE):
+        return task
+    short, run_in = task.name.rpartition(".")[2], os.environ["LOWKIQ_SUITE_RUN_IN"]
+    by = (lambda arguments: "one") if short in OF_ONE_ID else IDS[os.environ["LOWKIQ_SUITE_IDS"]]
+    options: dict[str, Any] = {"by": by, "shards": 24}
+    if "retry" not in short:
+        options["max_retries"] = 0
+    elif "max_retries" not in vars(type(task)):
+        options["max_retries"] = Task.max_retries
+    if run_in:
+        options["run_in"] = run_in
+    else:
+        options |= {name: None for name in LIMITED if getattr(task, name)}
+    return ordered_task(**options)(task)
+
+
+def _ordering(make: Callable[..., Any]) -> Callable[..., Any]:
+    def made(app: Celery, function: Any, *args: Any, **options: Any) -> Any:
+        known = set(app._tasks)
+        task = make(app, function, *args, **options)
+        # Apps of tests have names; the default one is only there while tests are collected.
+        return task if task.name in known or app.main == "default" else order(task)
+
+    return made
+
+
+_outcomes: dict[str, str] = {}
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Write the outcome of a test: that of its call, or of a setup or teardown that failed."""
+    if report.when == "call" or not report.passed:
+        _outcomes[report.nodeid] = report.outcome
+        # At once: a test that hangs may end the process.
+        Path(os.environ["LOWKIQ_SUITE_REPORT"]).write_text(json.dumps(_outcomes))
+
+
+def pytest_configure(config: Any) -> None:
+    """Wrap how apps make tasks, and how the tests start their worker."""
+    for name in ("_task_from_fun", "register_task"):
+        setattr(Celery, name, _ordering(getattr(Celery, name)))
+    start = worker.start_worker
+
+    def start_worker(app: Celery, **options: Any) -> Any:
+        return start(app, **{**options, "pool": os.environ["LOWKIQ_SUITE_POOL"], "concurrency": LANES})
+
+    worker.start_worker = start_worker
