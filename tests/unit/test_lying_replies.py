@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from redis import exceptions
 
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.rate import TokenRequest
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.scripts.redis_errors import script_error, store_error
 from celery_lowkiq.store.scripts.replies import UnexpectedReply
 
 
@@ -23,6 +25,16 @@ class Lying(Client):
 
     def _send(self, commands):
         return [self._reply for _ in commands]
+
+
+@pytest.mark.parametrize(
+    "code", ["SHARDS", "FORMAT", "FULL 1 1", "NOTOWNER", "DAMAGED", "ERR", "NOPERM", "LOADING", "WRONGTYPE"]
+)
+def test_of_an_error_without_end_the_beginning_is_told(code):
+    """A number of shards with 100,000 digits stood in the log, and in the error of each call."""
+    told = exceptions.ResponseError(f"{code} {'9' * 100_000}")
+    for error in (store_error(told), script_error("lowkiq:1:{q:0}:meta", told)):
+        assert len(str(error)) < 2000
 
 
 def test_a_number_of_tokens_is_a_number():

@@ -38,7 +38,7 @@ for i = rest, #ARGV do
   local job = {
     score or '',
     redis.call('ZSCORE', failed, id) or '-1',
-    error_of(errors, id),
+    string.sub(redis.call('HGET', errors, id) or '', 1, 262144),
     0,
     any_paused and redis.call('ZSCORE', paused, id) or '',
     priority_of(id),

@@ -200,7 +200,8 @@ end
 
 -- Returns the number of payloads and bytes that were moved.
 local function claim_job(id, perform_in, most, stored_retry_count, mark)
-  local message = stored_retry_count and error_of(errors, id) or ''
+  -- Foreign errors are longer than 256 KiB.
+  local message = stored_retry_count and string.sub(redis.call('HGET', errors, id) or '', 1, 262144) or ''
   if stored_retry_count and hooks.run_time then
     perform_in = hooks.run_time(id, perform_in, now)
   end

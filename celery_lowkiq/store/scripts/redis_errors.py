@@ -24,6 +24,8 @@ from celery_lowkiq.rules.text import host_port
 
 from .keys import shard_of_key
 
+#: Characters that are read of an error: what answers in place of Redis may send any number of them.
+MAX_TEXT = 1000
 #: Codes of errors that end without a change by the caller.
 UNAVAILABLE = (
     "LOADING",
@@ -94,7 +96,7 @@ class WrongType(ShardDamaged):
 
 def script_error(key: str, error: BaseException) -> StoreError:
     """Translate an error of a script or command whose first key is ``key``; damage is of the key's shard."""
-    text = str(error)
+    text = str(error)[:MAX_TEXT]
     shard = shard_of_key(key)
     if shard is not None and text.startswith("DAMAGED"):
         key = text.partition(" ")[2]
@@ -108,7 +110,7 @@ def script_error(key: str, error: BaseException) -> StoreError:
 
 def store_error(error: BaseException) -> StoreError:
     """Translate a redis-py exception."""
-    text = str(error)
+    text = str(error)[:MAX_TEXT]
     if (denied := _access_error(error, text)) is not None:
         return denied
     if "OOM command not allowed" in text or isinstance(error, exceptions.OutOfMemoryError):

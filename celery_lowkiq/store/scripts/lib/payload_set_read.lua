@@ -18,18 +18,8 @@ local PACKED_BYTES = 1024
 local STEP = 16
 local STEP_BYTES = 262144
 local HEADER = 33
--- Bytes and payloads of the longest records: those of a claim have 1,000 payloads of together 1 MiB, or one more. A longer one is
--- foreign: it is not searched for spaces, and what follows its first payloads is one, or Redis would stop for many seconds.
-local LONGEST_RECORD, LONGEST_HEAD, MOST_ITEMS = 4194304, 1024, 2048
 -- Arrivals are stored above this number: negative ones sort before it, as hex digits.
 local ARRIVAL_ZERO = 140737488355328
-
--- Bytes of the longest stored error that is read.
-local LONGEST_ERROR = 262144
-
-local function error_of(errors, id)
-  return string.sub(redis.call('HGET', errors, id) or '', 1, LONGEST_ERROR)
-end
 
 -- tonumber() accepts texts that Redis and Python do not.
 local function is_number(text)
@@ -51,9 +41,11 @@ end
 
 -- An item is {score as text, payload, score as number, flag, signature}. Unreadable bytes become a payload, which a worker
 -- cannot decode and buries.
+-- The longest record of ours has 1,000 payloads of together 1 MiB, or one more. A longer one is foreign: beyond 4 MiB it is not
+-- searched for spaces, and what follows 2,048 payloads is one, or Redis would stop for many seconds.
 local function unpack_items(record)
   local items, at = {}, 1
-  local is_long = #record > LONGEST_RECORD
+  local is_long = #record > 4194304
   if string.byte(record) == HEADER then
     local _, stop, length = string.find(record, '^!1 (%d+) ')
     if stop and stop + length <= #record then
@@ -64,13 +56,13 @@ local function unpack_items(record)
   while at <= #record do
     local _, stop, score, word
     if is_long then
-      _, stop, score, word = string.find(string.sub(record, at, at + LONGEST_HEAD), '^(%S+) (%S*) ')
+      _, stop, score, word = string.find(string.sub(record, at, at + 1024), '^(%S+) (%S*) ')
       stop = stop and stop + at - 1
     else
       _, stop, score, word = string.find(record, '^(%S+) (%S*) ', at)
     end
     local length, flag, signature = string.match(word or '', '^(%d*)([rR]?)(.*)$')
-    if not stop or not is_number(score) or signature ~= '' and not is_signature(signature) or #items == MOST_ITEMS then
+    if not stop or not is_number(score) or signature ~= '' and not is_signature(signature) or #items == 2048 then
       items[#items + 1] = {'0', string.sub(record, at), 0, '', ''}
       break
     end

@@ -18,11 +18,9 @@ local function name_of(payload)
   return string.sub(redis.sha1hex(payload), 1, DIGITS)
 end
 
--- Bytes of the longest mark, which has a payload: a longer one is foreign.
-local LONGEST_MARK = 4194304
-
+-- The longest mark has a payload: one above 4 MiB is foreign.
 local function read_mark(text)
-  local level, last, entries, payload = string.match(#text <= LONGEST_MARK and text or '', '^(%d)x?%d*%f[%D]@?([^ \n]*)%f[ \n%z]([^\n]*)\n(.*)$')
+  local level, last, entries, payload = string.match(#text <= 4194304 and text or '', '^(%d)x?%d*%f[%D]@?([^ \n]*)%f[ \n%z]([^\n]*)\n(.*)$')
   local names = {}
   for name in string.gmatch(string.match(entries or '', ' =(%x+)') or '', string.rep('%x', DIGITS)) do
     names[name] = true

@@ -5,8 +5,6 @@
 -- A line has time, retry_count, node and the last line of the error, separated by tabs. The log is deleted with the job, but
 -- stays while the id is in the morgue.
 local TRIES = 10
--- Bytes of the longest log: a longer one is foreign.
-local LONGEST_LOG = 65536
 local any_tries = redis.call('HLEN', tries) > 0
 
 local function log_try(id, at, retry_count, text)
@@ -16,8 +14,9 @@ local function log_try(id, at, retry_count, text)
   elseif text == '' then
     return
   end
+  -- A log above 64 KiB is foreign.
   local lines, log = {}, redis.call('HGET', tries, id) or ''
-  for line in string.gmatch(#log <= LONGEST_LOG and log or '', '[^\n]+') do
+  for line in string.gmatch(#log <= 65536 and log or '', '[^\n]+') do
     lines[#lines + 1] = line
   end
   local node = string.match(owner, '^(.+)%-[^-]*$') or owner
