@@ -34,7 +34,7 @@ class ClaimCycle:
         self.batch: Batch | None = None
         #: Of the runs of each queue, in s, see ``claim_window.py``; and the seconds of all runs together.
         self.mean_durations: dict[str, float] = {}
-        self.seconds_run = 0.0
+        self.seconds_run: float = 0.0
         self._state = state
         self._ctx = ctx
         #: The claim that is not settled yet.
