@@ -361,30 +361,35 @@ local function shortened(record)
   return string.sub(record, 1, stop + length) .. pack_items(items)
 end
 
-local reply = {seconds(now), next_due(), number, kind + (errors_differ and ERRORS_DIFFER or 0)}
-local batch = plain.processing
-if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number) then
-  batch = {}
-  local ids = redis.call('ZRANGEBYSCORE', claimed, number, number, 'LIMIT', 0, limit)
-  local records = #ids > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
-  for i, id in ipairs(ids) do
-    batch[2 * i - 1], batch[2 * i] = id, records[i] or ''
+-- A function, since Lua allows 200 local variables at once.
+local function answer()
+  local reply = {seconds(now), next_due(), number, kind + (errors_differ and ERRORS_DIFFER or 0)}
+  local batch = plain.processing
+  if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number) then
+    batch = {}
+    local ids = redis.call('ZRANGEBYSCORE', claimed, number, number, 'LIMIT', 0, limit)
+    local records = #ids > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
+    for i, id in ipairs(ids) do
+      batch[2 * i - 1], batch[2 * i] = id, records[i] or ''
+    end
   end
-end
-for i, value in ipairs(batch) do
-  reply[4 + i] = #value > byte_limit and shortened(value) or value
-end
-local unwanted = {}
-for i = 1, hooks.unwanted and #batch or 0, 2 do
-  local count = hooks.unwanted(batch[i], read_processing(batch[i + 1]).items)
-  if count > 0 then
-    unwanted[#unwanted + 1], unwanted[#unwanted + 2] = batch[i], count
+  for i, value in ipairs(batch) do
+    reply[4 + i] = #value > byte_limit and shortened(value) or value
   end
+  local unwanted = {}
+  for i = 1, hooks.unwanted and #batch or 0, 2 do
+    local count = hooks.unwanted(batch[i], read_processing(batch[i + 1]).items)
+    if count > 0 then
+      unwanted[#unwanted + 1], unwanted[#unwanted + 2] = batch[i], count
+    end
+  end
+  if #recorded > 0 or #unwanted > 0 then
+    reply[#reply + 1] = first_calls(recorded)
+  end
+  if #unwanted > 0 then
+    reply[#reply + 1] = unwanted
+  end
+  return reply
 end
-if #recorded > 0 or #unwanted > 0 then
-  reply[#reply + 1] = first_calls(recorded)
-end
-if #unwanted > 0 then
-  reply[#reply + 1] = unwanted
-end
-return reply
+
+return answer()
