@@ -37,6 +37,7 @@ class Shop:
         self.tasks = self.app.tasks
         self.client = redis.Redis(unix_socket_path=server.socket_path)
         env = {"SIGNING_URL": server.url, "SIGNING_LEDGER": self.ledger, "C_FORCE_ROOT": 1}
+        env["SIGNING_SETTINGS"] = json.dumps({"lowkiq_links": ["receipt", "p*"]})
         self.node = worker(self.app, directory / "log", module="tests.worker.signing_proj", **env)
         eventually(lambda: self.node.ready() or self.node.container.status == "exited")
         assert self.node.ready(), self.node.logs()

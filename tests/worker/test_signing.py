@@ -253,6 +253,16 @@ def test_an_honest_callback_runs(shop, job_id):
     eventually(lambda: shop.ran(f"receipt-of-{job_id}", "receipt") == ["paid"], 30)
 
 
+def test_a_signed_link_to_a_task_that_lowkiq_links_does_not_list(shop, job_id):
+    result = shop.call(job_id, link=shop.tasks["refund"].si(job_id, "linked"), ignore_result=False)
+    shop.run(job_id)
+    shop.refuses_record(job_id, "lowkiq_links does not allow its link to task 'refund'", ran=HONEST)
+    shop.call(marker := shop.new_id(), queue="refund", countdown=None)
+    eventually(lambda: shop.ran(marker, "refund"), 30)
+    assert shop.ran(job_id, "refund") == []
+    assert result.state == "PENDING"
+
+
 def test_s2_a_record_that_nobody_signed(shop, job_id):
     with_link(shop, job_id)
     shop.change_call(job_id, lambda record: split_record(record)[1].replace(b'"paid"', b'"free"'))

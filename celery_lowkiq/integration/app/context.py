@@ -62,7 +62,7 @@ class AppContext:
 
     def gate(self, queue: str) -> Gate:
         """Return what decodes the stored payloads and records of a queue."""
-        return Gate(queue, self.codec, self.record_codec, self.signing)
+        return Gate(queue, self.codec, self.record_codec, self.signing, self.settings.links)
 
     @property
     def connection(self) -> Any:

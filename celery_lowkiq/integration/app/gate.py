@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.links import refused_task
 from celery_lowkiq.rules.models import Job, Payload, StoredRecord
 from celery_lowkiq.rules.signatures import Fault, binds_score, split_record
 
@@ -22,7 +23,16 @@ from .signing import Signing, Unverified
 class Gate:
     """Decodes what is stored of one queue, once ``lowkiq_signing`` lets it pass."""
 
-    def __init__(self, queue: str, codec: Codec, record_codec: Codec, signing: Signing) -> None:
+    def __init__(
+        self,
+        queue: str,
+        codec: Codec,
+        record_codec: Codec,
+        signing: Signing,
+        links: Sequence[str] | None = None,
+    ) -> None:
+        """``links``: names and patterns of the tasks that records may link; None: all."""
+        self.links = links
         self.codec = codec
         self.record_codec = record_codec
         self.signing = signing
@@ -54,6 +64,11 @@ class Gate:
         self.signing.check_record(self._queue, stored)
         data = split_record(stored.data)[1]
         return self.record_codec.load_verified(data[max(data.find(MARK), 0) :])
+
+    def check_links(self, linked: Any) -> None:
+        """Raises Unverified for links that name a task which ``lowkiq_links`` does not allow."""
+        if self.links is not None and (task := refused_task(linked, self.links)) is not None:
+            raise Unverified(f"lowkiq_links does not allow its link to task {task!r:.200}")
 
     def is_signed_record(self, stored: StoredRecord) -> bool:
         """Whether a call record has a signature that verifies."""

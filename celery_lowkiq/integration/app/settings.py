@@ -255,6 +255,11 @@ class Settings(WebSettings):
         "returns that; or the path of a JSON file with it. A secret has at least 16 bytes.",
         secret=True,
     )
+    links: tuple[str, ...] | None = setting(
+        None,
+        Validator("a list of names or patterns of tasks", read_redacted).or_none(),
+        "Tasks that [links of calls](signing.md#links) may name, as `shop.notify` or `shop.*`. None: all.",
+    )
     max_payload_bytes: int = setting(
         64 * 1024,
         whole(1, LARGEST_PAYLOAD),

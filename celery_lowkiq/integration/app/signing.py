@@ -31,7 +31,7 @@ FUNCTION_SECONDS = 10.0
 
 
 class Unverified(UndecodablePayload):
-    """The signature of a payload or of a call record does not verify."""
+    """The signature of a payload or of a call record does not verify, or the record has a forbidden link."""
 
 
 class _File:

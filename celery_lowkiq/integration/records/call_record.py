@@ -21,6 +21,7 @@ from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
+from celery_lowkiq.rules.links import FIELDS
 from celery_lowkiq.rules.models import StoredRecord
 from celery_lowkiq.rules.signatures import split_record
 
@@ -101,7 +102,10 @@ class CallRecord:
         for part, (name, kind) in zip(parts, _KINDS.items(), strict=False):
             if not isinstance(part, kind):
                 raise UndecodablePayload(f"no record of a call: its {name} is not a {kind.__name__}")
-        return cls(*parts)
+        record = cls(*parts)
+        if gate.links is not None:
+            gate.check_links([record.embed, *map(record.headers.get, FIELDS)])
+        return record
 
     @classmethod
     def named(cls, data: bytes) -> CallRecord | None:
