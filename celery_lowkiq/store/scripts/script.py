@@ -22,7 +22,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -55,11 +55,17 @@ class ScriptCall(NamedTuple):
 
     def with_prefix(self, prefix: str) -> ScriptCall:
         """Return the call with a prefix in front of its keys and of its channel."""
-        keys = tuple([prefix + key for key in self.keys])
+        keys = _with_prefix(prefix, self.keys)
         at, values = self.script.place_of_channel, self.values
         if at is not None:
             values = (*values[:at], prefix + str(values[at]), *values[at + 1 :])
         return ScriptCall(self.script, keys, values)
+
+
+@lru_cache(maxsize=4096)
+def _with_prefix(prefix: str, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Cached, since each script uses the same keys of a shard."""
+    return tuple(prefix + key for key in keys)
 
 
 @dataclass(frozen=True, eq=False)
