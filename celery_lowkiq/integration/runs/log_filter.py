@@ -80,23 +80,21 @@ class LoggedIds(list[str]):
     id can break or colour.
     """
 
-    def __init__(self, batch: Batch) -> None:
-        super().__init__([job.id for job in batch.jobs[:IDS_SHOWN]])
-        self._more = len(batch.jobs) - len(self)
+    #: Number of ids that it lacks.
+    more: int = 0
 
     def __str__(self) -> str:
-        shown = ",".join(map(repr, self))
-        return f"{shown},... ({self._more} more)" if self._more else shown
+        shown = ",".join([repr(job_id) for job_id in self])
+        return f"{shown},... ({self.more} more)" if self.more else shown
 
 
 def describe_batch(batch: Batch) -> dict[str, Any]:
     """The values of a line."""
-    return {
-        "queue": batch.queue.name,
-        "shard": batch.shard.index,
-        "jobs": len(batch.jobs),
-        "ids": LoggedIds(batch),
-    }
+    jobs = batch.jobs
+    ids = LoggedIds([job.id for job in jobs[:IDS_SHOWN]])
+    if len(jobs) > IDS_SHOWN:
+        ids.more = len(jobs) - IDS_SHOWN
+    return {"queue": batch.queue.name, "shard": batch.shard.index, "jobs": len(jobs), "ids": ids}
 
 
 def plain_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, Any]]:
