@@ -23,8 +23,6 @@ if not is_owner() then
   return refuse()
 end
 local now = now_us()
--- Claim numbers that differ only in the time of the claim.
-local NUMBERS = 1000
 local payload_limit, byte_limit = tonumber(max_payloads), tonumber(max_bytes)
 local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format', 'kind')
 local damaged = inconsistent_key(known[4])
@@ -36,8 +34,11 @@ if is_newer(known[5]) then
 elseif not known[3] or damaged then
   return redis.error_reply(damaged and 'DAMAGED ' .. damaged or 'SHARDS 0')
 end
-local known_epoch, known_request = string.match(known[1] or '', '^(%d+) (%d+)$')
-local last_request = known_epoch == epoch and tonumber(known_request) or 0
+local last_request
+do
+  local known_epoch, known_request = string.match(known[1] or '', '^(%d+) (%d+)$')
+  last_request = known_epoch == epoch and tonumber(known_request) or 0
+end
 local number = tonumber(known[2] or 0)
 if tonumber(request) < last_request then
   return {seconds(now), next_due(), 0, 0}
@@ -51,18 +52,18 @@ local is_new = tonumber(request) > last_request
 if is_new then
   -- Larger than the owner's last number, too: a Redis with older data must not repeat a number. A claim that arrives late on
   -- such a Redis knows an older one; so the last digits are those of the time, and a settle of the other claim does not end it.
-  number = (math.floor(math.max(number, tonumber(last)) / NUMBERS) + 1) * NUMBERS + now % NUMBERS
+  local times = 1000
+  number = (math.floor(math.max(number, tonumber(last)) / times) + 1) * times + now % times
 end
 
 local function due_ids(most)
   return redis.call('ZRANGEBYSCORE', due, '-inf', seconds(now), 'WITHSCORES', 'LIMIT', 0, most)
 end
 
--- Bytes in front of the payloads in the processing record of a plain job, at most.
-local PLAIN_HEAD = 64
-
 -- A plain job has one payload without call records; its record moves unchanged, and fits into the reply.
 local function is_plain(record)
+  -- Bytes in front of the payloads in the processing record of a plain job, at most.
+  local PLAIN_HEAD = 64
   if #record + PLAIN_HEAD > byte_limit then
     return false
   end
@@ -92,11 +93,10 @@ local function write_plain(remove)
   end
 end
 
--- Jobs of the first command; later ones read twice as many as before. So a claim that few jobs fill does not read all due ones.
-local PART = 32
-
 -- Records of the first jobs, within the bytes of a claim, by position; false for those that are not plain.
 local function plain_records(ids, any_failed)
+  -- Jobs of the first command; later ones read twice as many as before. So a claim that few jobs fill does not read all due ones.
+  local PART = 32
   local names, found, size = {}, {}, 0
   for i = 1, #ids, 2 do
     names[#names + 1] = ids[i]
@@ -138,9 +138,6 @@ end
 local recorded = {}
 -- True when a due job has lost its payloads.
 local payloads_lost = false
-
--- Jobs beyond the wanted ones that a claim reads when a policy may defer jobs.
-local DEFERRED = 100
 
 -- Returns CONDEMNED when a mark condemns the payload, and sets its level back to 2, for the next payload of the id.
 local function condemned(id, mark, payload)
@@ -273,6 +270,8 @@ end
 
 -- Moves due jobs. Returns the kind of the batch.
 local function claim_due()
+  -- Jobs beyond the wanted ones that a claim reads when a policy may defer jobs.
+  local DEFERRED = 100
   suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', claimed)
   local any_failed = redis.call('ZCARD', failed) > 0
   local most = wanted + busy + suspected + (hooks.defer and DEFERRED or 0)

@@ -34,7 +34,7 @@ if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 
--- USES: time delete_old_fields due_index wake call_records
+-- USES: due_time delete_old_fields due_index wake call_records
 local now = now_us()
 local now_s = seconds(now)
 local score_us = tonumber(stored[2] or 0)

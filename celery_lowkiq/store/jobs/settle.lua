@@ -54,7 +54,7 @@ if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and n
   return {now_s, next_due(), 1}
 end
 
--- USES: payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id policy_hold
+-- USES: due_time payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id policy_hold
 -- Changes the payload and its signature, unless the new one is ''. The record of its call, or a new one, follows.
 local function changed(item, word)
   local _, at, lengths = string.find(word, '^=(%d+ %d+ %d+ %d+ )')
