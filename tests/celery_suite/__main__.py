@@ -38,18 +38,20 @@ class Way(NamedTuple):
     pool: str
     ids: str = ""
     run_in: str = ""
+    #: Whether the worker is a process of its own; else tests can look at its state.
+    in_process: bool = False
 
     @property
     def plain(self) -> Way:
         """The same with plain tasks."""
-        return Way(self.pool)
+        return Way(self.pool, in_process=self.in_process)
 
 
 WAYS = {
     "threads": Way("threads", "own"),
     "threads-few-ids": Way("threads", "few"),
-    "prefork": Way("prefork", "own"),
-    "process": Way("threads", "own", "process"),
+    "prefork": Way("prefork", "own", in_process=True),
+    "process": Way("threads", "own", "process", in_process=True),
 }
 
 
@@ -79,6 +81,7 @@ def outcomes(celery_source: Path, way: Way, words: list[str]) -> dict[str, str]:
             "LOWKIQ_SUITE_POOL": way.pool,
             "LOWKIQ_SUITE_IDS": way.ids,
             "LOWKIQ_SUITE_RUN_IN": way.run_in,
+            "LOWKIQ_SUITE_PROCESS": "1" if way.in_process else "",
             "LOWKIQ_SUITE_REPORT": str(report),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "PYTHONPATH": os.pathsep.join([str(celery_source), str(HERE)]),

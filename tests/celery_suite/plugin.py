@@ -1,8 +1,9 @@
 """Pytest plugin for Celery's integration tests: makes their tasks ordered, and chooses the worker's pool.
 
 It is given by the environment: ``LOWKIQ_SUITE_POOL`` is the pool; ``LOWKIQ_SUITE_IDS``, which id a call has,
-is a name of ``IDS``, or empty for plain tasks; ``LOWKIQ_SUITE_RUN_IN`` is the option ``run_in``. The outcomes
-of the tests are written to ``LOWKIQ_SUITE_REPORT``.
+is a name of ``IDS``, or empty for plain tasks; ``LOWKIQ_SUITE_RUN_IN`` is the option ``run_in``. With
+``LOWKIQ_SUITE_PROCESS``, the worker is a process of its own (``app.py``). The outcomes of the tests are
+written to ``LOWKIQ_SUITE_REPORT``.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from celery import Celery, Task
 from celery.contrib.testing import worker
 
 from celery_lowkiq import ordered_task
+from tests.waiting import eventually
 
 MODULE = "t.integration.tasks"
 LANES = 4
@@ -73,13 +78,28 @@ def pytest_runtest_logreport(report: Any) -> None:
         Path(os.environ["LOWKIQ_SUITE_REPORT"]).write_text(json.dumps(_outcomes))
 
 
-def pytest_configure(config: Any) -> None:
-    """Wrap how apps make tasks, and how the tests start their worker."""
+def order_tasks() -> None:
+    """Make the tasks of each app ordered as the app makes them."""
     for name in ("_task_from_fun", "register_task"):
         setattr(Celery, name, _ordering(getattr(Celery, name)))
-    start = worker.start_worker
 
-    def start_worker(app: Celery, **options: Any) -> Any:
-        return start(app, **{**options, "pool": os.environ["LOWKIQ_SUITE_POOL"], "concurrency": LANES})
 
-    worker.start_worker = start_worker
+def pytest_configure(config: Any) -> None:
+    """Order the tasks, and choose how the tests start their worker."""
+    order_tasks()
+    pool, start = os.environ["LOWKIQ_SUITE_POOL"], worker.start_worker
+
+    @contextmanager
+    def start_process(app: Celery, **_: Any) -> Iterator[None]:
+        words = ["-A", "tests.celery_suite.app", "worker", "-P", pool, "-c", str(LANES), "-l", "WARNING"]
+        with subprocess.Popen([sys.executable, "-m", "celery", *words]) as process:
+            try:
+                eventually(lambda: app.control.ping(timeout=1.0))
+                yield
+            finally:
+                process.terminate()
+
+    def start_thread(app: Celery, **options: Any) -> Any:
+        return start(app, **{**options, "pool": pool, "concurrency": LANES})
+
+    worker.start_worker = start_process if os.environ["LOWKIQ_SUITE_PROCESS"] else start_thread
