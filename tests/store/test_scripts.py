@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_lowkiq.store.scripts import script as scripts
+from celery_lowkiq.store.scripts.clocked import _clocked
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
 from .helpers import SHARD
@@ -132,3 +133,9 @@ def test_keys_of_a_script_are_bound_once():
     assert keys.bind(script.keys) is keys.bind(script.keys)
     assert keys.bind(script.keys) == tuple(keys[name] for name in script.keys)
     assert set(script.keys) <= set(SHARD_KEYS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_compiles_with_the_local_variables_of_a_tests_clock(client, name):
+    """Lua allows 200 in a function: a script that has as many runs in no test that moves the clock."""
+    client.script_load(_clocked(scripts.load(name)).body)
