@@ -25,6 +25,9 @@ def record(app):
     now = time.time()
     times = {f"o-{n}": now + 3600 * n if n % 2 else now - 3600 * n - 60 for n in range(40)}
     store.push(task.queue_spec, [NewJob(one, b'"x"', 1.0, at) for one, at in times.items()])
+    for one, at in times.items():
+        # As those that wait since then: a push takes no time of the past.
+        store.client.redis.zadd(shard_keys(task.queue_spec.shard_of(one))["due"], {one: at})
     for n in range(0, 40, 4):
         keys = shard_keys(task.queue_spec.shard_of(f"o-{n}"))
         store.client.redis.zadd(keys["failed"], {f"o-{n}": n // 10})
