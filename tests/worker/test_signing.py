@@ -210,8 +210,6 @@ def test_a_dead_payload_that_is_planted_and_requeued_with_all_others(shop, job_i
 
 
 def test_a_payload_written_as_pickle(shop, job_id):
-    """Unverified bytes never reach a decoder."""
-
     data = trap(shop.evil)
     shop.write(job_id, b"1 %d " % len(data) + data)
     shop.buries(job_id, "it is not signed")
@@ -398,6 +396,16 @@ def test_an_operator_vouches_for_what_was_refused(shop, job_id):
     queue = shop.tasks["pay"].ordered_queue
     assert queue.sign_dead([job_id]) == 1
     queue.requeue([job_id])
+    eventually(lambda: shop.ran(job_id) == [HONEST], 30)
+
+
+def test_an_operator_vouches_for_a_score_too(shop, job_id):
+    shop.call(job_id, score=5)
+    shop.change(job_id, b"5 ", b"9 ")
+    shop.buries(job_id, CHANGED)
+    shop.tasks["pay"].ordered_queue.sign_dead([job_id])
+    assert shop.client.hget(shop.key("pay", job_id, "dead_jobs"), job_id).startswith(b"9 25S")
+    shop.tasks["pay"].ordered_queue.requeue([job_id])
     eventually(lambda: shop.ran(job_id) == [HONEST], 30)
 
 
