@@ -336,11 +336,11 @@ class TestBackendsThatAreAway:
 
 def test_a_broken_link_fails_its_call_as_celery_has_it():
     lane = Lane(last_payload)
-    broken = {"callbacks": [{"task": "t", "args": [], "kwargs": {}, "options": {"routing_key": "x"}}]}
+    broken = {"callbacks": [{"task": "t", "args": [], "kwargs": {}, "options": {"expiration": 7}}]}
     (settlement,) = lane.run(job(b"7", calls=[(0, "a", {}, broken)]))
     assert (settlement.disposition, len(settlement.ended)) == (Disposition.DONE, 1)
     assert lane.state("a") == "FAILURE"
-    assert "routing_key='x'" in str(lane.result("a"))
+    assert "expiration=7" in str(lane.result("a"))
 
 
 class TestACallOfTheUsers:
