@@ -12,6 +12,8 @@ from .store import Clock, Lowkiq
 __all__ = ["Clock", "Lowkiq"]
 
 if find_spec("pytest"):  # unittest needs none
-    from .fixtures import lowkiq, lowkiq_app, lowkiq_server
+    from .fixtures import lowkiq, lowkiq_app, lowkiq_redis, lowkiq_server
+    from .guard import pytest_addoption, pytest_runtest_protocol
 
-    __all__ += ["lowkiq", "lowkiq_app", "lowkiq_server"]
+    __all__ += ["lowkiq", "lowkiq_app", "lowkiq_redis", "lowkiq_server"]
+    __all__ += ["pytest_addoption", "pytest_runtest_protocol"]

@@ -12,11 +12,13 @@ from typing import Any
 
 from celery import Celery
 from celery.app import trace
+from celery.exceptions import MaxRetriesExceededError, Reject, Retry
 
 from celery_lowkiq.integration.app.context import AppContext
+from celery_lowkiq.integration.runs.run import Run
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.claims import Claim
-from celery_lowkiq.rules.models import Batch, Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Batch, Disposition, Lease, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
 
@@ -24,21 +26,51 @@ from celery_lowkiq.store.redis_store import RedisStore
 HOSTNAME = "drain@test"
 
 
-def drain(app: Celery, context: AppContext, tasks: Mapping[str, Any], most: int) -> int:
+def drain(app: Celery, context: AppContext, tasks: Mapping[str, Any], most: int, propagate: bool) -> int:
     """Run the due jobs of tasks, by queue, until none is due. Return the number of runs.
 
-    Raises AssertionError when a worker serves a queue, or after ``most`` runs.
+    Raises AssertionError when a worker serves a queue, or after ``most`` runs; with ``propagate`` also what a
+    run has raised, when it is settled.
     """
     store = context.store
     consumer = SimpleNamespace(app=app, hostname=HOSTNAME, event_dispatcher=None)
-    runner = CeleryRunner(tasks, consumer, context, CallReader(store.client), context.tracker_store)
+    runner = _Runner(tasks, consumer, context, CallReader(store.client), context.tracker_store)
     specs = [task.queue_spec for task in tasks.values()]
     runs = 0
     with contextlib.closing(runner.loops), _traced(app, tasks.values()), _shards(store, specs) as shards:
-        while sum(shard.run(runner) for shard in shards):
+        while sum(shard.run(runner, propagate) for shard in shards):
             runs = sum(shard.runs for shard in shards)
             assert runs < most, f"something is still due after {runs} runs: does a task call itself?"
     return runs
+
+
+class _Runner(CeleryRunner):
+    """Keeps what the last batch has raised: its jobs have only the text."""
+
+    #: Whether Celery's tracer had the batch. A plain run that succeeds leaves nothing.
+    was_traced = False
+    error: BaseException | None = None
+    _traceback: Any = None
+
+    def run(self, batch: Batch) -> tuple[Settlement, ...]:
+        """See CeleryRunner."""
+        self.was_traced, self.error = False, None
+        return super().run(batch)
+
+    def _end(self, run: Run, settlements: tuple[Settlement, ...]) -> tuple[Settlement, ...]:
+        self.was_traced = True
+        # Rejected payloads are where the task wants them, and a retry that names no error is no failure.
+        raised = (each for each in run.decision.jobs.values() if each.error and not each.is_requested)
+        self.error = next((each.error for each in raised if not isinstance(each.error, Reject)), None)
+        if isinstance(self.error, Retry):
+            self.error = MaxRetriesExceededError(str(self.error))
+        self._traceback = self.error and self.error.__traceback__
+        return super()._end(run, settlements)
+
+    def propagate(self) -> None:
+        """Raise what the last batch has raised."""
+        if self.error is not None:
+            raise self.error.with_traceback(self._traceback)
 
 
 class _Shard:
@@ -51,8 +83,8 @@ class _Shard:
         self._lease = lease
         self._requests = 0
 
-    def run(self, runner: CeleryRunner) -> bool:
-        """Run a batch if one is due. Return whether it ran."""
+    def run(self, runner: _Runner, propagate: bool) -> bool:
+        """Run a batch if one is due. Return whether one was."""
         claim = self._claim()
         if not claim.jobs:
             return False
@@ -69,7 +101,12 @@ class _Shard:
         settlements = (*runner.run(batch), *runner.flush())
         settled = self._store.settle(self._queue, self._lease, settlements)
         runner.settled(batch, settled.accepted)
-        self.runs += 1
+        # Not a batch that only goes back, because its time has not come by the caller's clock.
+        self.runs += runner.was_traced or any(
+            one.disposition is not Disposition.RETURN for one in settlements
+        )
+        if propagate:
+            runner.propagate()
         return True
 
     def _claim(self) -> Claim:

@@ -27,6 +27,11 @@ def lowkiq_app() -> Celery:
     return cast(Celery, proxy._get_current_object())
 
 
+@pytest.fixture(scope="session")
+def lowkiq_redis() -> None:
+    """Ask for the Redis of the app's settings, which other tests must not use."""
+
+
 @pytest.fixture
 def lowkiq(lowkiq_app: Celery, lowkiq_server: EmbeddedServer) -> Iterator[Lowkiq]:
     """An empty store that the app's ordered tasks use during the test.

@@ -13,6 +13,7 @@ from celery.signals import setup_logging
 
 from celery_lowkiq.integration.app.context import AppContext
 from celery_lowkiq.integration.app.registry import ordered_tasks
+from celery_lowkiq.integration.calls.call_form import SignatureForm
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.integration.operations.shown_jobs import ShownJob
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -113,13 +114,14 @@ class Lowkiq:
 
     # -- running
 
-    def drain(self, *tasks: Any, most: int = MOST_RUNS) -> int:
+    def drain(self, *tasks: Any, most: int = MOST_RUNS, propagate: bool = True) -> int:
         """Run due jobs in this thread until none is due; of the given tasks, or of all ordered tasks.
 
-        Jobs run as in a worker: an error of a task is a failed job. Returns the number of runs. Raises
-        AssertionError when a worker serves one of the queues, and after ``most`` runs.
+        Returns the number of runs. Raises the first error that a run raises, after its jobs were settled as
+        in a worker; other due jobs stay. With ``propagate=False`` an error is a failed job, and no more.
+        Raises AssertionError when a worker serves one of the queues, and after ``most`` runs.
         """
-        return drain(self.app, self._context, self._by_queue(tasks), most)
+        return drain(self.app, self._context, self._by_queue(tasks), most, propagate)
 
     @contextlib.contextmanager
     def worker(self, concurrency: int = 1, **options: Any) -> Iterator[Any]:
@@ -151,17 +153,18 @@ class Lowkiq:
     def assert_enqueued(self, task: Any, job_id: Any, *payloads: Any) -> None:
         """Assert that a job waits and, if payloads are given, has exactly these, in this order.
 
-        The ``task_id`` of a call of a task with ``by=`` is compared only if the given payload has one.
+        Of a call of a task with ``by=``, the arguments that the function gets are compared, whether given by
+        position, by name or by default; ``task_id``, ``eta``, ``countdown`` only if the given one has them.
         """
         enqueued = self.enqueued(task)
         name = read_id(job_id)
         assert name in enqueued, f"no job {name!r} of {task.name} waits: {enqueued}"
         found = enqueued[name]
-        if len(found) == len(payloads):
-            found = [_as_given(*pair) for pair in zip(found, payloads, strict=True)]
-        assert not payloads or found == list(payloads), (
-            f"job {name!r} of {task.name} has the payloads {found}, not {list(payloads)}"
-        )
+        form = self._one(task).call_form
+        assert not payloads or (
+            len(found) == len(payloads)
+            and all(_is_meant(form, *pair) for pair in zip(found, payloads, strict=True))
+        ), f"job {name!r} of {task.name} has the payloads {found}, not {list(payloads)}"
 
     def assert_nothing_enqueued(self, *tasks: Any) -> None:
         """Assert that no job waits; of the given tasks, or of all ordered tasks."""
@@ -188,12 +191,13 @@ class Lowkiq:
         return {queue: task for queue, task in ordered.items() if not tasks or task.name in names}
 
 
-def _as_given(found: Any, given: Any) -> Any:
-    """Return a stored payload without its ``task_id`` when the one to compare has none."""
-    both = isinstance(found, dict) and isinstance(given, dict) and found.keys() >= {"args", "kwargs"}
-    if both and "task_id" not in given:
-        return {name: value for name, value in found.items() if name != "task_id"}
-    return found
+def _is_meant(form: Any, found: Any, given: Any) -> bool:
+    """Whether a stored payload is the given one, or a call that the function cannot tell from it."""
+    if not (isinstance(form, SignatureForm) and isinstance(given, dict)):
+        return bool(found == given)
+    arguments = [form.bound(call.get("args", ()), call.get("kwargs", {})) for call in (found, given)]
+    others = given.keys() - {"args", "kwargs"}
+    return arguments[0] == arguments[1] and all(found.get(name) == given[name] for name in others)
 
 
 def _values(job: ShownJob) -> list[Any]:

@@ -36,7 +36,7 @@ def shop(lowkiq_app):
 def fill(lowkiq, shop, **payloads):
     for job_id, payload in payloads.items():
         shop.delay(job_id, payload)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
 
 
 def test_failures_are_grouped_with_counts_and_an_example(lowkiq, shop):
@@ -132,7 +132,7 @@ def test_a_stop_leaves_the_rest_as_it_was(dead):
 def test_jobs_that_fail_again_meanwhile_are_not_found_again(lowkiq, dead):
     def requeue_and_run(ids, progress=None):
         count = dead.requeue(ids)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         return count
 
     assert dead.change_matching(requeue_and_run, FailureFilter(error="*"), dead=True, rate=1000) == 35

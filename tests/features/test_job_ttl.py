@@ -68,10 +68,10 @@ def test_what_again_left_runs(lowkiq, lowkiq_app, outlive):
 def test_what_a_death_left_runs(lowkiq, lowkiq_app, outlive):
     short = Short(lowkiq_app, boom, lambda payloads: (outlive(), boom(payloads)), max_retries=1, retry_in=5)
     short.task.perform_async([{"id": "1", "payload": n} for n in (1, 2)])
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     short.task.delay("1", 3)
     lowkiq.clock.move(5)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert (short.runs, short.dropped) == ([[1, 2], [1, 2, 3], [2, 3]], 0)
 
 
@@ -118,9 +118,9 @@ def test_time_behind_a_dead_payload_counts(lowkiq, lowkiq_app, outlive):
     """The dead payload was handed to a run, and what waits behind it was not."""
     short = Short(lowkiq_app, boom, on_death="hold", max_retries=0)
     short.task.delay("1", 1)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     short.task.delay("1", 2)
     outlive()
     short.task.ordered_queue.requeue(["1"])
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert (short.runs, short.dropped) == ([[1], [1]], 1)

@@ -33,7 +33,7 @@ def test_a_decorated_task(lowkiq, lowkiq_app):
     assert (save.name, save.__doc__, save.max_retries, save.shards) == (before, "Saves.", 1, 3)
     results = [save.delay(1, status="fails"), save.delay(1), save.s(2).apply_async()]
     assert lowkiq.enqueued(save)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert [result.get() for result in results] == ["fails", "new", "new"]
     assert [run for run in runs if run[0] == 1] == [(1, "fails", 0), (1, "fails", 1), (1, "new", 0)]
 
@@ -45,7 +45,7 @@ def test_retry_options_from_outside_hold(lowkiq, lowkiq_app):
 
     ordered_task(by=0, autoretry_for=(KeyError,), retry_kwargs={"countdown": 7})(save)
     save.delay(1)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert 5 < lowkiq.due_in(save, 1) <= 7
 
 
@@ -56,7 +56,7 @@ def test_its_own_retry_delay_holds(lowkiq, lowkiq_app):
 
     ordered_task(by=0)(save)
     save.delay(1)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert 35 < lowkiq.due_in(save, 1) <= 40
 
     @ordered_task(by=0, app=lowkiq_app, name="other", default_retry_delay=9)
@@ -64,7 +64,7 @@ def test_its_own_retry_delay_holds(lowkiq, lowkiq_app):
         raise KeyError
 
     other.delay(1)
-    lowkiq.drain(other)
+    lowkiq.drain(other, propagate=False)
     assert 5 < lowkiq.due_in(other, 1) <= 9
 
 

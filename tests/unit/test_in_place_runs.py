@@ -65,7 +65,7 @@ def test_arguments_are_checked_by_the_run_with_typing_off(lowkiq, lowkiq_app):
         task = lowkiq_app.tasks[name]
         results = [task.delay(42), task.delay(42, "paid", "more"), task.delay(42, "paid", unknown=1)]
         task.delay(42, "paid")
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         assert [type(result.get(propagate=False)) for result in results] == [TypeError] * 3
         for without in ({}, {"status": "paid"}):
             with pytest.raises(InvalidCall, match="finds no id"):
@@ -92,7 +92,7 @@ def test_an_error_of_a_run_that_fits_is_retried_with_typing_off(lowkiq, lowkiq_a
 
     ordered_task(app=lowkiq_app, name="save", by="order_id", typing=False, max_retries=2, retry_in=0)(save)
     lowkiq_app.tasks["save"].delay(42)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert lowkiq_app.tasks["save"].ordered_queue.stats().dead == 1
 
 
@@ -114,12 +114,12 @@ class TestRetriesOfEachCall:
     def test_a_call_that_gets_in_front_of_a_failed_one(self, lowkiq, make):
         failing = make()
         failing.apply_async((1, "failed"), score=5)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         lowkiq.clock.move(100)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         first = failing.apply_async((1, "first"), score=3)
         lowkiq.clock.move(100)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         assert runs == [("failed", 0), ("failed", 1), ("first", 0)]
         assert first.state == "RETRY"
 
@@ -127,14 +127,14 @@ class TestRetriesOfEachCall:
     def test_the_newest_call(self, lowkiq, make, ignore_result):
         failing = make(latest=True, ignore_result=ignore_result)
         failing.delay(1, "older")
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         failing.delay(1, "newer")
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         assert 90 < lowkiq.due_in(failing, 1) <= 100
         lowkiq.clock.move(100)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         lowkiq.clock.move(100)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         assert runs == [("older", 0), ("newer", 0), ("newer", 1), ("newer", 2)]
         assert failing.ordered_queue.job(1).dead is not None
 
@@ -280,7 +280,7 @@ class TestErrbacks:
             runs.append((request.id, repr(exc)))
 
         result = failing.apply_async((1,), link_error=mourn.s())
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         assert runs == [(result.id, "KeyError('boom')")]
         assert isinstance(result.result, KeyError)
 
@@ -288,7 +288,7 @@ class TestErrbacks:
     def test_another_one_runs_in_order(self, lowkiq, save, failing, own):
         link = save.s() if own is None else save.si(*own)
         result = failing.apply_async((1,), link_error=link)
-        lowkiq.drain(failing)
+        lowkiq.drain(failing, propagate=False)
         ((order_id, (payload,)),) = lowkiq.enqueued(save).items()
         assert order_id == (result.id if own is None else "42")
         assert tuple(payload["args"]) == (own or (result.id,))

@@ -123,7 +123,7 @@ class TestUsedUpRetries:
     @pytest.mark.parametrize("function", ENDS)
     def test_are_told_inside_the_function_as_by_a_plain_task(self, lowkiq, make, as_plain, function):
         result = make(function).delay(1)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         found, expected = result.get(propagate=False), as_plain(function, (1,), {}, max_retries=2)
         assert (type(found), result.state) == (
             type(expected),
@@ -187,7 +187,7 @@ class TestUsedUpRetries:
             raise ValueError("v")
 
         result = make(tries, autoretry_for=(ValueError,), retry_kwargs={"max_retries": 1}).delay(1)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         assert (runs, type(result.get(propagate=False))) == ([0, 1], ValueError)
 
         def hopeless(self, key):
@@ -197,7 +197,7 @@ class TestUsedUpRetries:
                 return "told"
 
         result = make(hopeless, dont_retry=(KeyError,), name="hopeless").delay(1)
-        lowkiq.drain()
+        lowkiq.drain(propagate=False)
         assert result.get() == "told"
 
 
@@ -296,7 +296,7 @@ class TestChanges:
         task = make(step)
         with caplog.at_level(logging.WARNING):
             results = [task.delay(n) for n in (1, 2)]
-            lowkiq.drain()
+            lowkiq.drain(propagate=False)
         assert sorted(runs) == [0, 0, 1, 1, 2, 2]
         assert {type(result.get(propagate=False)) for result in results} == {MaxRetriesExceededError}
         said = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
@@ -310,7 +310,7 @@ class TestChanges:
 
         result = make(step, by=None, max_retries=1).delay(1, "x")
         with caplog.at_level(logging.WARNING):
-            lowkiq.drain()
+            lowkiq.drain(propagate=False)
         assert runs == [{"1": ["x"]}] * 2
         assert type(result.get(propagate=False)) is MaxRetriesExceededError
         assert "retry(args=) is ignored" in caplog.text

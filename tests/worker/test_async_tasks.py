@@ -64,7 +64,7 @@ def test_a_run_of_several_ids_replaces_no_call(lowkiq, lowkiq_app, ordered):
         self.replace(lowkiq_app.signature("other"))
 
     results = [work.delay(n) for n in range(2)]
-    assert lowkiq.drain() == 1
+    assert lowkiq.drain(propagate=False) == 1
     errors = [str(result.get(WAIT, propagate=False)) for result in results]
     assert errors == ["self.replace() replaces the calls of all ids of a run: set batch_size=1"] * 2
 
@@ -88,7 +88,7 @@ def test_each_id_has_its_own_result_and_error(lowkiq, ordered, is_async):
     ids = ("1", "bad", "2", "business", "cancelled")
     results = {job_id: task.delay(job_id, "x") for job_id in ids}
     merged = [task.delay("many", n) for n in range(2)]
-    assert lowkiq.drain() == 1
+    assert lowkiq.drain(propagate=False) == 1
     assert results["1"].get(WAIT) == ["1", ["x"]]
     assert results["2"].get(WAIT) == ["2", ["x"]]
     assert [result.get(WAIT) for result in merged] == [["many", [0, 1]]] * 2
@@ -173,7 +173,7 @@ def test_autoretry_sees_the_error_of_a_coroutine(lowkiq, lowkiq_app):
         raise OSError("away")
 
     work.delay("1")
-    assert lowkiq.drain() == 1
+    assert lowkiq.drain(propagate=False) == 1
     assert 500 < lowkiq.due_in(work, "1") <= 600
 
 
@@ -266,7 +266,7 @@ def test_a_soft_time_limit(lowkiq, ordered):
         return "done"
 
     slow, quick = work.delay("slow"), work.delay("quick")
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert isinstance(slow.get(WAIT, propagate=False), SoftTimeLimitExceeded)
     assert quick.get(WAIT) == "done"
     (dead,) = work.ordered_queue.morgue().items
@@ -283,7 +283,7 @@ def test_the_soft_time_limit_of_a_call(lowkiq, ordered):
         return self.request.timelimit
 
     slow, quick = (work.apply_async((name,), soft_time_limit=0.2) for name in ("slow", "quick"))
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     error = slow.get(WAIT, propagate=False)
     assert (type(error), error.args) == (SoftTimeLimitExceeded, (0.2,))
     assert quick.get(WAIT) == [None, 0.2]
@@ -449,7 +449,7 @@ def test_it(lowkiq):
     lowkiq.drain()
     assert seen == [("proj.sync", "proj.sync")]
     sync.delay("1", "bad")
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert caught == [("ValueError", "proj.sync")]
 """
     )

@@ -17,6 +17,7 @@ pytest_plugins = ["pytester"]
 
 PROJECT = """
 from celery import Celery
+from celery.exceptions import Reject
 from celery_lowkiq import ordered_task
 
 app = Celery("proj", broker="redis://localhost:1/0", backend="cache+memory://")
@@ -52,6 +53,18 @@ def polite(payloads_by_id):
 def few(payloads_by_id):
     saved.append(payloads_by_id)
 
+@ordered_task(app=app, bind=True, max_retries=1, retry_in=lambda n: 60)
+def asks_again(self, payloads_by_id):
+    raise self.retry()
+
+@ordered_task(app=app)
+def rejects(payloads_by_id):
+    raise Reject("not for us", requeue=False)
+
+@ordered_task(app=app, by="order_id")
+def save(order_id, status="new"):
+    saved.append((order_id, status))
+
 @ordered_task(app=app)
 def endless(payloads_by_id):
     endless.delay("1", len(saved))
@@ -63,6 +76,8 @@ def plain():
 HEAD = """
 import threading
 import pytest
+from celery.exceptions import MaxRetriesExceededError
+from proj import asks_again, rejects, save
 from proj import app, endless, exits_once, few, first, latest, plain, polite, saved, sync
 
 @pytest.fixture(autouse=True)
@@ -201,18 +216,48 @@ def test_what_ends_a_worker_ends_the_drain_and_the_next_one_goes_on(lowkiq):
     assert lowkiq.drain() == 1
     assert saved == ["exits", "exits"]
 
+def test_an_error_is_raised_when_its_job_is_settled(lowkiq):
+    result = sync.delay("42", "bad")
+    sync.delay("43", "good")
+    for state in ("RETRY", "FAILURE"):
+        with pytest.raises(ValueError, match="a bad one") as raised:
+            while lowkiq.drain(): ...
+        assert raised.traceback[-1].path.name == "proj.py"
+        assert result.state == state
+        lowkiq.clock.move(60)
+    assert lowkiq.drain() <= 1
+    assert saved == [("43", ["good"])]
+
 def test_an_error_is_a_failed_job(lowkiq):
     result = sync.delay("42", "bad")
-    assert lowkiq.drain() == 1
+    assert lowkiq.drain(propagate=False) == 1
     assert result.state == "RETRY"
     assert "a bad one" in sync.ordered_queue.job("42").waiting.error
     assert 55 < lowkiq.due_in(sync, "42") <= 60
     lowkiq.clock.move(60)
-    assert lowkiq.drain() == 1
+    assert lowkiq.drain(propagate=False) == 1
     assert result.state == "FAILURE"
     assert sync.ordered_queue.job("42").dead is not None
+
+def test_what_is_no_error_is_not_raised(lowkiq):
+    asks_again.delay("1")
+    rejects.delay("1")
+    assert lowkiq.drain() == 2
+    lowkiq.clock.move(60)
+    with pytest.raises(MaxRetriesExceededError):
+        lowkiq.drain()
+
+def test_a_batch_that_goes_back_is_no_run(lowkiq, monkeypatch):
+    # By the clock of its caller it is to run in 2040, by that of the store in a second.
+    with monkeypatch.context() as frozen:
+        frozen.setattr("time.time", lambda: 2_209_000_000.0)
+        save.apply_async((1,), countdown=1, score=5)
+    lowkiq.clock.move(2)
+    assert lowkiq.drain() == 0
+    assert lowkiq.due_in(save, 1) > 86400
+    assert saved == []
 """,
-        6,
+        9,
     )
 
 
@@ -252,10 +297,10 @@ def test_tracked_calls(passes):
         """
 def test_a_group_is_drained_by_the_tests_clock(lowkiq):
     tracker = sync.track([{"id": 1}, {"id": 2, "payload": "bad"}])
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert (tracker.counts().finished, tracker.counts().enqueued) == (1, 1)
     lowkiq.clock.move(60)
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert tracker.wait(0)
     (failed,) = tracker.jobs("error").items
     assert failed.messages[-1].text == "ValueError: a bad one"
@@ -271,7 +316,7 @@ def test_calls_of_a_plain_signature_are_compared_without_their_task_ids(passes):
 from celery_lowkiq import ordered_task
 
 @ordered_task(app=app, by="order_id")
-def save(order_id, status): ...
+def save(order_id, status="new"): ...
 
 
 def test_it(lowkiq):
@@ -281,12 +326,19 @@ def test_it(lowkiq):
     lowkiq.assert_enqueued(save, 42, {**call, "task_id": called.id})
     with pytest.raises(AssertionError, match="has the payloads"):
         lowkiq.assert_enqueued(save, 42, {**call, "task_id": "another"})
+    for same in ([42, "paid"], {}), ([], {"order_id": 42, "status": "paid"}), ((42,), {"status": "paid"}):
+        lowkiq.assert_enqueued(save, 42, dict(zip(("args", "kwargs"), same)))
     with pytest.raises(AssertionError, match="has the payloads"):
         lowkiq.assert_enqueued(save, 42, {"args": [42], "kwargs": {}})
     with pytest.raises(AssertionError, match="has the payloads"):
         lowkiq.assert_enqueued(save, 42, call, call)
+
+def test_a_default_is_an_argument(lowkiq):
+    save.apply_async((7,), countdown=60)
+    lowkiq.assert_enqueued(save, 7, {"args": [7, "new"], "kwargs": {}})
+    lowkiq.assert_enqueued(save, 7, {"args": [], "kwargs": {"order_id": 7, "status": "new"}})
 """,
-        1,
+        2,
     )
 
 
@@ -408,4 +460,40 @@ def test_logs_of_celery_on_demand(lowkiq, caplog):
         assert logging.getLogger().level == logging.WARNING
 """,
         2,
+    )
+
+
+def test_only_a_test_that_asks_for_it_reaches_the_redis_of_the_settings(passes):
+    passes(
+        """
+import asyncio
+
+refused = pytest.raises(pytest.fail.Exception, match="use the fixture lowkiq_redis, or set lowkiq_redis")
+
+def test_none_is_asked_for():
+    app.set_current()
+    calls = (
+        lambda: sync.delay("1", "x"),
+        lambda: sync.perform_async([{"id": 1}]),
+        lambda: asyncio.run(sync.adelay("1", "x")),
+        sync.ordered_queue.stats,
+    )
+    for call in calls:
+        with refused:
+            call()
+    assert sync.apply(("1", "x")).get() == "saved"
+
+def test_a_worker_is_started(request, lowkiq_app):
+    from celery.contrib.testing.worker import start_worker
+    app.conf.broker_url = request.getfixturevalue("lowkiq_server").url
+    with start_worker(app, pool="threads", perform_ping_check=False):
+        assert sync.delay("1", "x").get(timeout=30) == "saved"
+
+@pytest.fixture
+def redis_of_the_user(lowkiq_redis): ...
+
+def test_it_is_asked_for(redis_of_the_user):
+    assert sync.ordered_queue.stats().length == 0
+""",
+        3,
     )

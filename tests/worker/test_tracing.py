@@ -102,7 +102,7 @@ def test_a_real_worker(lowkiq):
 
 def test_a_failed_run_says_why(lowkiq):
     sync.delay("1", "bad")
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     retried, failed = spans("run/proj.sync")
     assert "a bad one" in retried.attributes["celery.retry.reason"]
     assert retried.context.trace_id == failed.context.trace_id
@@ -233,7 +233,7 @@ def test_calls_in_bulk(lowkiq):
 
 def test_an_error_is_an_event_when_no_retry_is_left(lowkiq):
     (result,) = request("bad")
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     assert len(runs()) == 2
     (error,) = errors()
     assert error["exception"]["values"][-1]["value"] == "a bad one"
@@ -253,7 +253,7 @@ def test_a_merged_run_has_a_trace_of_its_own_and_each_call_ends_in_its_callers(l
 def test_an_error_of_a_merged_run_is_one_event(lowkiq):
     request("bad")
     request("good")
-    lowkiq.drain()
+    lowkiq.drain(propagate=False)
     (error,) = errors()
     assert error["exception"]["values"][-1]["value"] == "a bad one"
     assert sync.ordered_queue.job("1").dead is not None

@@ -216,9 +216,12 @@ class SignatureForm:
         job_id = self._find(args, kwargs)
         if not self.merges:
             return job_id, {"args": args, "kwargs": kwargs, "task_id": task_id}
+        return job_id, dict(zip(("args", "kwargs"), self.bound(args, kwargs), strict=True))
+
+    def bound(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Arguments in one spelling, with defaults; as they are when they do not fit."""
         bound = self._ids.bound(args, kwargs)
-        given = (args, kwargs) if bound is None else (bound.args, bound.kwargs)
-        return job_id, dict(zip(("args", "kwargs"), given, strict=True))
+        return (args, kwargs) if bound is None else (bound.args, bound.kwargs)
 
     def timed(self, entry: Entry, now: float) -> Entry:
         """A call that meets a job which is due waits for its own time, and those behind it with it. One that
