@@ -68,6 +68,15 @@ def test_the_overview_shows_other_queues_beside_a_damaged_one(browser, app):
     assert list(found["damaged"]) == ["record"]
 
 
+def test_an_id_with_a_backlog_is_on_the_overview(browser, app):
+    app.tasks["record"].perform_async([{"id": "42", "payload": n} for n in range(1001)])
+    text = re.sub("<[^>]+>", "", browser.get("/").text)
+    assert "record has 1,001 waiting calls of id 42" in text
+    (found,) = [one for one in browser.get("/api/v1/queues").json()["queues"] if one["name"] == "record"]
+    assert (found["stats"]["length"], found["stats"]["calls"]) == (1, 1001)
+    assert found["stats"]["busiest"] == [{"queue": "record", "id": "42", "calls": 1001}]
+
+
 def test_held_ids_are_on_the_overview_and_can_be_requeued_from_their_listing(browser, app):
     app.tasks["record"].apply_async(("42", "x"), countdown=100)
     queue = app.tasks["record"].ordered_queue
