@@ -103,7 +103,7 @@ def _opens_after_each_fence(self, stored):
     migration = stored.migration
     for index in migration.shards:
         fence = self._shards.call("fence", index, gen=migration.gen, route=migration.layout.route)
-        ((_, gen, score, call, _),) = yield from self._shards.send([fence])
+        ((_, gen, score, call, *_),) = yield from self._shards.send([fence])
         if int(gen) != migration.gen:
             return False
         floors = {"score": int(score), "last_call": int(call)}
