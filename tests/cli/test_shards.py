@@ -19,6 +19,7 @@ from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.cli import proj
 from tests.cli.test_repair import with_wrong_key
+from tests.store.aging import age, server_time
 
 BUSY, OWNER = ShardRef("sync_order", 2), "worker@here-1"
 
@@ -32,7 +33,9 @@ def late(queue):
     store, spec = context_of(proj.app).open_store(1), queue.spec
     ids = islice((str(number) for number in count() if shard_of(str(number), 4) == BUSY.index), 4)
     jobs = [NewJob(job_id, b"1", 1.0, time.time() - 40) for job_id in ids]
+    began = server_time(store.client)
     store.push(spec, jobs)
+    age(store.client, spec, jobs, began)
     lease = store.acquire(spec, BUSY, OWNER, store.observe([BUSY])[0], 0)
     store.claim(replace(spec, batch_size=1), lease, 1)
     queue.pause(shard=1)

@@ -306,12 +306,11 @@ def test_a_redirect_is_a_path_of_ours(browser, back):
     "path", ["/change?queue=calm&action=pause", "/api/v1/changes?queue=calm&action=pause"]
 )
 def test_nothing_changes_but_by_a_post(node, browser, method, path):
-    headers = {
-        "x-http-method-override": "POST",
-        "x-method-override": "POST",
-        "content-type": "application/json",
-    }
-    assert browser.request(method, path, headers=headers).status_code == 405
+    json_body = {"content-type": "application/json"}
+    overrides = {"x-http-method-override": "POST", "x-method-override": "POST"}
+    assert browser.request(method, path, headers=json_body).status_code == 405
+    # A proxy may have sent these: without a password, the dashboard then serves nothing.
+    assert browser.request(method, path, headers=json_body | overrides).status_code == 403
     assert not node.inspector.queue("calm").paused().queue
 
 

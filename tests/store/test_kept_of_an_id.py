@@ -34,7 +34,7 @@ LEFT_ALONE = {
         "tries": "the log goes on while the job runs",
         MORGUE: "a claim takes waiting jobs only",
     },
-    "settle": {"calls": "delete_call_records ends calls before their job is settled"},
+    "settle": {},
     "delete": {
         "calls": "Actions ends the calls of the orphans that the script returns",
         "done_scores buckets": "they are of the id, not of a job, and expire",

@@ -200,7 +200,7 @@ def test_to_ask_for_another_run_is_no_news_and_to_die_of_it_is(log):
     assert (level, "retry: Retry in 5.0s" in line) == ("INFO", True)
     Lane(function, max_retries=0).run(plain())
     ((level, line, _),) = log()
-    assert (level, "asked for by self.retry()" in line) == ("ERROR", True)
+    assert (level, "MaxRetriesExceededError: " in line) == ("ERROR", True)
 
 
 @pytest.mark.parametrize(

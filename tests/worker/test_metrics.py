@@ -34,6 +34,9 @@ def test_a_queue(app, measured, ledger):
     found = eventually(lambda: s if (s := measured())["lowkiq_processed_total", "queue=outcome"] else None)
     assert {name: value for (name, *labels), value in found.items() if labels == ["queue=record"]} == {
         "lowkiq_length": 3,
+        "lowkiq_calls_waiting": 5,
+        "lowkiq_busiest_id_calls": 0,
+        "lowkiq_oldest_call_seconds": 0,
         "lowkiq_fresh": 3,
         "lowkiq_retries": 0,
         "lowkiq_paused_jobs": 0,

@@ -65,7 +65,7 @@ def test_no_secret_is_in_what_a_failure_leaves(app, caplog, max_retries):
     caplog.set_level(logging.DEBUG)
     pay = pay_task(app, max_retries=max_retries)
     pay.delay("1", PAYLOAD)
-    Lowkiq(app, context_of(app)).drain(pay)
+    Lowkiq(app, context_of(app)).drain(pay, propagate=False)
     assert_masked(app, found_in(app, pay, caplog))
 
 
@@ -76,7 +76,7 @@ def test_whatever_formats_the_error(app, caplog, form):
     app.conf.lowkiq_format_error = form
     pay = pay_task(app, max_retries=0)
     pay.delay("1", PAYLOAD)
-    Lowkiq(app, context_of(app)).drain(pay)
+    Lowkiq(app, context_of(app)).drain(pay, propagate=False)
     assert_masked(app, found_in(app, pay, caplog))
 
 
@@ -91,7 +91,7 @@ def test_arguments_by_position_have_names(app):
     (job,) = Inspector(app, raw=True, masked=True).queue("login").jobs().items
     assert job.payloads[0].masked.hides
     assert not [secret for secret in SECRETS if secret.encode() in job.payloads[0].value]
-    Lowkiq(app, context_of(app)).drain(login)
+    Lowkiq(app, context_of(app)).drain(login, propagate=False)
     texts = [login.ordered_queue.job("1").dead.error, *(one.error for one in login.ordered_queue.tries("1"))]
     assert not [text for text in texts for secret in SECRETS if secret in text]
     assert "1 may not log in with [redacted] and [redacted]" in texts[0]
@@ -101,7 +101,7 @@ def test_no_secret_is_in_a_tracker(app, caplog):
     pay = pay_task(app, max_retries=0)
     with track("group", app=app) as tracker:
         pay.apply_async(("1", PAYLOAD), tracker=tracker)
-    Lowkiq(app, context_of(app)).drain(pay)
+    Lowkiq(app, context_of(app)).drain(pay, propagate=False)
     (call,) = Tracker.get(app, tracker.id).jobs().items
     assert_masked(app, [message.text for message in call.messages if message.text])
 
@@ -116,7 +116,7 @@ def test_no_secret_is_in_the_progress_of_a_call(app):
 
     with track("group", app=app) as tracker:
         pay.apply_async(("1", PAYLOAD), tracker=tracker)
-    Lowkiq(app, context_of(app)).drain(pay)
+    Lowkiq(app, context_of(app)).drain(pay, propagate=False)
     (call,) = Tracker.get(app, tracker.id).jobs().items
     assert [one.text for one in call.messages if one.text] == ["[redacted] was refused, password: [redacted]"]
 
@@ -131,7 +131,7 @@ def test_no_secret_is_in_the_end_of_a_worker(app):
     with track("group", app=app) as tracker:
         pay.apply_async(("1", PAYLOAD), tracker=tracker)
     with suppress(BaseException):
-        Lowkiq(app, context_of(app)).drain(pay)
+        Lowkiq(app, context_of(app)).drain(pay, propagate=False)
     (call,) = Tracker.get(app, tracker.id).jobs().items
     assert [one.text for one in call.messages if one.text] == [
         "interrupted: SystemExit: [redacted] was refused"
@@ -142,7 +142,7 @@ def test_without_names_nothing_is_masked(app, caplog):
     app.conf.lowkiq_redact = []
     pay = pay_task(app, max_retries=0)
     pay.delay("1", PAYLOAD)
-    Lowkiq(app, context_of(app)).drain(pay)
+    Lowkiq(app, context_of(app)).drain(pay, propagate=False)
     assert "4111-1111 was refused" in pay.ordered_queue.job("1").dead.error
 
 
