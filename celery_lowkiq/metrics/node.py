@@ -11,6 +11,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from celery_lowkiq.integration.app.registry import ordered_tasks
 from celery_lowkiq.rules.loggers import metrics_logger as logger
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.runtime import Runtime
@@ -59,6 +60,9 @@ class NodeMetrics(Collector):
         self._errors = self._counter(*REDIS_ERRORS)
         self._outages = self._counter(*REDIS_OUTAGES)
         self._unverified = Counter(*UNVERIFIED, ["queue"], registry=self._registry)
+        for queue in ordered_tasks(app):
+            # From 0, because no rule sees an increase of a series that begins with one.
+            self._unverified.labels(queue)
         lag = Histogram(*LOOP_LAG, ["node"], buckets=LAG_SECONDS, registry=self._registry)
         self._lag = lag.labels(node)
         seconds = self._histogram("lowkiq_run_seconds", "How long a batch ran", RUN_SECONDS)

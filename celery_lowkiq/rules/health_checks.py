@@ -371,9 +371,9 @@ def _backlog(queue: QueueState) -> Iterator[Finding]:
         ids = listed([f"{found.calls:,} of id {found.id}" for found in stats.backlog], LISTED)
         text = f"Of {stats.calls:,} waiting calls, the oldest for {duration(stats.oldest_call)}, {ids} wait."
         advice = (
-            "Calls of one id run one after the other, so more shards or workers do not help. "
-            f"celery -A proj lowkiq why {queue.name} ID says what it waits for. Shorter runs help, and finer "
-            "ids."
+            "Runs of one id follow each other, so more shards or workers do not help. "
+            f"celery -A proj lowkiq why {queue.name} {stats.backlog[0].id} says what it waits for. Shorter runs "
+            "help, finer ids, and with by= latest=True, which runs the newest call only."
         )
         yield queue.finding(WARNING, text, advice)
     if stats.uncounted:

@@ -197,7 +197,7 @@ def test_to_ask_for_another_run_is_no_news_and_to_die_of_it_is(log):
 
     Lane(function).run(plain())
     ((level, line, _),) = log("INFO")
-    assert (level, "retry: Retry in 5.0s" in line) == ("INFO", True)
+    assert (level, "retry: Retry in 5.0s queue=" in line) == ("INFO", True)
     Lane(function, max_retries=0).run(plain())
     ((level, line, _),) = log()
     assert (level, "MaxRetriesExceededError: " in line) == ("ERROR", True)

@@ -274,7 +274,7 @@ def test_ids_with_a_backlog_are_named_with_their_calls():
     assert found.text == (
         "Of 102,003 waiting calls, the oldest for 12 min, 100,000 of id 42, 1,001 of id 7 wait."
     )
-    assert "why orders ID" in found.advice
+    assert "why orders 42" in found.advice
 
 
 def test_a_queue_that_is_well_shows_jobs_and_calls():

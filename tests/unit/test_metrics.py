@@ -9,6 +9,8 @@ from typing import ClassVar
 import pytest
 from celery import Celery
 
+from celery_lowkiq import ordered_task
+from celery_lowkiq.metrics.node import NodeMetrics
 from celery_lowkiq.metrics.queues import QueueCollector
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState, ShardRef
@@ -98,3 +100,19 @@ def test_without_redis_a_scrape_says_so_and_the_log_says_it_once(collector, capl
     assert [record.getMessage() for record in caplog.records] == ["metrics lack the figures of queues: gone"]
     looks.error = None
     assert read(collector, looks)["lowkiq_redis_up"] == 1
+
+
+def test_refused_signatures_are_counted_from_zero():
+    """No rule sees an increase of a series that begins with one."""
+    app = Celery("metrics", broker="redis://localhost:1/0", set_as_current=False)
+
+    @ordered_task(app=app, name="signed")
+    def signed(payloads_by_id): ...
+
+    app.finalize()
+    metrics = NodeMetrics(app, "w@here", "127.0.0.1", 0)
+    (found,) = metrics._unverified.collect()
+    counts = {
+        sample.labels["queue"]: sample.value for sample in found.samples if sample.name.endswith("_total")
+    }
+    assert counts["signed"] == 0.0

@@ -9,6 +9,7 @@ from celery import Celery
 from redis import SSLConnection
 
 from celery_lowkiq.integration.app import context
+from celery_lowkiq.integration.app.redis_params import source_of
 from celery_lowkiq.integration.app.settings import read_settings
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.scripts.connect import connect, connect_async
@@ -372,3 +373,9 @@ def test_a_prefix_that_would_move_keys_is_refused(prefix):
     made = app(broker_transport_options={"global_keyprefix": prefix})
     with pytest.raises(ConfigurationError, match=r"^global_keyprefix=.* is invalid: expected printable"):
         context.context_of(made).open_store(1)
+
+
+def test_an_app_without_a_broker_is_told_what_to_set():
+    app = Celery("none", set_as_current=False)
+    with pytest.raises(ConfigurationError, match="neither broker_url nor lowkiq_url is set"):
+        source_of(app, context.context_of(app).settings)

@@ -53,6 +53,10 @@ FROM_BROKER = (
     "health_check_interval",
     "client_name",
 )
+NO_URL = (
+    "ordered tasks need Redis, but neither broker_url nor lowkiq_url is set: set one to redis://host:6379/0; "
+    "in a test, the fixture lowkiq brings a Redis of its own"
+)
 #: kombu's name of the text in front of all keys.
 PREFIX = "global_keyprefix"
 #: Arguments of redis-py's Sentinel, read where the name of the master was found.
@@ -133,6 +137,8 @@ def source_of(app: Celery, settings: Settings) -> tuple[str, str]:
     if not separator:
         if is_fallback_app(app):
             raise ConfigurationError(NO_APP)
+        if not url:
+            raise ConfigurationError(NO_URL)
         scheme = "(no scheme)"  # the text may be a password
     if scheme in CLUSTER_SCHEMES:
         if settings.url:
@@ -156,8 +162,8 @@ def source_of(app: Celery, settings: Settings) -> tuple[str, str]:
 
 
 def _broker_url(app: Celery) -> str:
-    """Return the first of several broker URLs; sentinel URLs are joined."""
-    url = app.conf.broker_write_url or app.conf.broker_url
+    """Return the first of several broker URLs, '' without one; sentinel URLs are joined."""
+    url = app.conf.broker_write_url or app.conf.broker_url or ""
     urls = [str(each) for each in (url if isinstance(url, (list, tuple)) else [url])]
     return ";".join(urls) if urls[0].startswith("sentinel://") else urls[0]
 

@@ -164,10 +164,12 @@ class Decision(NamedTuple):
         if not delays and not errors:
             return None
         shown = errors[0] if len(self.batch.jobs) == 1 and errors else cause_of(unwrap(error))
+        # As Celery's: a Retry that the function asked for has no other cause.
+        cause = None if isinstance(shown, Retry) and shown.exc is None else shown
         if isinstance(shown, Again):
-            shown = Retry(str(shown))
+            cause = shown = Retry(str(shown))
         if delays:
-            return Retry(exc=shown, when=min(delays))  # type: ignore[arg-type]
+            return Retry(exc=cause, when=min(delays))  # type: ignore[arg-type]
         if all(isinstance(each, BusinessFailure) for each in errors):
             return shown if isinstance(shown, BusinessFailure) else BusinessFailure(str(shown))
         return MaxRetriesExceededError(str(shown)) if isinstance(shown, Retry) else shown
