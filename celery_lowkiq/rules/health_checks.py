@@ -372,8 +372,8 @@ def _backlog(queue: QueueState) -> Iterator[Finding]:
         text = f"Of {stats.calls:,} waiting calls, the oldest for {duration(stats.oldest_call)}, {ids} wait."
         advice = (
             "Runs of one id follow each other, so more shards or workers do not help. "
-            f"celery -A proj lowkiq why {queue.name} {stats.backlog[0].id} says what it waits for. Shorter runs "
-            "help, finer ids, and with by= latest=True, which runs the newest call only."
+            f"celery -A proj lowkiq why {queue.name} {stats.backlog[0].id} says what it waits for. Shorter "
+            "runs help, finer ids, and with by= latest=True, which runs the newest call only."
         )
         yield queue.finding(WARNING, text, advice)
     if stats.uncounted:
