@@ -23,6 +23,7 @@ from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.runs.log_filter import BatchFilter
 from celery_lowkiq.integration.runs.observers import RunObservers
+from celery_lowkiq.integration.runs.run import requeued
 from celery_lowkiq.integration.runs.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Lease, Recorded, ShardRef
 from tests.marks import examples
@@ -250,6 +251,9 @@ def traced(monkeypatch):
 
     def play(plan, is_observed):
         plain = []
+        # A payload that was rejected to run again is another one, and slows no run but its own.
+        requeued.clear()
+        requeued.add(0)
         with monkeypatch.context() as patched:
             exist = RunObservers.exist
 

@@ -32,7 +32,7 @@ from .plain_call import plain_call
 from .plain_request import PlainContext, PlainRequest, RepeatedRequest, needs_tracer
 from .redis_results import encode
 from .result_buffer import HeldResult
-from .run import Run, requeued
+from .run import Run, was_requeued
 from .stacks import RunStacks
 from .tracing import report
 
@@ -58,7 +58,7 @@ class PlainRuns:
         There are none if its result is held back in a buffer, which has them.
         """
         rules, form = self._rules, self._task.call_form
-        if requeued or self._observers.exist():
+        if was_requeued(batch) or self._observers.exist():
             return None
         call = plain_call(batch, rules)
         payloads_by_id = decode_plain(batch, rules.gate, form.check, call is not None)

@@ -29,6 +29,16 @@ requeued: set[int] = set()
 REQUEUED = 10_000
 
 
+def was_requeued(batch: Batch) -> bool:
+    """Whether a run of this process has rejected a payload of the batch, to run again."""
+    return bool(requeued) and not requeued.isdisjoint(_names(batch))
+
+
+def _names(batch: Batch) -> list[int]:
+    name = batch.queue.name
+    return [hash((name, job.id, payload.data)) for job in batch.jobs for payload in job.payloads]
+
+
 class Run:
     """A run, from before the function is called until its calls have their results.
 
@@ -59,9 +69,7 @@ class Run:
         #: The process that it began in.
         self.pid: int = os.getpid()
         #: Whether a run of its payloads has begun before, and was rejected or cut off.
-        self.redelivered: bool = decoded.batch.suspect or (
-            bool(requeued) and not requeued.isdisjoint(self._names())
-        )
+        self.redelivered: bool = decoded.batch.suspect or was_requeued(decoded.batch)
         #: Celery's id of the run; "" before it begins.
         self.task_id: str = ""
         #: Whether the settlements are final: a later failure around the function does not change them.
@@ -104,7 +112,7 @@ class Run:
         """Celery starts the run under this id."""
         self.task_id = task_id
         if requeued:
-            requeued.difference_update(self._names())
+            requeued.difference_update(_names(self.batch))
 
     def capture(self, function: Callable[[], Any]) -> Any:
         """Call a part of the run, and decide about the jobs by an exception that it raises.
@@ -159,11 +167,7 @@ class Run:
         """The task has raised Reject."""
         self.decision = decide_rejection(error, requeue, self.decision, self.rules)
         if requeue and len(requeued) < REQUEUED:
-            requeued.update(self._names())
-
-    def _names(self) -> list[int]:
-        name = self.batch.queue.name
-        return [hash((name, job.id, payload.data)) for job in self.batch.jobs for payload in job.payloads]
+            requeued.update(_names(self.batch))
 
     def bury_poison_pill(self) -> None:
         """The batch must not run: it took workers down too often."""
