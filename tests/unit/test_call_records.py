@@ -51,8 +51,9 @@ class TestWho:
 
     def test_links_and_chords_are_reasons(self):
         assert noted(make(), {"callbacks": None, "errbacks": [], "chain": None, "chord": None}) is None
-        for name in ("callbacks", "errbacks", "chain", "chord"):
-            assert noted(make(), {name: [{"task": "next"}]}).embed == {name: [{"task": "next"}]}
+        links = {name: [{"task": "next"}] for name in ("callbacks", "errbacks", "chain")}
+        for name, value in {**links, "chord": {"task": "next"}}.items():
+            assert noted(make(), {name: value}).embed == {name: value}
 
     def test_all_are_kept_when_calls_are_tracked(self):
         assert noted(make(), track=True) == CallRecord("a")

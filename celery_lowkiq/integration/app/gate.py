@@ -6,7 +6,7 @@ Decoding may run code: of a pickle, or of a class that JSON names. So nothing el
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -65,7 +65,7 @@ class Gate:
         data = split_record(stored.data)[1]
         return self.record_codec.load_verified(data[max(data.find(MARK), 0) :])
 
-    def check_links(self, linked: Any) -> None:
+    def check_links(self, linked: Mapping[str, Any]) -> None:
         """Raises Unverified for links that name a task which ``lowkiq_links`` does not allow."""
         if self.links is not None and (task := refused_task(linked, self.links)) is not None:
             raise Unverified(f"lowkiq_links does not allow its link to task {task!r:.200}")

@@ -13,7 +13,9 @@ from typing import Any
 from celery.utils.saferepr import saferepr
 
 from celery_lowkiq.integration.records.call_record import HEADER
+from celery_lowkiq.integration.records.known_headers import usable
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.validators import invalid
 
 from .validation import SHOWN, Entry, read_priority, read_score, read_time
 
@@ -39,7 +41,7 @@ class MessagedCall:
 def read_call(body: Any, headers: Any, properties: Mapping[str, Any] = NO_PROPERTIES) -> MessagedCall:
     """Read a message of protocol 2, or of protocol 1, which many other clients send: all in the body.
 
-    Raises InvalidCall for any other body.
+    Raises InvalidCall for any other body, and for an ``expires`` that is no time.
     """
     if not isinstance(body, dict):
         if not isinstance(body, (list, tuple)) or len(body) != 3:
@@ -49,12 +51,19 @@ def read_call(body: Any, headers: Any, properties: Mapping[str, Any] = NO_PROPER
         args, kwargs, embedded = body
         if embedded is not None and not isinstance(embedded, Mapping):
             raise InvalidCall(f"embed={saferepr(embedded, SHOWN)} is invalid: expected a mapping or null")
-        return MessagedCall(args, kwargs, embedded or {}, headers, properties)
+        return MessagedCall(args, kwargs, embedded or {}, _checked(headers or {}), properties)
     embed = {name: body.get(name) for name in ("callbacks", "errbacks", "chord")}
     own = {name: body.get(name) for name in ("id", "eta", "expires", "timelimit")} | {
         "group": body.get("taskset")
     }
-    return MessagedCall(body.get("args"), body.get("kwargs"), embed, {**headers, **own}, properties)
+    return MessagedCall(body.get("args"), body.get("kwargs"), embed, _checked({**headers, **own}), properties)
+
+
+def _checked(headers: Mapping[str, Any]) -> Mapping[str, Any]:
+    checked = usable(headers)
+    if checked is not headers and "expires" in headers.keys() - checked.keys():
+        raise InvalidCall(invalid("expires", headers["expires"], "a time of ISO 8601 in the headers"))
+    return checked
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@ from celery.backends.base import DisabledBackend
 from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.app.durations import seconds_of
 from celery_lowkiq.integration.app.gate import Gate
-from celery_lowkiq.rules.errors import PayloadError, UndecodablePayload
-from celery_lowkiq.rules.links import FIELDS
+from celery_lowkiq.rules.errors import InvalidCall, PayloadError, UndecodablePayload
+from celery_lowkiq.rules.links import links_fault
 from celery_lowkiq.rules.models import StoredRecord
 from celery_lowkiq.rules.signatures import split_record
+
+from .known_headers import usable
 
 #: Our header: score, perform_in and priority of a call by name.
 HEADER = "lowkiq"
@@ -39,6 +41,7 @@ NOT_KEPT = frozenset(
         "argsrepr",
         "kwargsrepr",
         "origin",
+        "properties",
         "root_id",
         HEADER,
     }
@@ -102,9 +105,13 @@ class CallRecord:
         for part, (name, kind) in zip(parts, _KINDS.items(), strict=False):
             if not isinstance(part, kind):
                 raise UndecodablePayload(f"no record of a call: its {name} is not a {kind.__name__}")
+        if len(parts) > 1:
+            parts = [parts[0], usable(parts[1]), *parts[2:]]
         record = cls(*parts)
-        if gate.links is not None:
-            gate.check_links([record.embed, *map(record.headers.get, FIELDS)])
+        if record.embed:
+            gate.check_links(record.embed)
+            if (fault := links_fault(record.embed)) is not None:
+                raise UndecodablePayload(fault)
         return record
 
     @classmethod
@@ -134,7 +141,8 @@ def make_record(
 ) -> CallRecord | None:
     """The record of the call in a message; None when nothing will need it.
 
-    ``shown``: the texts that events and logs are to show in place of its arguments.
+    ``shown``: the texts that events and logs are to show in place of its arguments. Raises InvalidCall for
+    links that are no signatures.
     """
     stored = stores_error(task, headers.get("ignore_result"))
     kept = {name: value for name, value in headers.items() if _is_kept(name, value)}
@@ -152,12 +160,20 @@ def make_record(
     if task.job_ttl is not None and not headers.get("expires"):
         ends = task._get_app().now() + timedelta(seconds=seconds_of(task.job_ttl) or 0.0)
         kept[TTL_ENDS] = ends.isoformat()
-    embedded = {name: value for name, value in (embed or {}).items() if value}
+    embedded = _embedded(embed)
     if not (stored or embedded or track or tracker or kept.keys() - PLACE):
         return None
     if stored and properties.get("reply_to") and task.backend.as_uri().startswith("rpc"):
         kept["reply_to"] = properties["reply_to"]
-    return CallRecord(headers["id"], kept, embedded, tracker)
+    return CallRecord(str(headers["id"]), kept, embedded, tracker)
+
+
+def _embedded(embed: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The links of a message. Raises InvalidCall."""
+    found = {name: value for name, value in (embed or {}).items() if value}
+    if found and (fault := links_fault(found)) is not None:
+        raise InvalidCall(fault)
+    return found
 
 
 def _own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from celery.worker import state
 from celery_lowkiq.integration.records.call_record import CallRecord, store_state
 from celery_lowkiq.integration.records.orphans import DROPPED, SUPERSEDED, end_of_call, fail_unread
 from celery_lowkiq.rules.errors import UndecodablePayload
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch, Job, Recorded, StoredRecord
 from celery_lowkiq.rules.tracking import TrackerUpdate
 from celery_lowkiq.store.jobs.call_records import CallReader
 
 from .decisions import RunRules
 from .decode import DecodedBatch
-from .request import call_request
+from .request import LaneRequest, call_request
 from .tracing import report
 from .tracker_updates import TrackedCalls
 
@@ -118,7 +119,9 @@ class BatchCalls:
         unwanted, is_revoked = call.position < job.unwanted, record.id in state.revoked
         if not (unwanted or is_revoked or record.headers.get("expires") or stamped or self._terminated):
             return ""
-        request = call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1).full()
+        request = self._request(record, job)
+        if request is None:
+            return ""
         if self._terminated:
             request.terminated(self._terminated)
             return "terminated"
@@ -129,6 +132,14 @@ class BatchCalls:
         if not request.revoked():
             return ""
         return "expired" if record.headers.get("expires") and not is_revoked else "revoked"
+
+    def _request(self, record: CallRecord, job: Job) -> LaneRequest | None:
+        """The request of a call; None when it cannot be built, which its run reports."""
+        try:
+            return call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1).full()
+        except Exception:
+            logger.exception("call %s of %s runs, since it cannot be revoked", record.id, self.task.name)
+            return None
 
     def single(self, decoded: DecodedBatch) -> CallRecord | None:
         """The call of a batch that has only one: the run then has its id."""

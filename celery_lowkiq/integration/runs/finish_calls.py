@@ -7,7 +7,7 @@ events are Celery's, in each version of Celery.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -98,10 +98,13 @@ class CallFinisher:
             return outcome.final
         payloads, retries = self._run.decoded.payloads_of(job.id, call.position), job.retry_count + 1
         task, consumer = self._calls.task, self._calls.consumer
-        if isinstance(outcome.error, RunRevoked):
-            report(call_request(call.record, task, consumer, payloads, retries).full().terminated)
-            return True
-        request = outcome_request(call.record, task, consumer, payloads, retries, self._play(outcome))
+        try:
+            if isinstance(outcome.error, RunRevoked):
+                report(call_request(call.record, task, consumer, payloads, retries).full().terminated)
+                return True
+            request = outcome_request(call.record, task, consumer, payloads, retries, self._play(outcome))
+        except Exception as error:  # noqa: BLE001 - also what a property of the request raises
+            return self._fail_unbuilt(call, error)
         try:
             self._trace(call, outcome, request)
         except Exception as error:
@@ -111,6 +114,12 @@ class CallFinisher:
             finished.success = finished.success or outcome.success
             return outcome.final and not outcome.success
         return outcome.final
+
+    def _fail_unbuilt(self, call: StoredCall, error: Exception) -> bool:
+        """End a call whose request cannot be built: no later run could build it. Returns True."""
+        logger.exception("call %s ends as FAILURE, since no request can be built for it", call.record.id)
+        report(fail, self._calls.task, replace(call.record, headers={}, embed={}), error)
+        return True
 
     def _trace(self, call: StoredCall, outcome: CallOutcome, request: Any) -> None:
         """Play the call. If a receiver of a signal raises what is no Exception, a failure is stored without

@@ -291,6 +291,7 @@ def _headers(
         **record.headers,
         **record.embed,
         "headers": _users(record.headers),
+        "eta": None,
         **own,
     }
 

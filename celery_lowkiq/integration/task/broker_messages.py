@@ -15,6 +15,7 @@ from celery_lowkiq.integration.calls.message import MessagedCall, read_call, rea
 from celery_lowkiq.integration.calls.published import shown_by_sender
 from celery_lowkiq.integration.calls.validation import Entry, priority_of
 from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.records.known_headers import usable
 from celery_lowkiq.integration.records.orphans import fail
 from celery_lowkiq.rules.errors import (
     ConfigurationError,
@@ -23,6 +24,7 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreUnavailable,
 )
+from celery_lowkiq.rules.links import links_fault
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.store.inspect.queries import Queries
@@ -127,7 +129,8 @@ class BrokerMessageHandler:
         task_id = call.headers.get("id")
         if task_id:
             try:
-                fail(self._task, CallRecord(task_id, call.headers, call.embed or {}), error)
+                embed = {} if links_fault(call.embed) else call.embed
+                fail(self._task, CallRecord(str(task_id), usable(call.headers), embed), error)
             except Exception:
                 about = in_line(task_id), self._task.name
                 logger.exception("could not record the failure of call %s of %s", *about)
