@@ -99,6 +99,14 @@ def one_of(literal: Any) -> Validator:
     return matching(f"{', '.join(others)} or {last}", lambda value: value in values)
 
 
+run_limit: Validator = matching("seconds above 0", lambda value: is_number(value, 0) and value > 0).or_none()
+
+
+def first_limit(*limits: Any) -> float | None:
+    """Return the first time limit in s; None if there is none. Values that are no time limits are skipped."""
+    return next((each for each in limits if each is not None and run_limit.accepts(each)), None)
+
+
 boolean: Validator = matching("True or False", lambda value: isinstance(value, bool))
 
 

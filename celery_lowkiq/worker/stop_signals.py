@@ -6,6 +6,7 @@ that the worker waits for.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from typing import Any
 STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP") if hasattr(signal, name)
 )
+
+#: Of this process, if it is one that a worker has started.
+_handler: Callable[[int, Any], Any] | None = None
 
 
 @contextmanager
@@ -32,6 +36,24 @@ def handle(handler: Callable[[int, Any], Any]) -> None:
 
     They are neither blocked nor ignored, since the programs that runs start would not get them, either.
     """
+    global _handler
+    _handler = handler
     for number in STOP_SIGNALS:
         signal.signal(number, handler)
+    unblock()
+
+
+def unblock() -> None:
+    """Let stop signals reach this process."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _reset_in_fork() -> None:
+    """Let stop signals end what this process forks, in any thread: no order says that it may."""
+    for number in STOP_SIGNALS:
+        if _handler is not None and signal.getsignal(number) == _handler:
+            signal.signal(number, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_in_fork)

@@ -180,6 +180,16 @@ def test_time_limits_that_no_run_can_keep_are_kept_for_its_request(handler, stor
     assert warned == [f"{handler._task.name}: {limit}" for limit in ("time_limit=9", "soft_time_limit=8.5")]
 
 
+@pytest.mark.parametrize(
+    "limits", [[1], 5, {"a": 1}, {"a": 1, "b": 2}, True, ["a", "b"], ["60", None], [0, 0]]
+)
+def test_a_message_runs_without_wrong_time_limits(handler, store, limits):
+    message = Message("1")
+    message.headers |= {"id": "known", "tenant": "acme", "timelimit": limits}
+    assert message.sent_to(handler) == ["ack"]
+    assert json.loads(store.jobs[0].record) == ["known", {"tenant": "acme"}]
+
+
 @pytest.mark.parametrize("shown, kept", [("('1', (2,))", {}), ("hidden", {"argsrepr": "hidden"})])
 def test_arguments_that_the_sender_shows_in_another_way_are_kept(handler, store, shown, kept):
     """Their own form is none: tuples become lists on their way."""

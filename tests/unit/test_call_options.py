@@ -160,6 +160,14 @@ class TestTimeLimits:
         assert (warned, len(caplog.messages)) == ({*LIMITS} - kept, 2 - len(kept))
         assert all(b'"timelimit":[9,8]' in job.record for job in stored)
 
+    @pytest.mark.parametrize("value", ["60", 0, -1, True, float("inf"), float("nan"), [5], {"s": 5}])
+    @pytest.mark.parametrize("name", LIMITS)
+    def test_a_wrong_one_is_refused(self, task, stored, name, value):
+        for call in (task.apply_async, lambda args, **options: task.s(*args).set(**options).delay()):
+            with pytest.raises(InvalidCall, match=f"{name}=.* is invalid: expected seconds above 0, or None"):
+                call(("1",), **{name: value})
+        assert stored == []
+
     def test_those_of_the_task_need_no_record(self, app, stored):
         limits = {"run_in": "process", "time_limit": 9, "soft_time_limit": 8}
         task = ordered_task(app=app, name="sync", by="order_id", ignore_result=True, **limits)(save)
@@ -218,6 +226,12 @@ class TestReceivers:
         with pytest.raises(InvalidCall, match="task='other' is invalid: expected 'sync' in the headers"):
             task.delay("1")
         assert stored == []
+
+    @pytest.mark.parametrize("limits", [["60", None], [1], 5, {"a": 1, "b": 2}, True])
+    def test_a_call_goes_without_the_wrong_time_limits_that_it_gives(self, task, stored, receive, limits):
+        receive(lambda headers, *_: headers.update(timelimit=limits))
+        task.apply_async(("1",), time_limit=9)
+        assert b"timelimit" not in (stored[0].record or b"")
 
     def test_one_that_makes_a_call_invalid_hears_of_it(self, task, stored, receive):
         receive(lambda headers, body, properties: body[1].update(unknown=1))

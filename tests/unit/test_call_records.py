@@ -7,7 +7,8 @@ from celery import Celery
 
 from celery_lowkiq import JobsFailed, PayloadError, ordered_task
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.records.call_record import CallRecord, make_record
+from celery_lowkiq.integration.records.call_record import CallRecord, limits_of, make_record
+from celery_lowkiq.integration.records.known_headers import usable
 from celery_lowkiq.rules.errors import UndecodablePayload
 from tests.unit.lanes import read_record
 
@@ -26,6 +27,12 @@ def noted(task, embed=None, track=False, **headers):
     usual = {"lang": "py", "task": "sync", "id": "a", "root_id": "a", "parent_id": None, "retries": 0}
     usual |= {"argsrepr": "()", "origin": "me", "timelimit": [None, None], "ignore_result": None}
     return make_record(task, {**usual, **headers}, embed, {"reply_to": "queue"}, track)
+
+
+@pytest.mark.parametrize("given", [["60", 5], [[5], 5], [True, 5], [0, 5], [1], 5, {"a": 1, "b": 2}])
+def test_what_are_no_time_limits_in_a_record_are_none(given):
+    """Of an older version, which did not check what it stored."""
+    assert limits_of(CallRecord("a", usable({"timelimit": given}))) == (None, None)
 
 
 class TestWho:

@@ -91,6 +91,31 @@ fork(handles)
     assert python(script)[0] == 7
 
 
+def test_stop_signals_end_the_forks_of_all_threads_of_a_process_that_leaves_them_to_its_worker():
+    """A thread pool of a run, or its event loop: ``terminate()`` waited for ever."""
+    script = """
+import time
+from celery_lowkiq.worker import stop_signals
+stop_signals.handle(lambda *_: None)
+signal.signal(signal.SIGINT, lambda *_: os._exit(9))
+
+def forks():
+    pid = os.fork()
+    if not pid:
+        if not callable(signal.getsignal(signal.SIGINT)):
+            os._exit(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(2)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+thread = threading.Thread(target=forks)
+thread.start()
+thread.join()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    assert python(script)[0] == -signal.SIGTERM
+
+
 def test_a_script_is_ready_in_a_fork_while_a_thread_of_the_worker_prepares_another_one():
     """A cached_property of Python 3.11 locks for all scripts: a call in the fork never returned."""
     script = """

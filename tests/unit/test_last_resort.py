@@ -77,7 +77,7 @@ def test_a_dead_job_that_cannot_be_told_of_is_settled_all_the_same(caplog):
     child._buffers = SimpleNamespace(buffer=SimpleNamespace(take=lambda: None))
     child._options = SimpleNamespace(max_tasks=None, max_memory_kib=None)
     batch = SimpleNamespace(queue=QueueSpec("orders"), jobs=(job,))
-    assert read_settlements(child._outcome(batch), batch) == (tuple(dead), [])
+    assert read_settlements(child._outcome(1, batch), batch) == (tuple(dead), [])
     assert "on_retries_exhausted of orders failed" in caplog.text
 
 

@@ -6,10 +6,13 @@ import os
 import signal
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
+from celery.utils.collections import LimitedSet
+from celery.worker import state
 
-from celery_lowkiq.integration.processes import messages
+from celery_lowkiq.integration.processes import messages, process_runner
 from celery_lowkiq.integration.processes.channel import Channel
 from celery_lowkiq.integration.runs.request import new_id
 from celery_lowkiq.rules.isolation import Isolation
@@ -72,20 +75,31 @@ def test_a_batch_arrives_as_it_was():
     ],
 )
 def test_an_outcome_arrives_as_it_was(settlements, dead):
-    sent = messages.outcome(settlements, dead, is_spent=True)
+    sent = messages.outcome(3, settlements, dead, is_spent=True)
     received = messages.OutcomeMessage._make(messages.read(messages.write(sent)))
     assert messages.read_settlements(received, batch(PLAIN)) == (tuple(settlements), dead)
-    assert received.is_spent
+    assert (received.number, received.is_spent) == (3, True)
 
 
 def test_a_held_result_ends_its_call():
-    held = messages.OutcomeMessage(messages.OUTCOME, False, held=(b"key", "value", b"record"))
+    held = messages.OutcomeMessage(messages.OUTCOME, 3, False, held=(b"key", "value", b"record"))
     ((settlement,), dead) = messages.read_settlements(held, batch(PLAIN))
     assert (settlement.disposition, settlement.ended, dead) == (
         Disposition.DONE,
         ((b"record", b"record"),),
         [],
     )
+
+
+def test_a_child_hears_of_each_revoked_call_once(monkeypatch):
+    """Celery 5.7 keeps them in another form than Celery 5.6."""
+    monkeypatch.setattr(state, "revoked", revoked := LimitedSet(maxlen=10))
+    process = SimpleNamespace(revoked=None)
+    assert list(process_runner._revoked_since(process)) == []
+    for new in ("ab", "c", ""):
+        for task_id in new:
+            revoked.add(task_id)
+        assert sorted(process_runner._revoked_since(process)) == list(new)
 
 
 @pytest.fixture

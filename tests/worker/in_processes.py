@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from celery import Celery, current_task, signals
@@ -18,7 +19,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.processes import child, process_runner
 from tests.worker import proj
-from tests.worker.proj import DEATHS, HERE, SETTINGS, note, wait_for_gate
+from tests.worker.proj import DEATHS, HERE, SETTINGS, note, pauses, wait_for_gate
 
 child.MAX_IDLE = float(os.environ.get("PROJ_IDLE", child.MAX_IDLE))
 process_runner.END_TIMEOUT = float(os.environ.get("PROJ_END_TIMEOUT", process_runner.END_TIMEOUT))
@@ -88,6 +89,24 @@ def grows() -> None:
     grown.append(bytearray(60_000_000))
 
 
+def terminates(method: str) -> None:
+    """Start a process in another thread than that of the run, and end it."""
+
+    def start_and_end() -> None:
+        context: Any = multiprocessing.get_context(method)
+        begun = context.Event()
+        process = context.Process(target=pauses, args=(begun,))
+        process.start()
+        begun.wait(20)
+        process.terminate()
+        process.join(10)
+        note("terminated", status=process.exitcode)
+        process.kill()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(start_and_end).result()
+
+
 def in_django() -> None:
     from django.apps import apps
 
@@ -110,6 +129,8 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "gate": lambda: wait_for_gate("gate"),
     "grow": grows,
     "django": in_django,
+    "terminate a fork": lambda: terminates("fork"),
+    "terminate one of a server": lambda: terminates("forkserver"),
     "nap": lambda: time.sleep(0.02),
     "compute": lambda: sum(number * number for number in range(3_000_000)),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from functools import partial
 
 import psutil
@@ -208,6 +209,71 @@ def test_a_process_that_dies_idle_is_nobodys_crash(app, start, ledger):
     act.delay("1", "good").get(timeout=30)
     eventually(lambda: settled(act))
     assert suspects(act) == 0
+
+
+BROKEN = """
+from celery_lowkiq.integration.processes.process_run import ProcessRun
+from tests.worker.in_processes import HERE, app
+
+def limits(run):
+    broken = HERE / "broken"
+    if run.batch.jobs[0].id == "first" and not broken.exists():
+        broken.touch()
+        raise TypeError("as asked")
+    return None, None
+
+ProcessRun.limits = property(limits)
+"""
+
+
+def test_a_run_that_its_lane_cannot_wait_for_settles_no_other_one(app, start, ledger, tmp_path):
+    """Its late outcome was taken for that of the next run: a job that failed was lost."""
+    (tmp_path / "entry.py").write_text(BROKEN)
+    limited, what = app.tasks["limited"], {"first": "nap", "bad": "fail", "next": "nap", "last": "nap"}
+    results = {job_id: limited.delay(job_id, action) for job_id, action in what.items()}
+    start(module="entry", PYTHONPATH=tmp_path, lanes=1)
+    with pytest.raises(ValueError, match="as asked"):
+        results.pop("bad").get(timeout=30)
+    assert {result.get(timeout=30) for result in results.values()} == {"nap done"}
+    begun = Counter(line["id"] for line in ledger.lines("start"))
+    assert begun.pop("first", 0) in (1, 2), "the first process was killed before it began, or after"
+    assert begun == {"bad": 2, "next": 1, "last": 1}
+    assert [job.id for job in limited.ordered_queue.morgue().items] == ["bad"]
+    assert suspects(limited) == 0
+
+
+def test_a_process_that_a_run_starts_ends_by_terminate(app, start, ledger):
+    """From another thread of a child, and by the fork server of a worker whose children use it."""
+    start(lanes=1)
+    for task, what in (("act", "terminate a fork"), ("in thread", "terminate one of a server")):
+        app.tasks[task].delay("1", what).get(timeout=60)
+    assert [line["status"] for line in ledger.lines("terminated")] == [-signal.SIGTERM] * 2
+
+
+DIES = """
+import os, signal
+from tests.worker.in_processes import HERE, app
+
+server, died = os.getpid(), HERE / "died"
+
+def die():
+    if os.getppid() == server and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise SystemExit
+
+os.register_at_fork(after_in_child=die)
+"""
+
+
+@pytest.mark.full
+def test_a_process_that_a_stop_signal_ends_while_it_starts_is_nobodys_crash(app, start, ledger, tmp_path):
+    (tmp_path / "entry.py").write_text(DIES)
+    node, act = start(module="entry", PYTHONPATH=tmp_path, lanes=1), app.tasks["act"]
+    assert act.delay("1", "good").get(timeout=60) == "good done"
+    assert (tmp_path / "died").exists()
+    assert "lane-0 has no child process: SIGTERM" in node.logs()
+    assert (len(ledger.lines("start")), suspects(act)) == (1, 0)
 
 
 def test_a_function_learns_that_its_lease_is_lost(settings, app, start, ledger):

@@ -13,6 +13,7 @@ from typing import Any
 from celery_lowkiq.integration.app import current_task
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.rules.validators import first_limit
 
 from .body import Body
 
@@ -59,7 +60,7 @@ class Bodies:
         self.stepping: bool = False
         self._left = len(self.by_id)
         self._tasks: list[asyncio.Task[Any]] = []
-        self.limit: float | None = limit or task.soft_time_limit
+        self.limit: float | None = first_limit(limit, task.soft_time_limit)
         #: Monotonic time when their time is up. A busy loop may begin them long after they were given to it.
         self._deadline = math.inf
         self._cancelled_at = 0.0

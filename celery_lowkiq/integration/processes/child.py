@@ -35,7 +35,6 @@ from celery_lowkiq.rules.models import Batch, Disposition
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker import stop_signals
-from celery_lowkiq.worker.forks import end_forks_by_signal
 from celery_lowkiq.worker.ports import EXIT_CRASHED
 
 from . import messages
@@ -83,7 +82,6 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     trace.setup_worker_optimizations(app, options.hostname)
     process_initializer(app, options.hostname)
     install_batch_filter()
-    end_forks_by_signal()
     # Celery has reset them.
     stop_signals.handle(orders.on_signal)
     with contextlib.ExitStack() as at_end, contextlib.suppress(EOFError):
@@ -274,9 +272,9 @@ class Child:
                 if self._run(RunMessage._make(message)):
                     return
             elif kind == messages.EXHAUSTED:
-                _, queue, dead = message
+                _, number, queue, dead = message
                 self._runner.report_dead(queue, pickle.loads(dead))  # noqa: S301 - written by the lane
-                self._send(OutcomeMessage(messages.OUTCOME, False))
+                self._send(OutcomeMessage(messages.OUTCOME, number, False))
             else:
                 return
         self._send((messages.ENDED,))
@@ -296,11 +294,11 @@ class Child:
         reply: tuple[Any, ...]
         try:
             batch = messages.read_batch(message, self._task(message.queue).queue_spec, self._orders.lost)
-            outcome = self._outcome(batch)
+            outcome = self._outcome(message.number, batch)
             is_spent, reply = outcome.is_spent, outcome
         except Exception as error:
             logger.exception("a batch of %s could not run in this process", message.queue)
-            is_spent, reply = False, (messages.FAILED, repr(error))
+            is_spent, reply = False, (messages.FAILED, message.number, repr(error))
         self._send(reply)
         return is_spent
 
@@ -316,25 +314,25 @@ class Child:
         batch = self._batch
         return batch is not None and self._runner.loops.cancel(batch, Cancelled.TIMEOUT)
 
-    def _outcome(self, batch: Batch) -> OutcomeMessage:
+    def _outcome(self, number: int, batch: Batch) -> OutcomeMessage:
         self._batch = batch
         settlements = self._runner.run(batch)
         held = self._buffers.buffer.take()
         if held is not None:
             key, value = held.encoded
             record = held.done[0].ended[0][0]
-            return OutcomeMessage(messages.OUTCOME, self._is_spent(), held=(key, value, record))
+            return OutcomeMessage(messages.OUTCOME, number, self._is_spent(), held=(key, value, record))
         dead: list[Any] = []
         if any(settlement.disposition is Disposition.DIE for settlement in settlements):
             dead = self._runner.dead_jobs(batch, [job.id for job in batch.jobs])
         try:
-            return messages.outcome(settlements, dead, self._is_spent())
+            return messages.outcome(number, settlements, dead, self._is_spent())
         except Exception as error:
             if not dead:
                 raise
             # Payloads are the user's. The run has ended, and must not be repeated for the hook.
             logger.error("on_retries_exhausted of %s failed: %s", batch.queue.name, error)
-            return messages.outcome(settlements, [], self._is_spent())
+            return messages.outcome(number, settlements, [], self._is_spent())
 
     def _is_spent(self) -> bool:
         most, kib = self._options.max_tasks, self._options.max_memory_kib

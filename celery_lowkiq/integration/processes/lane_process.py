@@ -120,7 +120,10 @@ class LaneProcess:
         return True
 
     def receive(self) -> tuple[Any, ...] | None:
-        """Return the next message; None if there is none within LOOK. Raises ProcessDied."""
+        """Return the next message; None if there is none within LOOK. Raises ProcessDied.
+
+        The outcome of another run than the last one is skipped: it must not settle this one's jobs.
+        """
         was_alive = True
         with contextlib.suppress(EOFError, OSError):
             while (data := self._work.receive()) is None:
@@ -131,7 +134,8 @@ class LaneProcess:
                 if was_alive:
                     return None
             self._answered_at = time.monotonic()
-            return messages.read(data)
+            kind, *rest = message = messages.read(data)
+            return None if kind in (messages.OUTCOME, messages.FAILED) and rest[0] != self.runs else message
         self.kill()
         raise ProcessDied(_ended_by(self.exitcode))
 

@@ -29,7 +29,7 @@ from celery_lowkiq.rules.models import (
 #: Kinds of messages to the child: run a batch, call on_retries_exhausted, end.
 RUN, EXHAUSTED, END = range(3)
 #: Kinds of messages of the child: it can run batches, an event, the outcome of a run, no outcome, and that it
-#: has ended by itself, without the last batch that was sent to it.
+#: has ended by itself, without the last batch that was sent to it. OUTCOME and FAILED name the run.
 READY, EVENT, OUTCOME, FAILED, ENDED = range(5)
 
 _RECORDED = {each.value: each for each in Recorded}
@@ -63,6 +63,8 @@ class OutcomeMessage(NamedTuple):
     """What becomes of the jobs of a batch."""
 
     kind: int
+    #: Number of the run in this child.
+    number: int
     #: Whether the child ends now.
     is_spent: bool
     #: A pickle of settlements and dead jobs; empty when all jobs are done, and nothing else is to store.
@@ -116,11 +118,13 @@ def read_batch(message: RunMessage, queue: QueueSpec, lost: Flag) -> Batch:
     )
 
 
-def outcome(settlements: Sequence[Settlement], dead: Sequence[Any], is_spent: bool) -> OutcomeMessage:
+def outcome(
+    number: int, settlements: Sequence[Settlement], dead: Sequence[Any], is_spent: bool
+) -> OutcomeMessage:
     """Return the message about a run whose result is not held back. Raises the errors of ``pickle``."""
     if not dead and all(each == Settlement(each.id, each.claim, Disposition.DONE) for each in settlements):
-        return OutcomeMessage(OUTCOME, is_spent)
-    return OutcomeMessage(OUTCOME, is_spent, pickle.dumps((tuple(settlements), list(dead))))
+        return OutcomeMessage(OUTCOME, number, is_spent)
+    return OutcomeMessage(OUTCOME, number, is_spent, pickle.dumps((tuple(settlements), list(dead))))
 
 
 def read_settlements(message: OutcomeMessage, batch: Batch) -> tuple[tuple[Settlement, ...], list[Any]]:

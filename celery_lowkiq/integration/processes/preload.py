@@ -9,6 +9,7 @@ from typing import Any
 from billiard.util import get_pdeathsig  # type: ignore[attr-defined]
 
 from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.worker import stop_signals
 
 from .app_reference import PRELOADED_APP, import_app
 
@@ -26,5 +27,19 @@ def load(reference: str, *modules: str) -> None:
         get_pdeathsig()
 
 
+def unblock_stop_signals_of(server: int) -> None:
+    """Let stop signals reach what process ``server`` forks: users start processes by it, too.
+
+    A child of a lane that ends before it is set up has begun no run, and counts no crash.
+    """
+
+    def unblock() -> None:
+        if os.getppid() == server:
+            stop_signals.unblock()
+
+    os.register_at_fork(after_in_child=unblock)
+
+
 if PRELOADED_APP in os.environ:
+    unblock_stop_signals_of(os.getpid())
     load(*os.environ[PRELOADED_APP].split(","))

@@ -29,7 +29,7 @@ from celery_lowkiq.integration.runs.successes import succeeded
 from celery_lowkiq.integration.runs.tracing import report
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
-from celery_lowkiq.rules.validators import invalid
+from celery_lowkiq.rules.validators import first_limit, invalid
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -77,6 +77,12 @@ class _Lane:
         if self.process is not None:
             self.process.end()
         self.process, self.is_spent = None, False
+
+    def kill(self) -> None:
+        """Kill the process, so that what it has not answered yet reaches no later run."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
 
 
 class ProcessRunner:
@@ -162,8 +168,7 @@ class ProcessRunner:
         if not found:
             return
         try:
-            message = messages.write((messages.EXHAUSTED, batch.queue.name, pickle.dumps(found)))
-            self._ask(lane, message)
+            self._ask(lane, batch.queue.name, pickle.dumps(found))
         except Exception as error:  # noqa: BLE001 - the jobs are settled, and payloads are the user's
             logger.error("on_retries_exhausted of %s failed: %s", batch.queue.name, error)
 
@@ -186,18 +191,16 @@ class ProcessRunner:
             logger.error("a batch of shard %s waits for %.0f s: %s", batch.shard, START_DELAY, error)
             return return_batch(batch, START_DELAY)
         except TimeLimitExceeded as error:
-            lane.process = None
             logger.error("hard time limit (%s s) exceeded for %s[%s]", *error.args, run.task.name, run.id)
             return self._in_lane.run_traced(batch, partial(_raise, error))
         except ProcessDied as error:
-            lane.process = None
             if run.terminated:
                 return self._in_lane.end_terminated(batch, run.id, run.terminated)
             ids = [job.id for job in batch.jobs]
             logger.error("shard %s: the process that ran %s ended by %s", batch.shard, ids, error)
             return crash_batch(batch)
         if kind == messages.FAILED:
-            logger.error("a batch of shard %s waits, since its run failed: %s", batch.shard, rest[0])
+            logger.error("a batch of shard %s waits, since its run failed: %s", batch.shard, rest[1])
             return return_batch(batch, START_DELAY)
         return self._read_outcome(OutcomeMessage(kind, *rest), batch, lane)
 
@@ -209,14 +212,17 @@ class ProcessRunner:
             process.runs += 1
             # Not with the start of its process, which may take longer than the run.
             run.batch.began_at = time.monotonic()
-            if process.send(self._message(process, run.batch)):
-                run.runs_in(process)
-                try:
+            try:
+                if process.send(self._message(process, run.batch)):
+                    run.runs_in(process)
                     answer = self._wait(run, process)
-                finally:
-                    run.runs_in(None)
-                if answer[0] != messages.ENDED:
-                    return answer
+                    if answer[0] != messages.ENDED:
+                        return answer
+            except BaseException:
+                lane.kill()
+                raise
+            finally:
+                run.runs_in(None)
             # It ended before this batch.
             lane.replace()
 
@@ -231,8 +237,8 @@ class ProcessRunner:
         """Return the answer of the child. Raises ProcessDied, TimeLimitExceeded."""
         task, worker, batch = run.task, self._consumer.controller, run.batch
         hard, soft = run.limits
-        hard = hard or task.time_limit or worker.time_limit
-        soft = soft or task.soft_time_limit or worker.soft_time_limit
+        hard = first_limit(hard, task.time_limit, worker.time_limit)
+        soft = first_limit(soft, task.soft_time_limit, worker.soft_time_limit)
         told = batch.lost.is_set(), 0
         while True:
             answer = process.receive()
@@ -242,7 +248,6 @@ class ProcessRunner:
                 report(self._send_event, *answer[1:])
             ran = time.monotonic() - batch.began_at
             if hard and ran >= hard:
-                process.kill()
                 raise TimeLimitExceeded(hard)
             if soft and ran >= soft:
                 logger.warning("soft time limit (%s s) exceeded for %s[%s]", soft, task.name, run.id)
@@ -278,21 +283,22 @@ class ProcessRunner:
         self._buffers.watch()
         return ()
 
-    def _ask(self, lane: _Lane, message: bytes) -> None:
-        """Have the child do something else. Raises NotStarted, ProcessDied."""
+    def _ask(self, lane: _Lane, queue: str, dead: bytes) -> None:
+        """Have the child call on_retries_exhausted. Raises NotStarted, ProcessDied."""
         while True:
             assert self._options is not None
             process = lane.running_process(self._options)
-            if process.send(message):
-                try:
+            process.runs += 1
+            try:
+                if process.send(messages.write((messages.EXHAUSTED, process.runs, queue, dead))):
                     while (answer := process.receive()) is None or answer[0] == messages.EVENT:
                         if answer is not None:
                             report(self._send_event, *answer[1:])
-                except ProcessDied:
-                    lane.process = None
-                    raise
-                if answer[0] != messages.ENDED:
-                    return
+                    if answer[0] != messages.ENDED:
+                        return
+            except BaseException:
+                lane.kill()
+                raise
             lane.replace()
 
 
@@ -305,7 +311,8 @@ def _revoked_since(process: LaneProcess) -> Sequence[str]:
         return ()
     known, process.revoked = process.revoked, newest
     new = takewhile(lambda entry: entry is not known, reversed(list(entries.values())))
-    return [task_id for _, task_id in new]
+    # Celery 5.7 has a number between the time and the id.
+    return [task_id for *_, task_id in new]
 
 
 def _check(task: Any, settings: Settings) -> None:

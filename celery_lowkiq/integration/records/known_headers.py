@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from celery.utils.time import maybe_iso8601
 
 from celery_lowkiq.rules.links import FIELDS
-from celery_lowkiq.rules.validators import is_number
+from celery_lowkiq.rules.validators import run_limit
 
 _Type: TypeAlias = type | tuple[type, ...]
 
@@ -58,7 +58,7 @@ def _are_names(value: Any) -> bool:
 
 def _are_limits(value: Any) -> bool:
     """Whether the values are a hard and a soft time limit in s, or None for each."""
-    return len(value) == 2 and all(each is None or is_number(each) for each in value)
+    return len(value) == 2 and all(map(run_limit.accepts, value))
 
 
 #: Further checks of values of the right type.

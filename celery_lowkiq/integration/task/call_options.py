@@ -10,7 +10,7 @@ from celery_lowkiq.integration.app.option_names import check_call_names
 from celery_lowkiq.integration.runs.task_function import is_async
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.loggers import package_logger as logger
-from celery_lowkiq.rules.validators import invalid
+from celery_lowkiq.rules.validators import invalid, run_limit
 
 _STORED = "calls go to the store, not to a broker"
 _ROUTED = "calls of one id must stay in one queue, which queue_name= at the decorator names"
@@ -58,6 +58,9 @@ def take_ignored(task: Any, options: dict[str, Any]) -> None:
         if options.get(name) not in (None, _CELERYS_DEFAULTS.get(name)):
             _refuse(name, options[name], task.name, reason)
     check_call_names(task.name, options)
+    for name in LIMITS:
+        if not run_limit.accepts(options.get(name)):
+            raise InvalidCall(invalid(name, options[name], run_limit.expected))
     warn_of_limits(task, options)
 
 

@@ -23,11 +23,11 @@ from celery_lowkiq.rules.validators import (
     Option,
     boolean,
     invalid,
-    is_number,
     is_whole,
     matching,
     one_of,
     options_of,
+    run_limit,
     whole,
 )
 
@@ -41,7 +41,6 @@ QUEUE_NAME = matching(
     "1 to 255 printable ASCII characters without space and braces",
     lambda value: isinstance(value, str) and bool(re.fullmatch(r"[!-z|~]{1,255}", value)),
 )
-LIMIT = matching("seconds above 0", lambda value: is_number(value, 0) and value > 0).or_none()
 
 MergeRule = Literal["min", "max"]
 
@@ -142,7 +141,7 @@ class BasicOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            LIMIT,
+            run_limit,
             "Seconds after which a run is overdue: it is logged once as a warning, shown by `doctor`, "
             "`nodes`, `why` and `inspect stats`, counted by `lowkiq_runs_overdue`, and sent as the event "
             "`lowkiq-overdue`. With None, after 10 times the usual duration of the queue's runs, and 60 s at "
@@ -166,7 +165,7 @@ class BasicOptions(TypedDict, total=False):
         float | None,
         Option(
             None,
-            LIMIT,
+            run_limit,
             "Seconds after which the function gets a SoftTimeLimitExceeded. With "
             '`run_in="process"`, see [time limits](processes.md#time-limits), and of '
             "[an `async def` function](async-tasks.md#what-ends-a-body).",
@@ -174,7 +173,7 @@ class BasicOptions(TypedDict, total=False):
     ]
     time_limit: Annotated[
         float | None,
-        Option(None, LIMIT, 'Seconds after which a run is killed, and fails. With `run_in="process"`.'),
+        Option(None, run_limit, 'Seconds after which a run is killed, and fails. With `run_in="process"`.'),
     ]
 
 
