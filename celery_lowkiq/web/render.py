@@ -67,6 +67,9 @@ def _environment() -> jinja2.Environment:
         sparkline=sparkline,
         stacked_bar=stacked_bar,
     )
+    # In one thread: Python 3.11 raises SystemError when several parse numbers of templates at once.
+    for name in environment.list_templates():
+        environment.get_template(name)
     return environment
 
 
