@@ -46,7 +46,7 @@ def tasks_of(linked: Any) -> Iterator[str]:
 
 
 def refused_task(linked: Mapping[str, Any], allowed: Sequence[str]) -> str | None:
-    """Return a task of the links that no name or pattern allows; None when there is none.
+    """Return a task of the links that no name or pattern allows, else None.
 
     A text in place of a signature counts as refused, because Celery would call the task of this name.
     """
@@ -79,7 +79,7 @@ def _is_many(value: Any) -> bool:
 
 
 def _places(linked: Mapping[str, Any]) -> Iterator[Any]:
-    """Values of which Celery makes signatures, wherever they stand in the links of a call."""
+    """Values that Celery turns into signatures, wherever they stand in the links of a call."""
     yield from map(linked.get, FIELDS)
     for signature in signatures(linked):
         holders: list[tuple[Any, Sequence[str]]] = [(signature, LINKS), (signature.get("options"), LINKS)]

@@ -103,7 +103,7 @@ run_limit: Validator = matching("seconds above 0", lambda value: is_number(value
 
 
 def first_limit(*limits: Any) -> float | None:
-    """Return the first time limit in s; None if there is none. Values that are no time limits are skipped."""
+    """Return the first time limit in s, else None. Values that are no time limits are skipped."""
     return next((each for each in limits if each is not None and run_limit.accepts(each)), None)
 
 

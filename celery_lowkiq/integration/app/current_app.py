@@ -40,7 +40,7 @@ def current_app_task(function: Callable[..., Any], name: str | None) -> Any:
 
 
 def _binder(function: Callable[..., Any], name: str | None) -> Celery | None:
-    """Return the only app, or the only one that bound the function; None when there is none."""
+    """Return the only app, or the only one that bound the function, else None."""
     apps = [app for app in set(_celery._apps) if not is_fallback_app(app)]
     binders = apps if len(apps) == 1 else [app for app in apps if _has_bound(app, function, name)]
     return binders[0] if len(binders) == 1 else None

@@ -24,8 +24,8 @@ Q = TypeVar("Q", bound="MaskMixin")
 class PayloadMask:
     """Masks payloads of a queue, whose tasks have ``form``.
 
-    What is neither JSON nor decoded is masked whole: nobody can tell what is in it. ``marks``: whether
-    payloads with masks have their mark, a digest by which a short secret can be guessed.
+    Bytes that are neither JSON nor decoded are masked whole, because they may have a secret. ``marks``:
+    whether payloads with masks have their mark, a digest by which a short secret can be guessed.
     """
 
     def __init__(self, redactor: Redactor, form: CallForm | None = None, marks: bool = True) -> None:

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.models import Job, Payload
 from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.rules.views import DeadJob, Found
 
-#: Stands for the decoded value of what nobody decoded.
+#: Stands for the decoded value of bytes that were not decoded.
 NOT_DECODED: Any = object()
 
 

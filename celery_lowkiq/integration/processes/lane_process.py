@@ -120,7 +120,7 @@ class LaneProcess:
         return True
 
     def receive(self) -> tuple[Any, ...] | None:
-        """Return the next message; None if there is none within LOOK. Raises ProcessDied.
+        """Return the next message; None if nothing arrives within LOOK. Raises ProcessDied.
 
         The outcome of another run than the last one is skipped: it must not settle this one's jobs.
         """
