@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,7 @@ import psutil
 import pytest
 from celery import Celery
 
-from celery_lowkiq.cli.commands.dev import STOP, _Dev, _environ, _in_shell
-from celery_lowkiq.cli.file_watcher import SourceTree, poll_files, source_tree_of, watch_files
+from celery_lowkiq.cli.commands.dev import SourceTree, _Dev, _environ, _in_shell, _source_tree
 from tests.ports import free_port
 from tests.processes import ROOT
 from tests.waiting import eventually
@@ -225,17 +225,21 @@ def test_signals_that_another_thread_receives_are_obeyed():
     """Of two at once the kernel may give both to one that does nothing."""
     late, main = [], threading.get_ident()
 
+    def main_waits():
+        frames = traceback.walk_stack(sys._current_frames()[main])
+        return any(frame.f_code is _Dev._changes.__code__ for frame, _ in frames)
+
     def receive():
         for _ in range(10):
-            eventually(lambda: sys._current_frames()[main].f_globals["__name__"] == _Dev.__module__)
+            eventually(main_waits)
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
         if not ended.wait(20):
             late.append("still waits")
-            dev._events.put(STOP)
+            dev._stopped = True
 
     ended, other = threading.Event(), threading.Thread(target=receive)
     dev = _Dev([], {}, None, list)
-    dev._group = SimpleNamespace(start=lambda _: other.start(), stop=lambda *_: True)
+    dev._group = SimpleNamespace(start=lambda _: other.start(), ended=dict, stop=lambda *_: True)
     assert dev.run() == 0
     ended.set()
     other.join(30)
@@ -294,49 +298,37 @@ EDITS = {
     "new": lambda path, number: more(path / "below" / f"new{number}.py"),
     "moved": lambda path, number: next(path.glob("a*.py")).rename(path / f"a{number}.py"),
 }
-WATCHES = {"watchfiles": watch_files, "polled": lambda tree, stop: poll_files(tree, stop, 0.02)}
 
 
-@pytest.mark.parametrize("watch", WATCHES)
+def changed(package, edit):
+    """The names of the files that count in the first change. The first edits may come before the watch."""
+    numbers = itertools.count()
+    watch = _Dev([], {}, SourceTree((package,), recursive=True), list)._changes()
+    with contextlib.closing(watch) as changes:
+        return eventually(lambda: (edit(package, next(numbers)), {path.name for path in next(changes)})[1])
+
+
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_changes_is_seen(package, edit, watch):
-    stop, seen, names = threading.Event(), threading.Event(), set()
-
-    def look():
-        for paths in WATCHES[watch](SourceTree((package,), recursive=True), stop):
-            names.update(path.name for path in paths)
-            seen.set()
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        # The first edits may come before the watch begins.
-        numbers = itertools.count()
-        eventually(lambda: (EDITS[edit](package, next(numbers)), seen.wait(0.1))[1])
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not thread.is_alive()
-    assert names
-    assert all(re.fullmatch(r"(a|b|new)\d*\.py", name) for name in names)
+def test_what_changes_is_seen(package, edit):
+    assert all(re.fullmatch(r"(a|b|new)\d*\.py", name) for name in changed(package, EDITS[edit]))
 
 
-def test_without_watchfiles_it_is_polled(package, monkeypatch):
+def test_only_code_counts(package):
+    def edit(path, number):
+        for name in ("below/__pycache__/c.py", "text.txt", f"new{number}.py"):
+            more(path / name)
+
+    assert all(re.fullmatch(r"new\d+\.py", name) for name in changed(package, edit))
+
+
+def test_without_watchfiles_it_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "watchfiles", None)
-    found = watch_files(SourceTree((package,), recursive=True), threading.Event())
-    assert found.gi_code is poll_files.__code__
-
-
-def test_only_code_is_looked_at(package):
-    (package / "below" / "__pycache__" / "c.py").write_text("")
-    (package / "text.txt").write_text("")
-    names = [path.name for path in SourceTree((package,), recursive=True).files()]
-    assert sorted(names) == ["a.py", "b.py"]
-    assert [path.name for path in SourceTree((package,), recursive=False).files()] == ["a.py"]
+    assert _source_tree("timeit") is None
+    assert "no restart when code changes: pip install watchfiles" in capsys.readouterr().err
 
 
 def test_the_code_of_an_app():
-    package = source_tree_of("tests.cli.proj:app")
+    package = _source_tree("tests.cli.proj:app")
     assert (package.directories[0], package.recursive) == (ROOT / "tests", True)
-    module = source_tree_of("timeit:app")
+    module = _source_tree("timeit:app")
     assert (module.directories, module.recursive) == ((Path(os.__file__).parent,), False)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
@@ -21,13 +25,10 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.rules.errors import LowkiqError
 
-from ..file_watcher import SourceTree, source_tree_of, watch_files
 from ..main import FAILED
 from ..output import write_text
 from ..params import binding, command
-from ..process_group import SLICE, Child, ProcessGroup, Program
 
-STOP = "stop"
 #: Seconds for which the worker that ends waits for its running batches.
 RUN_TIMEOUT = 15
 #: Seconds that the worker has to end after that, with releases and exit functions.
@@ -37,10 +38,32 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP)
 DASHBOARD = ("uvicorn", "starlette", "jinja2")
 #: Environment variables that Celery reads the URL of the broker from.
 URLS = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL")
+#: End of the line about a process that has ended.
+ANEW = "; it starts anew when code changes"
 #: Ids that a line shows.
 SHOWN_JOBS = 10
+#: Seconds between two looks at the processes, and the longest wait: a signal that another thread has received
+#: is handled after it.
+SLICE = 0.1
+#: Seconds after which a process that has not ended is reported.
+LATE = 1.0
 
-Event: TypeAlias = "str | Child | frozenset[Path]"
+
+@dataclass(frozen=True)
+class SourceTree:
+    """The directories of an app's code: those of a package, with subdirectories, or that of a module."""
+
+    directories: tuple[Path, ...]
+    recursive: bool
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command line to run. After TERM, its process gets ``patience`` s to end."""
+
+    name: str
+    words: tuple[str, ...]
+    patience: float = 10.0
 
 
 @command("Redis, worker and dashboard on your machine.", ["dev", "dev --lanes 8 --redis-port 6399"])
@@ -64,9 +87,9 @@ def dev(
 ) -> None:
     """Start a private Redis, a worker, and the dashboard if it is installed. Ctrl-C stops them.
 
-    When a Python file of the app's directory changes, worker and dashboard restart. A run that does not end
-    within 15 s is ended and runs again. The Redis starts empty, and its data is lost at the end. With
-    --no-reload, the exit status is that of the worker.
+    When a Python file of the app's directory changes, worker and dashboard restart, if watchfiles is
+    installed. A run that does not end within 15 s is ended and runs again. The Redis starts empty, and its
+    data is lost at the end. With --no-reload, the exit status is that of the worker.
     """
     context = click.get_current_context()
     app = context.find_root().params.get("app")
@@ -80,7 +103,7 @@ def dev(
         programs = [_worker(inspector.app, app, server.url, lanes)]
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
             programs.append(dashboard)
-        tree = None if no_reload else source_tree_of(app)
+        tree = None if no_reload else _source_tree(app)
         inspector.app.conf.update(lowkiq_url=server.url)  # this process reads the jobs there
         context.exit(_Dev(programs, environ, tree, partial(_processing, inspector)).run())
 
@@ -94,7 +117,7 @@ def _worker(app: Any, name: str, url: str, lanes: int) -> Program:
     if app.conf.get("lowkiq_url"):
         _say("the app sets lowkiq_url: the worker uses this Redis anyway, other programs do not")
         words += [f"lowkiq.url=(string){url}"]
-    return Program("worker", words, patience=RUN_TIMEOUT + EXIT_TIMEOUT)
+    return Program("worker", tuple(words), patience=RUN_TIMEOUT + EXIT_TIMEOUT)
 
 
 def _dashboard(app: Any, name: str, port: int) -> Program | None:
@@ -104,7 +127,19 @@ def _dashboard(app: Any, name: str, port: int) -> Program | None:
     if not all(map(find_spec, DASHBOARD)):
         _say("no dashboard: pip install 'celery-lowkiq[web]'")
         return None
-    return Program("dashboard", [*_celery(name), "lowkiq", "web", "--port", str(port), "--quiet"])
+    return Program("dashboard", (*_celery(name), "lowkiq", "web", "--port", str(port), "--quiet"))
+
+
+def _source_tree(app: str) -> SourceTree | None:
+    """The source tree of an app as ``-A`` names it: ``proj``, ``proj.app:app``. None: not watched."""
+    if not find_spec("watchfiles"):
+        _say("no restart when code changes: pip install watchfiles")
+        return None
+    root = app.partition(":")[0].partition(".")[0]
+    module = sys.modules.get(root) or importlib.import_module(root)
+    if hasattr(module, "__path__"):
+        return SourceTree(tuple(Path(path) for path in module.__path__), recursive=True)
+    return SourceTree((Path(str(module.__file__)).parent,), recursive=False)
 
 
 def _environ(app: Any, url: str) -> dict[str, str]:
@@ -130,8 +165,60 @@ def _celery(name: str) -> list[str]:
     return [sys.executable, "-m", "celery", "-A", name]
 
 
+class ProcessGroup:
+    """A child process of each program, each in its own session: Ctrl-C reaches only the parent."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = {**os.environ, **environ}
+        self._running: dict[Program, subprocess.Popen[bytes]] = {}
+
+    def start(self, programs: Collection[Program]) -> None:
+        """Start each program."""
+        for program in programs:
+            self._running[program] = subprocess.Popen(  # noqa: S603 - a list of our own words
+                program.words, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+
+    def ended(self) -> dict[Program, int]:
+        """Return the exit status of each process that has ended since the last call, but by ``stop``."""
+        codes = {program: process.poll() for program, process in self._running.items()}
+        found = {program: code for program, code in codes.items() if code is not None}
+        for program in found:
+            del self._running[program]
+        return found
+
+    def stop(self, programs: Collection[Program], late: Callable[[], None]) -> bool:
+        """End the processes of some programs. Return whether each ended in time, without being killed.
+
+        ``late`` is called once if one of them runs for more than ``LATE`` s after TERM.
+        """
+        running = {program: self._running[program] for program in programs if program in self._running}
+        for process in running.values():
+            process.terminate()
+        begin = time.monotonic()
+        if not all(_ended_by(process, begin + LATE) for process in running.values()):
+            late()
+        in_time = [_ended_by(process, begin + program.patience) for program, process in running.items()]
+        for program, process in running.items():
+            process.kill()
+            process.wait()
+            del self._running[program]
+        return all(in_time)
+
+    def kill(self) -> None:
+        """Kill all running processes. A signal handler may call it while another call waits."""
+        for process in list(self._running.values()):
+            process.kill()
+
+
+def _ended_by(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, deadline - time.monotonic()))
+    return process.returncode is not None
+
+
 class _Dev:
-    """Handles events: a signal, a change of the code, the end of a process."""
+    """Handles a signal, a change of the code, the end of a process."""
 
     def __init__(
         self,
@@ -146,42 +233,55 @@ class _Dev:
         self._programs = programs
         self._tree = tree
         self._processing = processing
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._stopping = threading.Event()
         self._stopped = False
         self._signal_count = itertools.count()
-        self._group = ProcessGroup(environ, self._events.put)
+        self._group = ProcessGroup(environ)
 
     def run(self) -> int:
         """Return the exit status: 0 if a signal ended it and all processes ended in time."""
         with self._signals():
-            if self._tree is not None:
-                threading.Thread(target=self._watch, args=(self._tree,), daemon=True).start()
             self._group.start(self._programs)
-            status = None
             try:
-                while status is None:
-                    status = self._after(self._next())
+                status = self._watch()
             finally:
-                self._stopping.set()
                 in_time = self._group.stop(self._programs, self._tell_wait)
             return status if in_time else FAILED
 
-    def _next(self) -> Event:
-        while True:
-            with suppress(Empty):
-                return self._events.get(timeout=SLICE)
+    def is_set(self) -> bool:
+        """Return whether a signal ends it: the watch calls this, as it would an event's method."""
+        return self._stopped
 
-    def _after(self, event: Event) -> int | None:
-        if event == STOP:
-            return 0
-        if isinstance(event, Child):
-            return self._ended(event)
-        if isinstance(event, frozenset):
-            self._restart(event)
-        return None
+    def _watch(self) -> int:
+        for changed in self._changes():
+            if changed:
+                self._restart(changed)
+            for program, code in self._group.ended().items():
+                _say(f"the {program.name} has ended with status {code}" + ANEW * (self._tree is not None))
+                if self._tree is None:
+                    return code if code >= 0 else FAILED
+        return 0
 
-    def _restart(self, changed: frozenset[Path]) -> None:
+    def _changes(self) -> Iterator[set[Path]]:
+        """Yield the changed files after each change, and none after each ``SLICE``, until a signal."""
+        if self._tree is None:
+            tick = threading.Event()
+            while not self._stopped:
+                tick.wait(SLICE)
+                yield set()
+            return
+        import watchfiles
+
+        for changes in watchfiles.watch(
+            *self._tree.directories,
+            watch_filter=watchfiles.PythonFilter(),
+            stop_event=self,
+            rust_timeout=int(SLICE * 1000),
+            yield_on_timeout=True,
+            recursive=self._tree.recursive,
+        ):
+            yield {Path(path) for _, path in changes}
+
+    def _restart(self, changed: set[Path]) -> None:
         """Restart one program after the other, so that the dashboard shows how the worker ends."""
         names = sorted({path.name for path in changed})
         _say(f"{', '.join(names)} {'have' if names[1:] else 'has'} changed")
@@ -206,30 +306,15 @@ class _Dev:
         elif ids := self._processing():
             _say(f"{_jobs(ids)} did not end within {RUN_TIMEOUT} s: starting again")
 
-    def _ended(self, child: Child) -> int | None:
-        if child not in self._group:
-            return None  # stopped by the group
-        code = child.process.returncode
-        if self._tree is None:
-            _say(f"the {child.program.name} has ended with status {code}")
-            return code if code >= 0 else FAILED
-        _say(f"the {child.program.name} has ended with status {code}; it starts anew when code changes")
-        return None
-
-    def _watch(self, tree: SourceTree) -> None:
-        for changed in watch_files(tree, self._stopping):
-            self._events.put(changed)
-
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """The first signal stops all processes, the second one kills them."""
 
         def handle(*_: Any) -> None:
-            # No lock is taken here, as Event.set would: another signal may interrupt this handler.
+            # No lock is taken here: another signal may interrupt this handler.
             self._stopped = True
             if next(self._signal_count):
                 self._group.kill()
-            self._events.put(STOP)
 
         before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
