@@ -14,7 +14,7 @@ import redis
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from tests.cli import proj
 from tests.cli.conftest import done, end_all, start

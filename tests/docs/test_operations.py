@@ -16,8 +16,8 @@ from celery_lowkiq.rules.reports import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect

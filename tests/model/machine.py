@@ -28,7 +28,7 @@ from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.rules.signatures import KeyRing
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import Sender, push_call
 from celery_lowkiq.store.redis_store import RedisStore

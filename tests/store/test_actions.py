@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.pages import Listing, read_pages
+from celery_lowkiq.store.inspect.listings import Listing, ListingReader
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 
@@ -97,14 +97,15 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
     """L4: Lowkiq reads, then deletes by id, and loses what came in between."""
     fill(store, 10)
     fail_all(store, disposition=Disposition.BURY)
+    pages = ListingReader.pages
 
     def dies_after_the_listing(*args):
-        for page in read_pages(*args):
+        for page in pages(*args):
             store.push(TWO, [NewJob("3", b"newly dead", 2, 1.0)])
             fail_all(store, disposition=Disposition.BURY)
             yield page
 
-    monkeypatch.setattr("celery_lowkiq.store.admin.actions.read_pages", dies_after_the_listing)
+    monkeypatch.setattr(ListingReader, "pages", dies_after_the_listing)
     assert actions.delete_dead_all(TWO) == 9
     assert dead(store, "3", TWO) == [("x", 1), ("newly dead", 2)]
 
@@ -114,9 +115,10 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
     """L4: between the listing and the step the failed job succeeded, and the id was pushed anew."""
     fill(store, 1)
     fail_all(store)
+    pages = ListingReader.pages
 
     def succeeds_after_the_listing(*args):
-        for page in read_pages(*args):
+        for page in pages(*args):
             for shard in range(2):
                 lease = take(store, TWO, shard, owner="succeeding")
                 actions.run_now_all(TWO)
@@ -124,7 +126,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
             store.push(TWO, [NewJob("0", b"new", 1)])
             yield page
 
-    monkeypatch.setattr("celery_lowkiq.store.admin.actions.read_pages", succeeds_after_the_listing)
+    monkeypatch.setattr(ListingReader, "pages", succeeds_after_the_listing)
     assert getattr(actions, action)(TWO) == 0
     assert waiting(store, "0", TWO) == [("new", 1)]
 

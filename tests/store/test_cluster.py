@@ -15,7 +15,7 @@ from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.rules.text import shard_names
-from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing
+from celery_lowkiq.store.inspect.listings import WAITING_INDEXES, Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs import durability
 from celery_lowkiq.store.jobs.durability import Durability, Level
@@ -25,7 +25,7 @@ from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts import listener
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.connect import connect_cluster
-from celery_lowkiq.store.scripts.cursors import load_scan
+from celery_lowkiq.store.scripts.cursors import load_place
 from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.server import read_server
 from tests.clusters import running_cluster
@@ -192,7 +192,7 @@ def test_a_listing_by_id_misses_nothing_of_a_slot_that_moves(cluster, store):
         if after is None:
             break
         if number in (1, 8):
-            moving = SHARDS[load_scan(after)[0] // len(WAITING_INDEXES)]
+            moving = SHARDS[load_place(after)[0] // len(WAITING_INDEXES)]
             cluster.move(slot(moving), (cluster.owner(slot(moving)) + 1) % 3)
     assert found == {str(number) for number in range(6000)}
 

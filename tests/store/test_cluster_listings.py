@@ -12,7 +12,7 @@ from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.registry import Registry

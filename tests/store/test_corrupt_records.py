@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect

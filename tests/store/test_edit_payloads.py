@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import CallReader
 from celery_lowkiq.store.scripts.keys import shard_keys

@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
 from celery_lowkiq.store.scripts.keys import shard_keys

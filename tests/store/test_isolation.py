@@ -8,7 +8,7 @@ from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 
 from .helpers import take
 from .shard import Shard

@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.store.admin.actions import STEP, Actions
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.resharding.reshard import reshard
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys

@@ -11,8 +11,8 @@ from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
 from celery_lowkiq.rules.policies import WhenFull
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.pages import Listing
 
 from .helpers import ONE, SHARD, listening, take
 from .test_policies import Shard

@@ -16,7 +16,7 @@ from celery_lowkiq.rules.errors import (
 )
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
 from celery_lowkiq.store.jobs.registry import Registry

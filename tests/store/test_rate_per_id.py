@@ -7,8 +7,8 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.pages import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.clocked import FakeClockClient
 

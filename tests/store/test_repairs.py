@@ -15,7 +15,7 @@ from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs

@@ -9,8 +9,8 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect import merging, searching
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect import listings
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.scripts.keys import shard_keys
 
@@ -29,8 +29,8 @@ def stored_error(number):
 @pytest.fixture(params=[1000, 3])
 def queries(store, request, monkeypatch):
     """A hundred waiting jobs, due at 1000 to 1099 s: each fifth has failed. Few are read at once, too."""
-    monkeypatch.setattr(merging, "READ", 3 * request.param)
-    monkeypatch.setattr(searching, "STEP", request.param)
+    monkeypatch.setattr(listings, "READ", 3 * request.param)
+    monkeypatch.setattr(listings, "STEP", request.param)
     store.push(QUEUE, [NewJob(f"id-{n:02d}", b"x", 1, 1000.0 + n) for n in range(100)])
     for shard in range(3):
         lease = take(store, QUEUE, shard)
@@ -96,8 +96,8 @@ def test_what_an_index_finds_is_not_searched(queries):
 
 
 def test_a_page_searches_some_and_its_cursor_goes_on(queries, monkeypatch):
-    monkeypatch.setattr(searching, "SEARCHED", 30)
-    monkeypatch.setattr(searching, "STEP", 10)
+    monkeypatch.setattr(listings, "SEARCHED", 30)
+    monkeypatch.setattr(listings, "STEP", 10)
     options = {"by": "perform_in", "prefix": "id-9"}
     page = queries.jobs(QUEUE, Listing(**options))
     assert (page.items, page.searched, page.total) == ((), 30, 100)
@@ -120,7 +120,7 @@ def test_filters_of_the_dead_combine(store, queries, by):
     actions.bury(QUEUE, [f"id-{n:02d}" for n in range(100)], b"by hand")
     client = store.client
     for shard in QUEUE.shard_refs():
-        key = searching.shard_keys(shard)["dead"]
+        key = shard_keys(shard)["dead"]
         dead = client.commands([("ZRANGE", key, 0, -1)])[0]
         client.commands([("ZADD", key, "XX", 1000 + int(one[3:]), one) for one in dead])
     for prefix, since, reverse in product(("", "id-1"), (None, 1015.0), (False, True)):

@@ -10,7 +10,7 @@ import pytest
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.inspect import searching
+from celery_lowkiq.store.inspect import listings
 from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .pages import hidden_fields, submit
@@ -115,8 +115,8 @@ def test_each_filter_stays_in_the_links_of_the_others(browser, record):
 
 
 def test_a_search_says_how_far_it_came_and_goes_on(browser, record, monkeypatch):
-    monkeypatch.setattr(searching, "SEARCHED", 15)
-    monkeypatch.setattr(searching, "STEP", 5)
+    monkeypatch.setattr(listings, "SEARCHED", 15)
+    monkeypatch.setattr(listings, "STEP", 5)
     path, said = "/queue?queue=record&prefix=o-39", []
     while True:
         text = browser.get(path).text

@@ -13,7 +13,7 @@ from celery_lowkiq.integration.calls.validation import read_score, read_time
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.job_filter import TimeBounds, age_bounds, both, state_bounds
 from celery_lowkiq.rules.validators import invalid
-from celery_lowkiq.store.inspect.pages import Listing
+from celery_lowkiq.store.inspect.listings import Listing
 
 BOUNDS = ("minimum", "maximum")
 TIMES = ("perform_in", "updated_at")

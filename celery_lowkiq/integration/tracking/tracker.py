@@ -15,7 +15,7 @@ from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.rules.errors import InvalidCall, SubscriptionLost, UndecodablePayload, UnknownTracker
 from celery_lowkiq.rules.tracking import Counts, State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import Page
-from celery_lowkiq.store.inspect.pages import check_limits
+from celery_lowkiq.store.inspect.listings import check_limits
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore, read_id
 
 LONGEST_NAME = 200

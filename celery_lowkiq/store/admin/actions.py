@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef, StoredRecord
-from celery_lowkiq.store.inspect.pages import WAITING_INDEXES, Listing, read_pages
+from celery_lowkiq.store.inspect.listings import WAITING_INDEXES, Listing, ListingReader
 from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.call_records import digest, orphaned_records
 from celery_lowkiq.store.redis_store import RedisStore
@@ -311,5 +311,5 @@ def _edit(
 
 
 def _ids_of(reads: ShardReads, index: str) -> Iterator[list[str]]:
-    for page in read_pages(reads, (index,), Listing(limit=STEP)):
+    for page in ListingReader(reads).pages((index,), Listing(limit=STEP)):
         yield [parse_id(entry.id) for entry in page]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from celery_lowkiq.rules.dumps import DumpedCall, Entry, Header, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
-from celery_lowkiq.store.inspect.pages import WAITING_INDEXES
+from celery_lowkiq.store.inspect.listings import WAITING_INDEXES
 from celery_lowkiq.store.jobs.call_records import PAGE_CALLS, parse_calls
 from celery_lowkiq.store.jobs.scan import scan
 from celery_lowkiq.store.redis_store import RedisStore

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.validators import is_whole
-from celery_lowkiq.store.inspect.pages import MAX_LIMIT, Listing, read_pages
+from celery_lowkiq.store.inspect.listings import MAX_LIMIT, Listing, ListingReader
 from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.scripts.client import Client, raise_refused
@@ -107,7 +107,7 @@ class Pausing:
     def resume_all_ids(self, queue: QueueSpec, progress: Progress | None = None) -> int:
         """Resume all paused ids. Return the number of those that were paused."""
         reads, tally = ShardReads(self._client, queue), ShardTally(self._client, progress)
-        for page in read_pages(reads, ("paused",), Listing(limit=MAX_LIMIT)):
+        for page in ListingReader(reads).pages(("paused",), Listing(limit=MAX_LIMIT)):
             ids = [parse_id(entry.id) for entry in page if _is_paused(entry.score)]
             tally.begin()
             tally.add_part(lambda ids=ids: self.resume_ids(queue, ids))  # type: ignore[misc]

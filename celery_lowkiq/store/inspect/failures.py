@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from itertools import islice
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.views import FailedJob, StoredGroup
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.cursors import dump_position
 from celery_lowkiq.store.scripts.keys import failures_key, shard_keys
 from celery_lowkiq.store.scripts.records import pairs, parse_id, parse_moment
 from celery_lowkiq.store.scripts.replies import reads_replies
 
-from .merging import IndexEntry
-from .pages import Listing
-from .searching import JobSearch
+from .listings import Listing, ListingReader
 from .shard_reads import ShardReads
 
 ABOUT = b"about:"
@@ -75,30 +72,28 @@ class FailureReader:
         for shard, count in zip(reads.shards, counts, strict=True):
             if count:
                 listing = Listing(limit=PAGE, minimum=minimum, maximum=clocks.get(shard))
-                yield from self._jobs_of(reads, shard, listing, JobSearch(reads, dead), wanted)
+                yield from self._jobs_of(reads, shard, listing, dead, wanted)
 
     def _jobs_of(
-        self, reads: ShardReads, shard: ShardRef, listing: Listing, search: JobSearch, wanted: Listing
+        self, reads: ShardReads, shard: ShardRef, listing: Listing, dead: bool, wanted: Listing
     ) -> Iterator[Sequence[FailedJob]]:
-        dead = search.dead
+        reader = ListingReader(reads, dead)
         index, errors = _keys(dead)
         names = (errors,) if dead else (errors, "tries")
-        while found := pairs(reads.calls([shard], [listing.call(shard, index)])[0] or []):
-            ids = [job_id for job_id, _ in found]
-            commands = [("HMGET", shard_keys(shard)[name], *ids) for name in names]
-            stored = reads.commands([shard] * len(names), commands)
+        entries = reader.merged([(shard, index)], listing, PAGE)
+        while part := list(islice(entries, PAGE)):
+            ids = [entry.id for entry in part]
+            stored = reads.commands(
+                [shard] * len(names), [("HMGET", shard_keys(shard)[name], *ids) for name in names]
+            )
             if None in stored:
                 return
-            times = [float(score) for _, score in found] if dead else map(_last_try, stored[1])
-            entries = [IndexEntry(float(score), job_id, shard) for job_id, score in found]
-            fitting = {entry.id for entry in search.matching(entries, wanted)}
+            times = [entry.score for entry in part] if dead else map(_last_try, stored[1])
+            fitting = {entry.id for entry in reader.fitting(part, wanted)}
             jobs = zip(ids, times, stored[0], strict=True)
             yield [
                 FailedJob(parse_id(job_id), at, error or b"", job_id in fitting) for job_id, at, error in jobs
             ]
-            if len(found) < listing.limit:
-                return
-            listing = replace(listing, after=dump_position(float(found[-1][1]), ids[-1]))
 
 
 def _counts(reads: ShardReads, index: str) -> list[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef
@@ -43,9 +43,16 @@ from celery_lowkiq.store.scripts.records import (
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
-from .merging import IndexEntry
-from .pages import LARGEST, WAITING_INDEXES, Listing, read_page, read_scan
-from .searching import FingerprintOf, JobSearch, stored_fingerprint
+from .listings import (
+    FREE_INDEXES,
+    LARGEST,
+    WAITING_INDEXES,
+    FingerprintOf,
+    IndexEntry,
+    Listing,
+    ListingReader,
+    stored_fingerprint,
+)
 from .shard_reads import ShardReads
 
 T = TypeVar("T")
@@ -56,6 +63,8 @@ WHOLE = 2**31 - 1
 #: Largest fraction of a stored retry_count, which encodes the isolation of the job.
 FRACTION = 0.999999
 BY_ID = Listing()
+#: Indexes of waiting jobs whose ids are paused or held.
+PAUSED_INDEXES: tuple[str, ...] = ("due_paused",)
 #: Scores in `paused` of ids that are paused: those that no death holds, and those that one holds, too.
 PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 
@@ -68,10 +77,6 @@ COUNTS = (
 LONGEST_LOG = 65536
 #: A line of ``scripts/lib/tries.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
-#: Indexes of waiting jobs that nothing keeps from a claim, and of those whose ids are paused or held.
-_FREE_INDEXES, _PAUSED_INDEXES = ("due", "due_prioritized"), ("due_paused",)
-_JOB_INDEXES = {"perform_in": WAITING_INDEXES, "retry_count": ("failed",)}
-_MORGUE_INDEXES = {"updated_at": ("dead",), "id": ("dead_ids",)}
 
 
 @reads_replies
@@ -96,29 +101,19 @@ class Queries:
         little longer than ``limit``. ``fingerprint_of``: that of a stored error. Raises InvalidCall.
         """
         if listing.by == "id":
-            if listing.reverse or _is_filtered(listing):
+            if listing.reverse or listing.is_filtered or listing.is_bounded:
                 raise InvalidCall(
                     "by='id' has no order: reverse, minimum, maximum, state, age and failure go with "
                     "perform_in or retry_count"
                 )
-            reads = ShardReads(self._client, queue, listing.after)
-            entries, cursor = read_scan(reads, listing)
-            jobs = self._jobs_of(reads, entries, listing)
-            return SearchPage(jobs, reads.cursor(cursor), reads.away)
-        indexes, maximum = _indexes(listing, _JOB_INDEXES), listing.maximum
-        if listing.by == "retry_count" and maximum is not None and math.isfinite(maximum):
-            listing = replace(listing, maximum=math.floor(maximum) + FRACTION)
+            return self._page(WAITING, queue, listing, ())
+        if listing.by == "retry_count" and listing.maximum is not None and math.isfinite(listing.maximum):
+            listing = replace(listing, maximum=math.floor(listing.maximum) + FRACTION)
+        indexes = _indexes(WAITING, listing)
         if listing.by == "perform_in" and listing.pause:
-            indexes = _FREE_INDEXES if listing.pause == "free" else _PAUSED_INDEXES
+            indexes = FREE_INDEXES if listing.pause == "free" else PAUSED_INDEXES
             indexes += ("moving",) if queue.former_shards is not None else ()
-        reads = ShardReads(self._client, queue, listing.after)
-        found = JobSearch(reads, False, fingerprint_of).page(indexes, listing)
-        jobs = self._jobs_of(reads, found.entries, listing)
-        return SearchPage(jobs, reads.cursor(found.next), reads.away, found.searched, found.total)
-
-    def _jobs_of(self, reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> tuple[Job, ...]:
-        found = (_job(entry, reply) for entry, reply in _peek(reads, entries, WAITING_KEYS, listing))
-        return tuple(job for job in found if job)
+        return self._page(WAITING, queue, listing, indexes, fingerprint_of)
 
     def waiting_of(self, shard: ShardRef, payload_limit: int) -> Iterator[Job]:
         """Yield the waiting jobs of one shard, in no order; one may come twice."""
@@ -143,14 +138,9 @@ class Queries:
 
         ``pause="held"``: those that hold their ids. Raises InvalidCall.
         """
-        if listing.by == "id" and _is_bounded(listing):
+        if listing.by == "id" and listing.is_bounded:
             raise InvalidCall("minimum and maximum go with by='updated_at'")
-        indexes = _indexes(listing, _MORGUE_INDEXES)
-        reads = ShardReads(self._client, queue, listing.after)
-        page = JobSearch(reads, True, fingerprint_of).page(indexes, listing)
-        found = (_dead_job(e, reply) for e, reply in _peek(reads, page.entries, MORGUE_KEYS, listing))
-        jobs = tuple(job for job in found if job)
-        return SearchPage(jobs, reads.cursor(page.next), reads.away, page.searched, page.total)
+        return self._page(DEAD, queue, listing, _indexes(DEAD, listing), fingerprint_of)
 
     def processing(
         self,
@@ -162,14 +152,23 @@ class Queries:
         payload_bytes: int = LARGEST,
     ) -> SearchPage[Job]:
         """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
-        listing = Listing(limit=limit, after=after, payload_limit=payload_limit)
-        reads = ShardReads(self._client, queue, after)
-        found, cursor = read_page(reads, ("claimed",), listing)
-        commands = [("HGET", shard_keys(m.shard)["processing"], m.id) for m in found]
-        records = reads.commands([m.shard for m in found], commands)
-        jobs = (parse_processing(m.id, record) for m, record in zip(found, records, strict=True) if record)
-        shown = tuple(shortened(job, payload_limit, payload_bytes) for job in jobs)
-        return SearchPage(shown, reads.cursor(cursor), reads.away)
+        listing = Listing(limit=limit, after=after, payload_limit=payload_limit, payload_bytes=payload_bytes)
+        return self._page(RUNNING, queue, listing, RUNNING.indexes["id"])
+
+    def _page(
+        self,
+        kind: Kind[T],
+        queue: QueueSpec,
+        listing: Listing,
+        indexes: tuple[str, ...],
+        fingerprint_of: FingerprintOf = stored_fingerprint,
+    ) -> SearchPage[T]:
+        """Return a page of the indexes; without indexes, of a scan."""
+        reads = ShardReads(self._client, queue, listing.after)
+        reader = ListingReader(reads, kind.dead, fingerprint_of)
+        found = reader.page(indexes, listing) if indexes else reader.scan(listing)
+        items = tuple(kind.read(reads, found.entries, listing))
+        return SearchPage(items, reads.cursor(found.next), reads.away, found.searched, found.total)
 
     def job(
         self, queue: QueueSpec, job_id: str, payload_limit: int = 100, payload_bytes: int = WHOLE
@@ -259,19 +258,18 @@ class Queries:
     ) -> ShardsPage[PausedId]:
         """Return a page of the paused ids, the longest paused first. Raises InvalidCall."""
         listing = Listing(limit=limit, after=after, minimum=0.0)
-        return self._ids(queue, listing, lambda entry: PausedId(parse_id(entry.id), entry.score))
+        return self._ids(PAUSED, queue, listing)
 
     def held_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
         """Return a page of the ids that a death holds: the longest held first, then the ones that are paused,
         too. Raises InvalidCall.
         """
         listing = Listing(limit=limit, after=after, maximum=-1.0, reverse=True)
-        return self._ids(queue, listing, _held_id)
+        return self._ids(HELD, queue, listing)
 
-    def _ids(self, queue: QueueSpec, listing: Listing, shown: Callable[[IndexEntry], T]) -> ShardsPage[T]:
-        reads = ShardReads(self._client, queue, listing.after)
-        found, cursor = read_page(reads, ("paused",), listing)
-        return ShardsPage(tuple(map(shown, found)), reads.cursor(cursor), reads.away)
+    def _ids(self, kind: Kind[T], queue: QueueSpec, listing: Listing) -> ShardsPage[T]:
+        page = self._page(kind, queue, listing, kind.indexes["id"])
+        return ShardsPage(page.items, page.next, page.away)
 
 
 def _peeks(entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing) -> list[ScriptCall]:
@@ -295,26 +293,60 @@ def _peek(
     return ((entry, reply[0]) for entry, reply in zip(entries, replies, strict=True) if reply is not None)
 
 
-def _held_id(entry: IndexEntry) -> HeldId:
-    since, paused = parse_pause(number_text(entry.score).encode())
-    assert since is not None
-    return HeldId(parse_id(entry.id), since, paused is not None)
+def _waiting_jobs(reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> Iterator[Job]:
+    found = (_job(entry, reply) for entry, reply in _peek(reads, entries, WAITING_KEYS, listing))
+    return (job for job in found if job)
 
 
-def _is_filtered(listing: Listing) -> bool:
-    others = listing.since is not None or listing.until is not None or listing.pause or listing.failure
-    return bool(others) or _is_bounded(listing)
+def _dead_jobs(reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> Iterator[DeadJob]:
+    found = (_dead_job(entry, reply) for entry, reply in _peek(reads, entries, MORGUE_KEYS, listing))
+    return (job for job in found if job)
 
 
-def _is_bounded(listing: Listing) -> bool:
-    return listing.minimum is not None or listing.maximum is not None
+def _running_jobs(reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> Iterator[Job]:
+    commands = [("HGET", shard_keys(entry.shard)["processing"], entry.id) for entry in entries]
+    records = reads.commands([entry.shard for entry in entries], commands)
+    return (
+        shortened(parse_processing(entry.id, record), listing.payload_limit, listing.payload_bytes)
+        for entry, record in zip(entries, records, strict=True)
+        if record
+    )
 
 
-def _indexes(listing: Listing, indexes: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _paused_ids(_: ShardReads, entries: Sequence[IndexEntry], __: Listing) -> Iterator[PausedId]:
+    return (PausedId(parse_id(entry.id), entry.score) for entry in entries)
+
+
+def _held_ids(_: ShardReads, entries: Sequence[IndexEntry], __: Listing) -> Iterator[HeldId]:
+    for entry in entries:
+        since, paused = parse_pause(number_text(entry.score).encode())
+        assert since is not None
+        yield HeldId(parse_id(entry.id), since, paused is not None)
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """Kind of listing: the indexes of each of its sorts, and the read of the items of entries."""
+
+    indexes: Mapping[str, tuple[str, ...]]
+    read: Callable[[ShardReads, Sequence[IndexEntry], Listing], Iterator[T]]
+    dead: bool = False
+
+
+#: A scan finds waiting jobs by id.
+WAITING = Kind({"perform_in": WAITING_INDEXES, "retry_count": ("failed",)}, _waiting_jobs)
+DEAD = Kind({"updated_at": ("dead",), "id": ("dead_ids",)}, _dead_jobs, dead=True)
+RUNNING = Kind({"id": ("claimed",)}, _running_jobs)
+PAUSED = Kind({"id": ("paused",)}, _paused_ids)
+HELD = Kind({"id": ("paused",)}, _held_ids)
+
+
+def _indexes(kind: Kind[Any], listing: Listing) -> tuple[str, ...]:
     by = listing.by
-    if by not in indexes:
-        raise InvalidCall(f"by={by!r} is not a listing: allowed are {', '.join(sorted({'id', *indexes}))}")
-    return indexes[by]
+    if by not in kind.indexes:
+        allowed = ", ".join(sorted({"id", *kind.indexes}))
+        raise InvalidCall(f"by={by!r} is not a listing: allowed are {allowed}")
+    return kind.indexes[by]
 
 
 def _job(entry: IndexEntry, reply: list[Any]) -> Job | None:

@@ -1,11 +1,14 @@
-"""Cursors of listings: opaque text for callers, decoded to positions."""
+"""Cursors of listings: opaque text for callers.
+
+A cursor is a number and the bytes behind it: the score and the member of a sorted index, or the place of a
+scan or a list. Behind ``~`` it has the shards that the pages until there lack.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import math
-import re
 from collections.abc import Collection
 
 from celery_lowkiq.rules.errors import InvalidCall
@@ -13,44 +16,35 @@ from celery_lowkiq.rules.layout import MAX_SHARDS
 
 from .records import number_text
 
-#: Largest cursor of Redis, a number of 64 bits.
-LAST_SCAN = 2**64 - 1
-#: Before the shards that the pages until a cursor lack.
 MISSING = "~"
-_RUN_ID = re.compile("[0-9a-zA-Z]{1,64}")
+#: Largest place.
+LAST_PLACE = 10**15
 
 
-def dump_position(score: float, job_id: bytes) -> str:
-    """Encode the cursor after a member of a sorted index."""
-    return base64.urlsafe_b64encode(number_text(score).encode() + b" " + job_id).decode()
+def dump_cursor(number: float, rest: bytes = b"") -> str:
+    """Encode a cursor."""
+    return base64.urlsafe_b64encode(number_text(number).encode() + b" " + rest).decode()
 
 
-def load_position(cursor: str) -> tuple[float, bytes]:
-    """Decode the cursor after a member of a sorted index. Raises InvalidCall."""
+def load_cursor(cursor: str) -> tuple[float, bytes]:
+    """Decode a cursor without the missing shards. Raises InvalidCall."""
     try:
-        text, _, job_id = base64.urlsafe_b64decode(_place(cursor).encode()).partition(b" ")
-        score = float(text)
-        if math.isnan(score):
+        place, _, _ = cursor.partition(MISSING)
+        text, _, rest = base64.urlsafe_b64decode(place.encode()).partition(b" ")
+        number = float(text)
+        if math.isnan(number):
             raise ValueError(text)
-        return score, job_id
+        return number, rest
     except (ValueError, binascii.Error):
-        raise _not_a_cursor(cursor) from None
+        raise not_a_cursor(cursor) from None
 
 
-def dump_scan(place: int, cursor: int, server: str) -> str:
-    """Encode the cursor of a scan over the shards of a queue, with the server that knows it."""
-    return f"{place}.{cursor}.{server}" if cursor else f"{place}.0"
-
-
-def load_scan(text: str) -> tuple[int, tuple[int, str]]:
-    """Decode the cursor of a scan. Raises InvalidCall."""
-    place, _, rest = _place(text).partition(".")
-    cursor, _, server = rest.partition(".")
-    if not (_is_number(place, 15) and _is_number(cursor, 20) and int(cursor) <= LAST_SCAN):
-        raise _not_a_cursor(text)
-    if server and not _RUN_ID.fullmatch(server):
-        raise _not_a_cursor(text)
-    return int(place), (int(cursor), server)
+def load_place(cursor: str) -> tuple[int, bytes]:
+    """Decode a cursor whose number is a place. Raises InvalidCall."""
+    number, rest = load_cursor(cursor)
+    if not (0 <= number < LAST_PLACE and number.is_integer()):
+        raise not_a_cursor(cursor)
+    return int(number), rest
 
 
 def dump_missing(cursor: str, shards: Collection[int]) -> str:
@@ -66,28 +60,14 @@ def load_missing(cursor: str) -> frozenset[int]:
     try:
         bits = int.from_bytes(base64.urlsafe_b64decode(text.encode()), "little")
     except (ValueError, binascii.Error):
-        raise _not_a_cursor(cursor) from None
+        raise not_a_cursor(cursor) from None
     if bits.bit_length() > MAX_SHARDS:
-        raise _not_a_cursor(cursor)
+        raise not_a_cursor(cursor)
     return frozenset(index for index in range(bits.bit_length()) if bits >> index & 1)
 
 
-def _place(cursor: str) -> str:
-    return cursor.partition(MISSING)[0]
-
-
-def load_place(text: str) -> int:
-    """Decode the cursor of a list in order of arrival. Raises InvalidCall."""
-    if not _is_number(text, 15):
-        raise _not_a_cursor(text)
-    return int(text)
-
-
-def _is_number(text: str, digits: int) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= digits
-
-
-def _not_a_cursor(text: str) -> InvalidCall:
+def not_a_cursor(text: str) -> InvalidCall:
+    """Return the error of a cursor that no listing has returned."""
     return InvalidCall(
         f"after={text!r} is invalid: expected a cursor of this listing. Pass `next` of the previous page"
     )

@@ -23,7 +23,7 @@ from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.jobs.push import retried
 from celery_lowkiq.store.jobs.tracker_updates import STEP, by_tracker, parts, text_bytes, update_commands
 from celery_lowkiq.store.scripts.client import Client, raise_refused
-from celery_lowkiq.store.scripts.cursors import dump_position, load_place, load_position
+from celery_lowkiq.store.scripts.cursors import dump_cursor, load_cursor, load_place
 from celery_lowkiq.store.scripts.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from celery_lowkiq.store.scripts.listener import Listener
 from celery_lowkiq.store.scripts.records import (
@@ -142,7 +142,7 @@ class TrackerStore:
 
     def recent(self, limit: int, after: str | None) -> Page[TrackerView]:
         """Return a page of trackers, the latest first. Expired ones are removed from the list."""
-        score, member = (math.inf, b"") if after is None else load_position(after)
+        score, member = (math.inf, b"") if after is None else load_cursor(after)
         bounds = (number_text(score), "-inf")
         command = ("ZREVRANGEBYSCORE", TRACKERS_KEY, *bounds, "WITHSCORES", "LIMIT", 0, limit + 1)
         (reply,) = self._client.commands([command])
@@ -152,7 +152,7 @@ class TrackerStore:
         expired = [tracker for (tracker, _), view in zip(page, views, strict=True) if view is None]
         if expired:
             self._client.commands([("ZREM", TRACKERS_KEY, *expired)])
-        following = dump_position(page[-1][1], page[-1][0]) if len(trackers) > limit else None
+        following = dump_cursor(page[-1][1], page[-1][0]) if len(trackers) > limit else None
         return Page(tuple(view for view in views if view is not None), following)
 
     def calls(
@@ -162,13 +162,13 @@ class TrackerStore:
         call = load("track_page").call(
             TrackerKeys(tracker),
             [_STATES.index(state) for state in states],
-            after=0 if after is None else load_place(after),
+            after=0 if after is None else load_place(after)[0],
             limit=limit,
         )
         reply = self._client.call(call)
         rows = [tuple(reply[i : i + 5]) for i in range(0, len(reply), 5)]
         views = tuple(_view(*values) for _, *values in rows)
-        return Page(views, str(rows[-1][0]) if len(rows) == limit else None)
+        return Page(views, dump_cursor(rows[-1][0]) if len(rows) == limit else None)
 
     def listen(self, tracker: str) -> Listener:
         """Subscribe to the message that is sent when no call is pending any more."""

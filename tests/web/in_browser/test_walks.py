@@ -13,7 +13,7 @@ from starlette.routing import Route
 from celery_lowkiq import track
 from celery_lowkiq.integration.operations.actions import ACTIONS
 from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.store.inspect import searching
+from celery_lowkiq.store.inspect import listings
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
 from tests.web.migrating import flipped
@@ -291,8 +291,8 @@ def test_filters_combine_and_stay_in_the_address(app, browser, visit):
 
 
 def test_a_search_goes_on_from_where_it_came(app, browser, visit, monkeypatch):
-    monkeypatch.setattr(searching, "SEARCHED", 400)
-    monkeypatch.setattr(searching, "STEP", 100)
+    monkeypatch.setattr(listings, "SEARCHED", 400)
+    monkeypatch.setattr(listings, "STEP", 100)
     visit("/queue?queue=sync_order&prefix=nothing")
     reads(browser, "Searched 400 of ", "#searched")
     browser.find_element("link text", "Search on").click()
