@@ -18,9 +18,8 @@ from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts import exchange, keeping_pool
 from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.keeping_pool import _Line
 from tests.outages import away
-from tests.waiting import eventually
+from tests.waiting import Stopwatch, eventually
 
 from .helpers import ONE, claim, push, take, waiting
 
@@ -65,7 +64,7 @@ def connected(admin):
 
 
 def kept(store):
-    return [one for state in store.client.redis.connection_pool._by_process.values() for one in state.idle]
+    return list(store.client.redis.connection_pool._idle)
 
 
 def test_one_connection_after_the_other_is_the_same(make, admin):
@@ -263,35 +262,46 @@ def test_without_hiredis(make, monkeypatch):
     assert Queries(store).stats(MANY).length == len(JOBS)
 
 
-def has_place(turn):
-    return turn.acquire(blocking=False)
+def test_a_thread_that_waits_gets_the_place_before_one_that_gives_it_back(make):
+    pool = make(size=1).client.redis.connection_pool
+    taken, served = pool.take_new(), []
+
+    def serve(name):
+        connection = pool.get_connection(*keeping_pool.NAME)
+        served.append(name)
+        pool.release(connection)
+
+    with ThreadPoolExecutor(1) as threads:
+        waits = threads.submit(serve, "waited")
+        eventually(pool._turn.locked)
+        pool.keep(taken)
+        serve("gave back")
+        waits.result(30)
+    assert served == ["waited", "gave back"]
 
 
-def test_places_go_to_threads_in_turn():
-    line = _Line(1)
-    first, second, third = (line.join() for _ in range(3))
-    assert [has_place(turn) for turn in (first, second, third)] == [True, False, False]
-    line.leave()
-    assert (has_place(second), has_place(third)) == (True, False)
+def test_a_wait_ends_after_the_timeout_for_all_who_wait(make):
+    """In one line: the timeout of the second is not that of the first and its own."""
+    pool = make(size=1).client.redis.connection_pool
+    taken = pool.take_new()
+    with ThreadPoolExecutor(4) as threads, Stopwatch() as watch:
+        waits = [threads.submit(pool.take_new) for _ in range(4)]
+        assert all(isinstance(wait.exception(30), keeping_pool.NoFreeConnection) for wait in waits)
+    assert watch.seconds < 2 * pool.timeout
+    pool.release(taken.connection)
+    assert pool.take_new().connection is taken.connection
 
 
-def test_a_thread_that_waits_no_longer_gets_no_place():
-    line = _Line(1)
-    first, second, third = (line.join() for _ in range(3))
-    assert has_place(first)
-    assert line.quit(second)
-    line.leave()
-    assert (has_place(second), has_place(third)) == (False, True)
-    line.leave()
-    assert has_place(line.join())
-
-
-def test_a_thread_that_got_its_place_in_the_last_moment_has_it():
-    line = _Line(1)
-    _, second = line.join(), line.join()
-    line.leave()
-    assert not line.quit(second)
-    assert has_place(second)
+def test_thousands_of_short_threads_use_the_same_connections(make, admin):
+    """A thread that has ended has no connection."""
+    store = make(size=2)
+    for _ in range(500):
+        with ThreadPoolExecutor(4) as threads:
+            assert all(
+                threads.map(lambda _: store.client.commands([("HGET", "none", "x")]) == [None], range(4))
+            )
+    assert len(connected(admin)) <= 2
+    assert store.client.redis.connection_pool.pool.qsize() + len(kept(store)) == 2
 
 
 def test_a_pool_without_a_timeout_waits_until_a_connection_is_free(make):
@@ -301,7 +311,7 @@ def test_a_pool_without_a_timeout_waits_until_a_connection_is_free(make):
     taken = pool.take_new()
     with ThreadPoolExecutor(1) as threads:
         pushed = threads.submit(push, store, "1", ("a", 1))
-        eventually(lambda: pool._state().line.waiting)
+        eventually(lambda: pool._turn.locked())
         pool.keep(taken)
         pushed.result(30)
     assert waiting(store, "1") == [("a", 1)]
@@ -317,7 +327,7 @@ def test_a_signal_in_the_wait_for_a_connection_costs_no_place(make):
         raise Stopped
 
     def send_when_it_waits():
-        eventually(lambda: pool._state().line.waiting)
+        eventually(lambda: pool._turn.locked())
         os.kill(os.getpid(), signal.SIGUSR1)
 
     former = signal.signal(signal.SIGUSR1, stop)

@@ -81,7 +81,7 @@ def test_threads_that_wait_for_connections_to_silent_masters_wait_for_one_timeou
     thaw.set()
     assert [answer for _, answer in found] == [1] * 6
     assert max(seconds for seconds, _ in found) < ONE_TIMEOUT
-    assert all(not pool._state().line.waiting for pool in client.cluster._pools.values())
+    assert all(not pool._turn.locked() for pool in client.cluster._pools.values())
 
 
 def test_a_redirection_to_a_silent_master_costs_no_other_timeout(cluster, make_client):

@@ -1,4 +1,4 @@
-"""A connection pool that keeps connections ready between two exchanges, and serves threads in turn.
+"""A connection pool that keeps connections ready between two exchanges, and lets no thread starve.
 
 To take a connection from redis-py's pool costs as much as the exchange of a script. After a second redis-py
 looks at a kept connection again: whether it is closed, and still one of the master.
@@ -25,7 +25,7 @@ NAME = ("EVALSHA",) if tuple(map(int, redis.__version__.split(".")[:2])) < (5, 3
 
 
 class NoFreeConnection(exceptions.ConnectionError):
-    """Other threads had all connections of a pool for as long as a caller waits: Redis is not away."""
+    """Other threads had all connections of a pool for as long as a caller waits; Redis may be reachable."""
 
     def __init__(self) -> None:
         super().__init__("No connection available.")
@@ -38,47 +38,6 @@ class Kept(NamedTuple):
     until: float
 
 
-class _Line:
-    """The threads that wait for one of ``places``, first come, first served."""
-
-    def __init__(self, places: int) -> None:
-        self.waiting: deque[threading.Lock] = deque()
-        self._lock = threading.Lock()
-        self._free = places
-
-    def join(self) -> threading.Lock:
-        """Return a lock that this thread can acquire when it has a place."""
-        turn = threading.Lock()
-        with self._lock:
-            if self._free:
-                self._free -= 1
-            else:
-                turn.acquire()
-                self.waiting.append(turn)
-        return turn
-
-    def quit(self, turn: threading.Lock) -> bool:
-        """Stop waiting. Return False if the thread got a place at the last moment."""
-        with self._lock:
-            if turn not in self.waiting:
-                return False
-            self.waiting.remove(turn)
-            return True
-
-    def leave(self) -> None:
-        """Give a place to the first thread that waits."""
-        with self._lock:
-            if self.waiting:
-                self.waiting.popleft().release()
-            else:
-                self._free += 1
-
-
-class _OfProcess(NamedTuple):
-    idle: deque[Kept]
-    line: _Line
-
-
 class KeepingPool(redis.BlockingConnectionPool):
     """A pool that keeps connections between exchanges, but none while a thread waits for one.
 
@@ -86,47 +45,57 @@ class KeepingPool(redis.BlockingConnectionPool):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._by_process: dict[int, _OfProcess] = {}
         #: Called when a thread gets a connection that it may have waited for. What it raises, the thread gets
         #: instead.
         self.check: Callable[[], None] = lambda: None
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
 
+    def reset(self) -> None:
+        """Begin without connections. redis-py calls this once in each process that uses the pool."""
+        self._idle: deque[Kept] = deque()
+        #: One place for each connection that a thread has or that is kept.
+        self._places = threading.Semaphore(self.max_connections)
+        #: Held by the thread that waits for a place: one that gives a place back gets none before it.
+        self._turn = threading.Lock()
+        super().reset()  # type: ignore[no-untyped-call]
+
     def get_connection(self, *args: Any, **options: Any) -> Any:
         """Take a connection for one command, after all kept ones were given back. Raises RedisError."""
-        state = self._state()
-        turn = state.line.join()
-        # Only now: a thread that keeps a connection from here on sees that this one waits.
-        self._release_idle(state)
-        try:
-            # The lock takes -1 for no limit.
-            limit = -1 if self.timeout is None else self.timeout
-            has_turn = turn.acquire(timeout=limit)
-        except BaseException:
-            # A signal's handler, as that of Celery's soft time limit, raises in the middle of the wait.
-            if not state.line.quit(turn):
-                state.line.leave()
-            raise
-        if not has_turn and state.line.quit(turn):
-            raise NoFreeConnection
+        self._checkpid()
+        self._take_place()
         try:
             self.check()
         except BaseException:
-            state.line.leave()
+            self._places.release()
             raise
         return super().get_connection(*args, **options)  # type: ignore[no-untyped-call]
+
+    def _take_place(self) -> None:
+        began = time.monotonic()
+        # The lock takes -1 for no limit.
+        if not self._turn.acquire(timeout=-1 if self.timeout is None else self.timeout):
+            raise NoFreeConnection
+        try:
+            # Only now: a thread that keeps a connection from here on sees that this one waits.
+            self._release_idle()
+            left = None if self.timeout is None else max(0.0, began + self.timeout - time.monotonic())
+            if not self._places.acquire(timeout=left):
+                raise NoFreeConnection
+        finally:
+            self._turn.release()
 
     def release(self, connection: Any) -> None:
         """Give a connection back."""
         super().release(connection)  # type: ignore[no-untyped-call]
-        self._state().line.leave()
+        self._places.release()
 
     def take_kept(self) -> Kept | None:
         """Take a kept connection; None: there is none."""
-        idle = self._state().idle
-        while idle:
+        if self.pid != os.getpid():
+            return None
+        while self._idle:
             try:
-                kept = idle.pop()
+                kept = self._idle.pop()
             except IndexError:
                 break
             if time.monotonic() < kept.until:
@@ -140,14 +109,13 @@ class KeepingPool(redis.BlockingConnectionPool):
 
     def keep(self, kept: Kept) -> None:
         """Keep a connection after an exchange."""
-        state = self._state()
-        state.idle.append(kept)
-        if state.line.waiting:
-            self._release_idle(state)
+        self._idle.append(kept)
+        if self._turn.locked():
+            self._release_idle()
 
     def close_idle(self) -> None:
         """Close the connections that no thread uses."""
-        self._release_idle(self._state())
+        self._release_idle()
         idle = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -157,15 +125,10 @@ class KeepingPool(redis.BlockingConnectionPool):
                 connection.disconnect()
             self.pool.put_nowait(connection)
 
-    def _state(self) -> _OfProcess:
-        pid = os.getpid()
-        state = self._by_process.get(pid)
-        return state or self._by_process.setdefault(pid, _OfProcess(deque(), _Line(self.max_connections)))
-
-    def _release_idle(self, state: _OfProcess) -> None:
-        while state.idle:
+    def _release_idle(self) -> None:
+        while self._idle:
             try:
-                kept = state.idle.pop()
+                kept = self._idle.pop()
             except IndexError:
                 break
             self.release(kept.connection)
