@@ -213,7 +213,8 @@ def bench(session: nox.Session) -> None:
 def celery_suite(session: nox.Session) -> None:
     """Celery's own integration tests, with plain tasks and with the same ones ordered in place.
 
-    ``-- --way threads`` runs one way; other arguments go to pytest.
+    ``-- --way threads`` runs one way; ``--reports FOLDER`` keeps outcomes and logs, and a run with the same
+    folder continues there; other arguments go to pytest.
     """
     _install(session, "pip")
     session.run("python", "-m", "tests.celery_suite", *session.posargs)

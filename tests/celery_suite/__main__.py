@@ -1,6 +1,6 @@
 """Runs Celery's integration tests with plain and with ordered tasks, and prints the tests that differ.
 
-``python -m tests.celery_suite [--way NAME ...] [arguments of pytest]``
+``python -m tests.celery_suite [--way NAME ...] [--reports FOLDER] [arguments of pytest]``
 """
 
 from __future__ import annotations
@@ -13,45 +13,52 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import celery
 
 from celery_lowkiq.embedded import EmbeddedServer
-from tests.ports import free_port
 
 FILES = ("t/integration/test_canvas.py", "t/integration/test_tasks.py")
 PLUGINS = ("pytest_timeout", "celery.contrib.pytest", "tests.celery_suite.plugin")
 OPTIONS = (
-    *("-q", "--tb=short", "--timeout=120", "-c", os.devnull, "-o", "python_classes=test_*"),
+    *("-q", "--tb=short", "-c", os.devnull, "-o", "python_classes=test_*"),
     *(word for plugin in PLUGINS for word in ("-p", plugin)),
 )
 HERE = Path(__file__).parents[2]
 #: Names the tests that differ, each with its reason.
 KNOWN = HERE / "docs" / "celery-features.md"
+#: The tests mostly wait, so this many processes share them, each with a server and a worker of its own.
+PARTS = 6
+#: A test that differs is run again this often: it differs if it passes less often than that.
+AGAIN = 2
 
 
 class Way(NamedTuple):
     """A way to run the tests."""
 
     pool: str
+    #: Which id a call has; empty for plain tasks.
     ids: str = ""
     run_in: str = ""
-    #: Whether the worker is a process of its own; else tests can look at its state.
-    in_process: bool = False
 
     @property
-    def plain(self) -> Way:
-        """The same with plain tasks."""
-        return Way(self.pool, in_process=self.in_process)
+    def own_process(self) -> bool:
+        """Whether the worker is a process of its own; else tests can look at its state."""
+        return self.pool == "prefork" or bool(self.run_in)
 
 
+PLAIN = {"plain-threads": Way("threads"), "plain-prefork": Way("prefork")}
 WAYS = {
     "threads": Way("threads", "own"),
     "threads-few-ids": Way("threads", "few"),
-    "prefork": Way("prefork", "own", in_process=True),
-    "process": Way("threads", "own", "process", in_process=True),
+    "prefork": Way("prefork", "own"),
+    "process": Way("threads", "own", "process"),
 }
 
 
@@ -66,43 +73,94 @@ def source(folder: Path) -> Path:
     return folder / name
 
 
-def outcomes(celery_source: Path, way: Way, words: list[str]) -> dict[str, str]:
-    """Run the tests in one way. Returns the outcome of each."""
-    port = str(free_port())
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(port=int(port)):
-        report = Path(folder) / "report.json"
-        url = f"redis://127.0.0.1:{port}/0"
-        env = {
-            **os.environ,
-            "TEST_BROKER": url,
-            "TEST_BACKEND": url,
-            "REDIS_HOST": "127.0.0.1",
-            "REDIS_PORT": port,
-            "LOWKIQ_SUITE_POOL": way.pool,
-            "LOWKIQ_SUITE_IDS": way.ids,
-            "LOWKIQ_SUITE_RUN_IN": way.run_in,
-            "LOWKIQ_SUITE_PROCESS": "1" if way.in_process else "",
-            "LOWKIQ_SUITE_REPORT": str(report),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTHONPATH": os.pathsep.join([str(celery_source), str(HERE)]),
-        }
-        options = [f"--rootdir={celery_source}", *OPTIONS]
-        command = [sys.executable, "-m", "pytest", *options, *(words or FILES)]
-        subprocess.run(command, cwd=celery_source, env=env, check=False)
+class Suite(NamedTuple):
+    """Celery's tests, and where their outcomes are written."""
+
+    #: The folder of Celery's source distribution.
+    code: Path
+    #: The folder of the outcomes and logs: a test that has an outcome there is not run.
+    reports: Path
+    #: Arguments of pytest.
+    words: Sequence[str] = FILES
+
+    def run_part(self, way: Way, name: str, words: Sequence[str], part: str = "") -> dict[str, str]:
+        """Run tests in one way, or a part of them. Returns the outcome of each."""
+        report = self.reports / f"{name}.json"
+        with EmbeddedServer(port=0) as server, report.with_suffix(".log").open("a+") as log:
+            url = f"redis://127.0.0.1:{server.port}/0"
+            env = {
+                **os.environ,
+                "TEST_BROKER": url,
+                "TEST_BACKEND": url,
+                "REDIS_HOST": "127.0.0.1",
+                "REDIS_PORT": str(server.port),
+                "LOWKIQ_SUITE_POOL": way.pool,
+                "LOWKIQ_SUITE_IDS": way.ids,
+                "LOWKIQ_SUITE_RUN_IN": way.run_in,
+                "LOWKIQ_SUITE_PROCESS": "1" if way.own_process else "",
+                "LOWKIQ_SUITE_PART": part,
+                "LOWKIQ_SUITE_REPORT": str(report),
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                "PYTHONPATH": os.pathsep.join([str(self.code), str(HERE)]),
+            }
+            command = [sys.executable, "-m", "pytest", f"--rootdir={self.code}", *OPTIONS, *words]
+            subprocess.run(command, cwd=self.code, env=env, check=False, stdout=log, stderr=log)
+            log.seek(0)
+            if not report.exists():
+                raise SystemExit(f"pytest did not start:\n{log.read()}")
         found: dict[str, str] = json.loads(report.read_text())
         return found
 
+    def outcomes(self, name: str) -> dict[str, str]:
+        """Run all tests in the way of this name, in parts. Returns the outcome of each."""
+        way, began = {**PLAIN, **WAYS}[name], time.monotonic()
 
-def compare(name: str, plain: dict[str, str], ordered: dict[str, str]) -> list[str]:
-    """Print the tests that pass with plain tasks only. Returns those that the docs do not name."""
-    compared = [test for test, outcome in plain.items() if outcome == "passed"]
-    differ = [test for test in compared if ordered.get(test) != "passed"]
+        def run(part: int) -> dict[str, str]:
+            return self.run_part(way, f"{name}-{part}-of-{PARTS}", self.words, f"{part}/{PARTS}")
+
+        with ThreadPoolExecutor(PARTS) as pool:
+            found = {test: outcome for part in pool.map(run, range(PARTS)) for test, outcome in part.items()}
+        counts = Counter(found.values())
+        print(f"{name}: {dict(sorted(counts.items()))} in {time.monotonic() - began:.0f} s", flush=True)
+        return found
+
+    def compare(self, name: str, plain: dict[str, str]) -> list[str]:
+        """Print the tests that pass with plain tasks only. Returns those that the docs do not name."""
+        ordered = self.outcomes(name)
+        compared = [test for test, outcome in plain.items() if outcome == "passed"]
+        suspects = [test for test in compared if ordered.get(test) != "passed"]
+        differ = self.confirmed(name, suspects)
+        new = unexplained(differ)
+        print(f"{name}: {len(differ)} of {len(compared)} tests differ")
+        for test in suspects:
+            known = "not in the docs" if test in new else "in the docs"
+            print(f"  {test}: {known if test in differ else 'passed when run again'}", flush=True)
+        return new
+
+    def confirmed(self, name: str, suspects: Sequence[str]) -> list[str]:
+        """Run tests that differ again. Returns the tests that do not pass each time."""
+        failed = set()
+        for again in range(AGAIN if suspects else 0):
+            found = self.run_part(WAYS[name], f"{name}-again-{again}", suspects)
+            failed |= {test for test in suspects if found.get(test) != "passed"}
+        return [test for test in suspects if test in failed]
+
+
+def unexplained(tests: Sequence[str]) -> list[str]:
+    """The tests that the docs do not name."""
     explained = KNOWN.read_text()
-    new = [test for test in differ if test.partition("[")[0].rpartition("::")[2] not in explained]
-    print(f"\n{name}: {len(differ)} of {len(compared)} tests differ")
-    for test in differ:
-        print(f"  {test}{' (not in the docs)' if test in new else ''}")
-    return new
+    return [test for test in tests if f"`{test.partition('[')[0].rpartition('::')[2]}`" not in explained]
+
+
+@contextmanager
+def folder(given: Path | None) -> Iterator[Path]:
+    """The given folder, made if need be, or a temporary one."""
+    if given:
+        given.mkdir(parents=True, exist_ok=True)
+        yield given.absolute()
+    else:
+        with tempfile.TemporaryDirectory() as made:
+            yield Path(made)
 
 
 def main() -> int:
@@ -110,16 +168,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--way", action="append", choices=WAYS)
     parser.add_argument("--sources", type=Path, default=Path(tempfile.gettempdir()))
+    parser.add_argument(
+        "--reports", type=Path, help="folder of outcomes and logs: tests that have one are not run"
+    )
     given, words = parser.parse_known_args()
-    code = source(given.sources)
-    plain: dict[Way, dict[str, str]] = {}
     new: list[str] = []
-    for name in given.way or WAYS:
-        way, began = WAYS[name], time.monotonic()
-        if way.plain not in plain:
-            plain[way.plain] = outcomes(code, way.plain, words)
-        new += compare(name, plain[way.plain], outcomes(code, way, words))
-        print(f"  in {time.monotonic() - began:.0f} s")
+    with folder(given.reports) as reports:
+        suite = Suite(source(given.sources), reports, words or FILES)
+        ways = given.way or list(WAYS)
+        beside = {way: "plain-prefork" if WAYS[way].own_process else "plain-threads" for way in ways}
+        plain = {name: suite.outcomes(name) for name in sorted(set(beside.values()))}
+        for way in ways:
+            new += suite.compare(way, plain[beside[way]])
     return 1 if new else 0
 
 

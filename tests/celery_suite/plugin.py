@@ -3,7 +3,8 @@
 It is given by the environment: ``LOWKIQ_SUITE_POOL`` is the pool; ``LOWKIQ_SUITE_IDS``, which id a call has,
 is a name of ``IDS``, or empty for plain tasks; ``LOWKIQ_SUITE_RUN_IN`` is the option ``run_in``. With
 ``LOWKIQ_SUITE_PROCESS``, the worker is a process of its own (``app.py``). The outcomes of the tests are
-written to ``LOWKIQ_SUITE_REPORT``.
+written to ``LOWKIQ_SUITE_REPORT``; a test that has one there is not run. ``LOWKIQ_SUITE_PART`` is the part of
+the tests that is run, as ``0/6``; empty for all.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from celery import Celery, Task
 from celery.contrib.testing import worker
 
@@ -27,6 +29,8 @@ from tests.waiting import eventually
 
 MODULE = "t.integration.tasks"
 LANES = 4
+#: Maximum time of a test in s: with Celery's own limit, a test that hangs takes 300.
+TIMEOUT = 90
 _turn = itertools.count()
 #: The id of a call.
 IDS: dict[str, Callable[[Any], str]] = {
@@ -67,15 +71,28 @@ def _ordering(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-_outcomes: dict[str, str] = {}
+_report = Path(os.environ["LOWKIQ_SUITE_REPORT"])
+_outcomes: dict[str, str] = json.loads(_report.read_text()) if _report.exists() else {}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Leave the tests of this part that have no outcome, and give each a time limit before its own."""
+    if part := os.environ["LOWKIQ_SUITE_PART"]:
+        first, parts = map(int, part.split("/"))
+        items[:] = items[first::parts]
+    items[:] = [item for item in items if item.nodeid not in _outcomes]
+    for item in items:
+        item.add_marker(pytest.mark.timeout(TIMEOUT), append=False)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Write the outcome of a test: that of its call, or of a setup or teardown that failed."""
+    """Write the outcome of a test: that of its call, or of a setup, subtest or teardown that failed."""
     if report.when == "call" or not report.passed:
-        _outcomes[report.nodeid] = report.outcome
+        if _outcomes.get(report.nodeid) != "failed":
+            _outcomes[report.nodeid] = report.outcome
         # At once: a test that hangs may end the process.
-        Path(os.environ["LOWKIQ_SUITE_REPORT"]).write_text(json.dumps(_outcomes))
+        _report.write_text(json.dumps(_outcomes))
 
 
 def order_tasks() -> None:
@@ -87,6 +104,7 @@ def order_tasks() -> None:
 def pytest_configure(config: Any) -> None:
     """Order the tasks, and choose how the tests start their worker."""
     order_tasks()
+    _report.write_text(json.dumps(_outcomes))
     pool, start = os.environ["LOWKIQ_SUITE_POOL"], worker.start_worker
 
     @contextmanager
