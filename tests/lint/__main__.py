@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import get_args
 
-from celery_lowkiq.store.scripts.script import load, lua_files
+from grimp import build_graph
+
+from celery_lowkiq.store.scripts.acl import RoleName
+from celery_lowkiq.store.scripts.script import load, script_names
 
 from .duplicates import Pair, duplicates
 from .lua_globals import undefined
@@ -24,7 +29,7 @@ ALLOWED_GLOBALS = {
 
 def main() -> int:
     """All checks."""
-    faults = [*_globals(), *_duplicates()]
+    faults = [*_globals(), *_roles(), *_duplicates(), *_circles()]
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
@@ -32,20 +37,28 @@ def main() -> int:
 
 def _globals() -> list[str]:
     faults = []
-    for name in sorted(lua_files()):
-        if name.startswith("lib/"):
-            continue
-        script = load(name.removesuffix(".lua"))
+    for name in sorted(script_names()):
+        script = load(name)
         lines = script.body.splitlines()
         found = undefined(script.body.encode())
         allowed = ALLOWED_GLOBALS.get(script.name, set())
-        faults += [f"{name} is allowed {unused!r}" for unused in allowed - {access.name for access in found}]
+        faults += [
+            f"{name}.lua is allowed {unused!r}" for unused in allowed - {access.name for access in found}
+        ]
         for access in found:
             if access.name in allowed and not access.writes:
                 continue
             what = "writes" if access.writes else "reads"
-            faults.append(f"{name} {what} the global {access.name!r}: {lines[access.line - 1].strip()}")
+            faults.append(f"{name}.lua {what} the global {access.name!r}: {lines[access.line - 1].strip()}")
     return faults
+
+
+def _roles() -> list[str]:
+    roles = {*get_args(RoleName)}
+    wrong = (name for name in script_names() if not load(name).roles or {*load(name).roles} - roles)
+    return [
+        f"{name}.lua: ROLE is invalid: expected some of {', '.join(sorted(roles))}" for name in sorted(wrong)
+    ]
 
 
 def _duplicates() -> list[str]:
@@ -56,6 +69,16 @@ def _duplicates() -> list[str]:
     used = {_files(pair) for pair in pairs}
     faults = [f"the same lines twice: {pair}" for pair in pairs if _files(pair) not in allowed]
     return faults + [f"{ALLOWED.name} allows what is not there: {names}" for names in sorted(allowed - used)]
+
+
+def _circles() -> list[str]:
+    """Imports inside functions and for types only count, too."""
+    graph = build_graph("celery_lowkiq", cache_dir=None)
+    try:
+        TopologicalSorter({m: graph.find_modules_directly_imported_by(m) for m in graph.modules}).prepare()
+    except CycleError as error:
+        return [f"modules import each other: {' <- '.join(error.args[1])}"]
+    return []
 
 
 def _relative(pair: Pair) -> Pair:

@@ -1,5 +1,6 @@
 -- Applies the last pause of a queue to a shard.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting
 -- ARGV: pause since channel index
 --   pause, since: as returned by pause_queue

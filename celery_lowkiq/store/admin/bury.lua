@@ -1,5 +1,6 @@
 -- Moves waiting jobs to the morgue.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting jobs spill spill_order failed errors @morgue processing tries crash_marks
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy only_failed reason limit max_bytes [id]...

@@ -1,5 +1,6 @@
 -- Deletes waiting jobs. A long job takes several steps: payloads that arrive after the first step stay.
 --
+-- ROLE: operator
 -- KEYS: @waiting failed errors jobs spill spill_order meta processing dead tries crash_marks
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: policy only_failed upto cursor limit max_bytes [id]...

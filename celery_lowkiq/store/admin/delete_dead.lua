@@ -1,5 +1,6 @@
 -- Deletes dead jobs. An id that they hold goes on.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting jobs processing tries crash_marks @morgue
 -- ARGV: merge policy channel index maximum limit max_bytes [id]...
 --   maximum: deletes only jobs whose updated_at is at most this

@@ -1,5 +1,6 @@
 -- Reads waiting jobs with all payloads, or dead jobs with the keys of the morgue, a bounded part at a time.
 --
+-- ROLE: operator
 -- KEYS: @waiting failed errors records spill spill_order
 -- ARGV: cursor limit max_bytes [id]...
 --   cursor: '' at first, then as returned by the previous step: the position within the first id

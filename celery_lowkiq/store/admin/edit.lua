@@ -1,5 +1,6 @@
 -- Deletes one payload of a waiting job, or replaces it by another with the same score. A job without payloads is deleted.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting jobs spill spill_order failed errors processing dead tries crash_marks calls
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: merge policy id payload replaced other signatures signed_score digest other_digest [record new_record]...

@@ -1,6 +1,7 @@
 -- Deletes one payload of a dead job, or replaces it by another with the same score. An id that a job without payloads held goes
 -- on.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting jobs processing tries crash_marks @morgue
 -- ARGV: merge policy channel index id payload replaced other signatures signed_score
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)

@@ -1,5 +1,6 @@
 -- Lets the dead payloads of ids hold them, or ends that: the dead payloads stay in the morgue, and the ids go on.
 --
+-- ROLE: operator
 -- KEYS: @waiting! dead
 -- ARGV: wanted channel index [id]...
 --   wanted: '1' holds ids that have dead payloads, '0' ends it

@@ -1,5 +1,6 @@
 -- Merges lines of a dump into a shard (rules 2 and 3). A repeated line has no effect.
 --
+-- ROLE: operator
 -- KEYS: meta senders @waiting jobs spill spill_order failed errors calls @morgue
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: shards merge policy sender channel index last_score [n kind id when retry_count error priority count [score payload mark]*count]...

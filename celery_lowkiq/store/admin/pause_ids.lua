@@ -1,6 +1,7 @@
 -- Pauses ids, or ends their pause: the waiting job of a paused id lies in due_paused, whether it came before or comes
 -- later. A resumed one is due at its own time, unless a death holds the id.
 --
+-- ROLE: operator
 -- KEYS: @waiting!
 -- ARGV: wanted channel index [id]...
 --   wanted: '1' pauses, '0' resumes

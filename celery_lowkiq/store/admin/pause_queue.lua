@@ -1,6 +1,7 @@
 -- Pauses or resumes a queue, in its own key. apply_queue_pause applies that to its shards, and set_shard_count to
 -- shards that are added later.
 --
+-- ROLE: operator
 -- KEYS: queue
 -- ARGV: wanted
 --   wanted: '1' paused, '0' not

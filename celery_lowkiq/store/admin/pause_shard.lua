@@ -1,5 +1,6 @@
 -- Pauses a shard, or ends its own pause. Claims take nothing of a paused shard; running jobs finish, new calls wait.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting
 -- ARGV: wanted channel index
 --   wanted: '1' pauses, '0' resumes

@@ -1,5 +1,6 @@
 -- Moves dead jobs from the morgue back to the queue (rule 4). An id that they hold goes on with the last of them.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting jobs spill spill_order failed errors @morgue arrived?
 -- POLICY KEYS: debounce? early_due? done_scores?
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...

@@ -1,5 +1,6 @@
 -- Makes waiting jobs due now, all or some. A job of a paused id runs when the id is resumed.
 --
+-- ROLE: operator
 -- KEYS: @waiting!
 -- ARGV: channel index limit [id]...
 --   limit: how many jobs of the shard to make due; 0 for the given ids only

@@ -1,5 +1,6 @@
 -- Reads a page of a sorted set, from (score, id) on, in the order of score and id.
 --
+-- ROLE: reader
 -- KEYS: index
 -- ARGV: minimum maximum after_score after_id past limit reverse
 --   minimum, maximum: bounds of the score, as for ZRANGEBYSCORE; after_score: '' for the first page

@@ -1,5 +1,6 @@
 -- Reads the beginning of waiting jobs, or of dead jobs with the keys of the morgue.
 --
+-- ROLE: reader
 -- KEYS: @waiting failed errors records spill spill_order
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: maximum number and bytes of an id's payloads, at least one; cut: maximum bytes of each

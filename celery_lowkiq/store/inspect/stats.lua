@@ -1,5 +1,6 @@
 -- Reads the counts of a shard, and its lease.
 --
+-- ROLE: reader
 -- KEYS: lease meta @waiting! jobs spill_order failed claimed dead
 -- ARGV:
 -- USES: time waiting_index next_due holds busiest

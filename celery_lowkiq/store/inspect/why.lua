@@ -1,5 +1,6 @@
 -- Reads what a diagnosis of one id needs.
 --
+-- ROLE: reader
 -- KEYS: lease meta @waiting failed errors claimed crash_marks dead dead_errors buckets
 -- ARGV: id
 -- USES: time waiting_index

@@ -3,6 +3,7 @@
 -- Isolated jobs, whose batch failed as a whole (rules/isolation.py), share batches only with each other, and a batch
 -- has at most as many jobs as the smallest of their limits.
 --
+-- ROLE: worker
 -- KEYS: lease? meta? @waiting? jobs? spill? spill_order? failed? errors? claimed? processing? crash_marks? calls? arrived? inflight?
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy request last open limit max_payloads max_bytes suspects max_wait

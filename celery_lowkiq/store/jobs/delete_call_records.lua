@@ -1,5 +1,6 @@
 -- Deletes records of calls whose results are stored.
 --
+-- ROLE: operator
 -- KEYS: lease meta? calls
 -- ARGV: owner epoch [first last]...
 --   first, last: range of members, each without its record

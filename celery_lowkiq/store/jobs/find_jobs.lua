@@ -1,5 +1,6 @@
 -- Finds the shards that have waiting jobs, among those that the caller knows to have been empty.
 --
+-- ROLE: reader
 -- KEYS: [jobs]...
 -- ARGV:
 -- USES: time

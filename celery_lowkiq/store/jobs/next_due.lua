@@ -1,6 +1,7 @@
 -- The time of the shard's next work: now when a claim is left that is not an open one of the owner, or when a key was lost,
 -- which the next claim reports.
 --
+-- ROLE: worker
 -- KEYS: meta @waiting? jobs? spill? spill_order? claimed? processing?
 -- ARGV: open
 --   open: numbers of the owner's open claims, or 'any'

@@ -1,5 +1,6 @@
 -- Merges jobs into the waiting jobs of a shard (rule 2). Repeated: no effect.
 --
+-- ROLE: caller
 -- KEYS: meta? senders? @waiting jobs spill spill_order calls? failed errors processing tries?
 -- POLICY KEYS: debounce? early_due? done_scores? inflight? arrived?
 -- ARGV: shards merge policy sender n channel index signatures records [id payload score when]... [position digest record]*records

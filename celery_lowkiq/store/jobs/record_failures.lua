@@ -1,5 +1,6 @@
 -- Counts failed runs in the groups of their fingerprints, and removes the groups with the smallest ranks.
 --
+-- ROLE: worker
 -- KEYS: failures failure_ranks
 -- ARGV: most [fingerprint count description]...
 --   most: maximum number of groups

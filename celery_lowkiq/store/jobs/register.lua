@@ -1,6 +1,7 @@
 -- Returns the number of shards and the storage format of a queue; writes them when they are missing, or older than those of
 -- its shards.
 --
+-- ROLE: caller
 -- KEYS: queue
 -- ARGV: format shards expected gen migration pause since
 --   expected: the stored count that `shards` replaces; '' for none

@@ -1,6 +1,7 @@
 -- Releases a shard and announces that to the other nodes. The released lease names the server that its owner knows of: if that
 -- is another one, the next owner waits for a lease time, as after a lost owner.
 --
+-- ROLE: worker
 -- KEYS: lease meta? claimed
 -- ARGV: owner epoch channel index server unsettled
 --   server: the one that gave the lease, or that answered a renewal in time

@@ -1,5 +1,6 @@
 -- Replaces records of calls whose payloads are about to run: their time to live no longer applies.
 --
+-- ROLE: operator
 -- KEYS: lease meta? calls
 -- ARGV: owner epoch [member other]...
 --   member: as it is stored; other: the same call with another record

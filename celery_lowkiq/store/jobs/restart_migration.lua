@@ -1,6 +1,7 @@
 -- Begins the last migration of a queue once more, in the queue's own key, under the next number: a failover has lost what the
 -- migration did in a shard. What is sorted stays where it is (begin_migration.lua).
 --
+-- ROLE: caller
 -- KEYS: queue
 -- ARGV: gen phase format
 --   gen, phase: as the caller has read them; format: storage format during the migration

@@ -1,5 +1,6 @@
 -- Reads some entries of a key, in no order.
 --
+-- ROLE: reader
 -- KEYS: index?
 -- ARGV: command cursor limit server
 --   command: ZSCAN or HSCAN

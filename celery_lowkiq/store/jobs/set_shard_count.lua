@@ -1,6 +1,7 @@
 -- Writes the queue's number of shards into a new shard, and the queue's last pause into any shard. Only a migration changes a
 -- number that is there.
 --
+-- ROLE: caller
 -- KEYS: meta @waiting! claimed dead
 -- ARGV: shards pause since
 --   pause, since: of the queue's last pause, as register.lua returns them

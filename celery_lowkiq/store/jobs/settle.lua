@@ -1,6 +1,7 @@
 -- Ends claimed jobs in one change (rules 3, 5, 7): removes them from processing, restores or buries them, and counts. Jobs
 -- that are not in processing under the given claim are left alone.
 --
+-- ROLE: worker
 -- KEYS: lease? meta? @waiting jobs spill spill_order failed errors claimed? processing tries? crash_marks? @morgue arrived? calls
 -- POLICY KEYS: debounce? early_due? done_scores? buckets?
 -- ARGV: owner epoch merge policy claim done [id]*done [id claim disposition retry_count delay error try bad [position error]*bad]...

@@ -1,5 +1,6 @@
 -- Returns unused tokens to the bucket of a queue with a rate limit, then takes tokens, one for each run.
 --
+-- ROLE: worker
 -- KEYS: tokens
 -- ARGV: holder number rate capacity wanted surplus
 --   holder, number: the caller and the number of its request, which grows; a repeated number gets the same reply

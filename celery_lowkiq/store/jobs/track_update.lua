@@ -1,6 +1,7 @@
 -- Updates calls of a tracker. Each change of state counts once, even if it comes late or repeatedly: the number of a
 -- run (epoch, claim) only grows, and its end comes after its start.
 --
+-- ROLE: caller
 -- KEYS: tracker tracked places messages
 -- ARGV: channel [call shard epoch claim state said_in text]...
 --   shard, epoch, claim: of the run; epoch 0 for an update from outside a run, which applies only to a pending call

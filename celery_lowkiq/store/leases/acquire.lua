@@ -1,6 +1,7 @@
 -- Takes over a shard if its lease is unchanged since the caller read it, and returns the jobs that its former
 -- owner left in processing to the queue before any claim (rule 8).
 --
+-- ROLE: worker
 -- KEYS: lease meta @waiting jobs spill spill_order failed errors claimed processing crash_marks @morgue arrived? inflight?
 -- POLICY KEYS: debounce? early_due?
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error

@@ -1,5 +1,6 @@
 -- Tries the commands that scripts need, and that a service may forbid in scripts.
 --
+-- ROLE: worker
 -- KEYS: lease?
 -- ARGV:
 -- USES:

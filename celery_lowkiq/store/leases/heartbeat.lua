@@ -1,6 +1,7 @@
 -- Moves a node's heartbeat in many queues, and reads how many shards each has. A script, since a full Redis must accept it, so
 -- that nodes can drain.
 --
+-- ROLE: worker
 -- KEYS: [nodes queue]...
 -- ARGV: member turn
 --   member: '<owner> <lanes>'; '' for a node that takes part in no queue, and only reads

@@ -1,5 +1,6 @@
 -- Reads the clock of the master that has a queue's own keys.
 --
+-- ROLE: worker
 -- KEYS: history
 -- ARGV:
 -- USES: time

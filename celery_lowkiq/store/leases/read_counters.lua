@@ -1,5 +1,6 @@
 -- Reads the counters of shards of a queue, and their largest lag.
 --
+-- ROLE: worker
 -- KEYS: [meta due due_prioritized claimed]...
 -- ARGV:
 -- USES: time

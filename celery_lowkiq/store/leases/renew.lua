@@ -1,5 +1,6 @@
 -- Renews a lease: increments its counter, by which other nodes see that the owner is alive.
 --
+-- ROLE: worker
 -- KEYS: lease meta?
 -- ARGV: owner epoch stopping turn
 --   stopping: '1' from an owner that is shutting down: jobs that it leaves in processing count no crash

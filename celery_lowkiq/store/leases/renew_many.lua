@@ -2,6 +2,7 @@
 --
 -- Leaves to renew.lua each lease whose owner and epoch are not the stored ones, or that is marked as stopping or damaged.
 --
+-- ROLE: worker
 -- KEYS: [lease]...
 -- ARGV: owner turn [epoch]...
 --   turn: number of the owner's turn

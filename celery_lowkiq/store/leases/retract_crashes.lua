@@ -1,5 +1,6 @@
 -- Takes back the crashes that were counted for an owner that turns out to be alive.
 --
+-- ROLE: worker
 -- KEYS: crash_marks
 -- ARGV: epoch
 -- USES: time suspects

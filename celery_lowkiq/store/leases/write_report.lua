@@ -1,5 +1,6 @@
 -- Stores a node's report. A script, for Redis's own time, and so that it also works on a full Redis.
 --
+-- ROLE: worker
 -- KEYS: report reports
 -- ARGV: owner text uptime ttl
 --   uptime: s since the node started; ttl: s for which its last report is kept

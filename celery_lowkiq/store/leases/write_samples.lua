@@ -1,5 +1,6 @@
 -- Stores samples of counters, each in a ring of its queue, one sample per time slot.
 --
+-- ROLE: worker
 -- KEYS: [history]...
 -- ARGV: [place slot ttl sample lag]...
 --   place: position of the slot in the ring; ttl: s; lag: s, '' for a sample without one

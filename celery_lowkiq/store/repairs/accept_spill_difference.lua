@@ -1,5 +1,6 @@
 -- Records by how many entries the keys of long jobs differ after a repair: a repair cannot fix foreign entries.
 --
+-- ROLE: operator
 -- KEYS: meta spill spill_order
 -- ARGV:
 -- USES:

@@ -1,5 +1,6 @@
 -- Deletes a key of the wrong type: another program wrote it.
 --
+-- ROLE: operator
 -- KEYS: index?
 -- ARGV: probe
 --   probe: the command that counts the entries of a key of the right type

@@ -1,5 +1,6 @@
 -- Reads the number of entries of each key of a shard, and which keys have the wrong type.
 --
+-- ROLE: reader
 -- KEYS: lease? meta? senders? @waiting? jobs? spill? spill_order? calls? debounce? early_due? done_scores? buckets? failed? errors? claimed? processing? tries? crash_marks? dead? dead_ids? dead_jobs? dead_spill? dead_spill_order? dead_errors? inflight? arrived? outbox?
 -- ARGV: [probe]...
 --   probe: the command that counts the entries of each key, in the order of the keys

@@ -1,5 +1,6 @@
 -- Finds the largest numbers in a part of a key, so that a rewritten meta continues above them.
 --
+-- ROLE: operator
 -- KEYS: claimed processing jobs spill_order calls done_scores dead_jobs dead_spill_order
 -- ARGV: part cursor limit
 --   part: processing, jobs, spill_order, calls, done_scores, dead_jobs, or dead_spill_order; limit: approximate number of entries to read

@@ -1,5 +1,6 @@
 -- Reads the extras of a part of the records of waiting jobs (lib/payload_set_read.lua), to count their payloads anew.
 --
+-- ROLE: operator
 -- KEYS: meta jobs
 -- ARGV: cursor limit
 --   limit: approximate number of records to read

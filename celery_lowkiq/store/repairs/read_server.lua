@@ -1,5 +1,6 @@
 -- Reads the name of the server that has a shard's keys.
 --
+-- ROLE: reader
 -- KEYS: lease?
 -- ARGV:
 -- USES: server

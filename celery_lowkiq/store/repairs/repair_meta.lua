@@ -1,6 +1,7 @@
 -- Rewrites meta of a shard: counters above all stored numbers (see largest_numbers), the queue's number of shards, and
 -- its pause.
 --
+-- ROLE: operator
 -- KEYS: meta claimed
 -- ARGV: known shards pause since score back front call
 --   known: the number of shards that meta had, '' for none; score: in us; back, front, call: as returned by

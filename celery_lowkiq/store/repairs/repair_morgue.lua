@@ -1,5 +1,6 @@
 -- Makes the indexes of dead jobs consistent with their payloads, after repair_payload_sets.
 --
+-- ROLE: operator
 -- KEYS: dead dead_ids dead_jobs dead_spill_order dead_errors tries
 -- ARGV: part cursor limit
 --   part: dead_jobs, then dead, dead_ids, dead_errors; limit: approximate number of entries to read

@@ -1,5 +1,6 @@
 -- Makes the two keys of long jobs consistent with each other and with the jobs' records, for waiting or dead jobs.
 --
+-- ROLE: operator
 -- KEYS: meta records spill spill_order
 -- ARGV: merge part cursor limit
 --   part: spill, then spill_order; limit: approximate number of entries to read

@@ -1,5 +1,6 @@
 -- Makes the index of claims consistent with the jobs in processing.
 --
+-- ROLE: operator
 -- KEYS: lease claimed processing jobs tries crash_marks
 -- ARGV: owner epoch
 --   owner, epoch: of the lease as the caller read it; lost payloads are dropped only while it is unchanged

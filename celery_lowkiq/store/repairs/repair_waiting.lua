@@ -1,5 +1,6 @@
 -- Makes the indexes of waiting jobs consistent with their payloads, after repair_payload_sets.
 --
+-- ROLE: operator
 -- KEYS: meta spill @waiting! jobs spill_order failed errors tries crash_marks dead
 -- ARGV: default_priority channel index part cursor limit
 --   default_priority: for a job whose priority was lost; limit: approximate number of entries to read

@@ -1,5 +1,6 @@
 -- Writes the sum of the extras of a shard (lib/payload_count.lua).
 --
+-- ROLE: operator
 -- KEYS: meta
 -- ARGV: extra known
 --   known: what meta had as they were read, or '' for any

@@ -2,6 +2,7 @@
 -- changed no shard ends; any other is replaced by the next one, with both numbers exchanged (begin_migration.lua).
 --   migration_aborted: when; migration_restored: set when the key was lost, which knew whether it takes another one back
 --
+-- ROLE: operator
 -- KEYS: queue
 -- ARGV: format
 --   format: storage format without a migration

@@ -3,6 +3,7 @@
 --   migration_began: when; migration_paused: since when it is paused
 --   shards: the route that calls have: '<n>', and from flip on '<n>><m>', from seal on '<m>'
 --
+-- ROLE: operator
 -- KEYS: queue
 -- ARGV: gen shards wanted format
 --   gen: of the last migration, '0' without one; shards: the number as it is; wanted: the other number

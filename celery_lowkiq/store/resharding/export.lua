@@ -3,6 +3,7 @@
 -- that the shard does not know (lib/given_elsewhere.lua). An id that is larger than a transfer leaves in several, its last
 -- payloads first: no claim takes it until the last one.
 --
+-- ROLE: operator
 -- KEYS: lease meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors claimed processing tries crash_marks @morgue inflight outbox
 -- ARGV: gen shard number counts limit max_bytes silent [id]...
 --   gen: number of the migration; shard: where the ids belong

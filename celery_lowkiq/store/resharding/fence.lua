@@ -2,6 +2,7 @@
 -- has sorted that. What is in processing goes on, and is listed in `inflight`. A shard with many jobs takes several steps; until
 -- the last one, claims take what is left.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting! claimed inflight outbox
 -- ARGV: gen route
 --   gen: number of the migration; route: of the migration, which a closed shard keeps for a queue whose own key is lost

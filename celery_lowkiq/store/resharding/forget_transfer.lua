@@ -1,5 +1,6 @@
 -- Deletes a transfer that its shard has received.
 --
+-- ROLE: operator
 -- KEYS: meta outbox
 -- ARGV: gen shard number
 --   gen: number of the migration: the next one counts its transfers from 1 again

@@ -1,5 +1,6 @@
 -- Hides the waiting jobs of a shard from claims again, as its fence did, after the migration was paused.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting! claimed inflight
 -- ARGV: gen
 --   gen: number of the migration

@@ -2,6 +2,7 @@
 -- job that is restored (rule 3), and calls that came meanwhile act as if they had come after it. After an aborted migration,
 -- a job may be here that is older than what comes: that acts on it as calls do.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them

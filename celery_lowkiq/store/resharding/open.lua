@@ -1,5 +1,6 @@
 -- Opens a shard for the calls of a migration, after all shards of both numbers were fenced.
 --
+-- ROLE: operator
 -- KEYS: meta lease senders
 -- ARGV: shards gen score last_call pause since
 --   shards: the route of the migration

@@ -1,5 +1,6 @@
 -- Pauses or resumes the migration of a queue, in the queue's own key: movers then bring only ids that calls wait for.
 --
+-- ROLE: operator
 -- KEYS: queue
 -- ARGV: wanted
 --   wanted: '1' paused, '0' not

@@ -1,5 +1,6 @@
 -- Reads what a mover has to do in a shard.
 --
+-- ROLE: reader
 -- KEYS: lease meta moving inflight outbox
 -- ARGV: limit
 --   limit: maximum number of ids to return that wait to be sorted: those that are due first

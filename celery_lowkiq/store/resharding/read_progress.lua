@@ -1,5 +1,6 @@
 -- Counts what a migration has left to do in a shard, for people.
 --
+-- ROLE: reader
 -- KEYS: meta @waiting! claimed inflight outbox
 -- ARGV:
 -- USES: pending_transfers

@@ -1,5 +1,6 @@
 -- Makes jobs claimable that a mover has found to be complete in this shard, at their own times.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting! inflight arrived
 -- ARGV: gen channel index [id]...
 --   gen: number of the migration; also after the shard was sealed

@@ -1,6 +1,7 @@
 -- Ends a migration in a shard: one of the new number has that as its route from now on. One that the new number does not have
 -- is retired; what it knows of senders stays for an hour, so that their repeated pushes are recognised.
 --
+-- ROLE: operator
 -- KEYS: meta lease senders moving inflight arrived outbox
 -- ARGV: shards gen sealed
 --   shards: the route of the migration; sealed: the new number, or 'retired'

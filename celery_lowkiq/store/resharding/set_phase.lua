@@ -1,5 +1,6 @@
 -- Begins the next phase of a queue's migration.
 --
+-- ROLE: operator
 -- KEYS: queue
 -- ARGV: gen phase next shards format
 --   gen, phase: as the caller has read them; shards, format: of the queue from now on, see begin_migration.lua

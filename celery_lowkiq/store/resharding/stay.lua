@@ -1,6 +1,7 @@
 -- Makes jobs claimable in the shard that they leave, while their migration is paused. An id of which a part has left waits, and
 -- after an aborted migration one of which older jobs may be where it goes.
 --
+-- ROLE: operator
 -- KEYS: meta @waiting! arrived outbox
 -- ARGV: gen channel index [id]...
 --   gen: number of the migration

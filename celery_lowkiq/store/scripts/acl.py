@@ -1,4 +1,4 @@
-"""Rights in Redis: the ACL rules of a role, made from the scripts and commands that it needs.
+"""Rights in Redis: the ACL rules of a role, made from the scripts with its name and from its own commands.
 
 Scripts run with the rights of their caller. So a role has the commands of its scripts, and may use them on
 the keys of its scripts by itself: what Redis cannot keep apart is in ``docs/permissions.md``.
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 from celery_lowkiq.rules.errors import InvalidCall
 
 from .keys import KEY_TYPES, MORGUE_KEYS, SHARD_KEYS, TRACKER_KEYS, channel_pattern, key_pattern, literal
-from .script import Script, load
+from .script import Script, load, script_names
 
 RoleName = Literal["caller", "worker", "reader", "operator"]
 
@@ -49,37 +49,39 @@ _CHOSEN = re.compile(r"'([HZ](?:SCAN|LEN|CARD))'")
 class Role:
     """What a role needs: scripts, commands that it sends itself with the names of their keys, and channels.
 
-    ``reads_only``: none of its scripts writes, though they may have libraries that can. From Redis 7:
-    ``apart``, keys with all commands that the role has for them, and ``access``, keys that its scripts only
-    read (R) or only write (W).
+    ``of``: the words after ROLE in the headers of its scripts. ``reads_only``: none of its scripts writes,
+    though they may have libraries that can. From Redis 7: ``apart``, keys with all commands that the role
+    has for them, and ``access``, keys that its scripts only read (R) or only write (W).
     """
 
-    scripts: frozenset[str]
+    of: frozenset[str]
     commands: dict[str, tuple[str, ...]] = field(default_factory=dict)
     channels: tuple[str, ...] = ()
     reads_only: bool = False
     apart: tuple[tuple[frozenset[str], frozenset[str]], ...] = ()
     access: Mapping[str, Literal["R", "W"]] = field(default_factory=dict)
 
-    def with_(self, *others: Role, scripts: Iterable[str] = ()) -> Role:
-        """This role, others, and further scripts."""
+    @property
+    def scripts(self) -> frozenset[str]:
+        """Names of its scripts."""
+        return frozenset(name for name in script_names() if self.of.intersection(load(name).roles))
+
+    def with_(self, *others: Role) -> Role:
+        """Return this role and others as one."""
         found = (self, *others)
         commands: dict[str, tuple[str, ...]] = {}
         for role in found:
             for command, keys in role.commands.items():
                 commands[command] = tuple(dict.fromkeys((*commands.get(command, ()), *keys)))
         channels = tuple(dict.fromkeys(name for role in found for name in role.channels))
-        return Role(frozenset(scripts).union(*(role.scripts for role in found)), commands, channels)
+        return Role(frozenset().union(*(role.of for role in found)), commands, channels)
 
 
 _SHARD = tuple(SHARD_KEYS)
 _TRACKERS = (*TRACKER_KEYS, "trackers")
 
 _READS = Role(
-    _names(
-        "find_jobs key_counts page peek read_leases read_moves read_progress read_server scan stats "
-        "track_page why"
-    ),
+    frozenset({"reader"}),
     {
         "INFO": (),
         "TIME": (),
@@ -105,10 +107,7 @@ _READS = Role(
     ("tracked",),
 )
 _CALLER = Role(
-    _names(
-        "push register restart_migration set_shard_count track_add track_close track_open track_page "
-        "track_update"
-    ),
+    frozenset({"caller"}),
     {
         "HGET": ("meta", "queue", "senders", "tracker"),
         "HMGET": ("meta", "queue", "tracker"),
@@ -130,26 +129,10 @@ _CALLER = Role(
 _AUDIT = (_names("audit"), _names("XADD XREVRANGE"))
 _AUDITS = Role(frozenset(), {"XREVRANGE": ("audit",)})
 _READER = replace(_READS.with_(_AUDITS), reads_only=True, apart=(_AUDIT,))
-_ACTS = _READS.with_(
-    _CALLER,
-    Role(
-        _names(
-            "accept_spill_difference apply_queue_pause bury delete delete_call_records delete_dead "
-            "delete_wrong_type dump edit edit_dead hold_ids largest_numbers load pause_ids pause_queue "
-            "pause_shard read_extras repair_meta repair_morgue repair_payload_sets repair_processing "
-            "repair_waiting replace_call_records requeue run_now write_extra "
-            "abort_migration begin_migration export fence forget_transfer hold import_jobs open "
-            "pause_migration relay seal set_phase stay"
-        ),
-    ),
-)
+_ACTS = _READS.with_(_CALLER, Role(frozenset({"operator"})))
 _WORKER = _ACTS.with_(
     Role(
-        _names(
-            "acquire check_commands claim heartbeat next_due read_clock read_counters record_failures "
-            "release renew renew_many retract_crashes settle take_tokens track_progress write_report "
-            "write_samples"
-        ),
+        frozenset({"worker"}),
         {
             "HDEL": ("nodes",),
             "DEL": ("report",),
@@ -160,8 +143,8 @@ _WORKER = _ACTS.with_(
         },
     )
 )
-#: The one table of who needs what. A worker acts on ``celery control``, as an operator, but does not reach
-#: the audit log.
+#: Who needs what. The header of a script has the roles that need least of those that run it. A worker acts on
+#: ``celery control``, as an operator, but does not reach the audit log.
 ROLES: dict[RoleName, Role] = {
     "caller": _CALLER,
     "worker": _WORKER,

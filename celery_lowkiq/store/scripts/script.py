@@ -4,6 +4,7 @@ The header of a script is its declaration. ``-- KEYS: lease due`` and ``-- ARGV:
 become Lua locals of these names; Python passes values by the same names. ``@waiting`` stands for a group of
 keys (see KEY_GROUPS). ``-- USES: time payload_set`` puts these libraries of ``lib/`` in front, each after
 those that it uses itself. ``-- FLAGS: allow-oom`` becomes the shebang line where the server knows one.
+``-- ROLE: worker`` names the roles in Redis whose rights it needs (acl.py).
 Script text comes from these files only.
 
 A further line ``-- USES:`` in the code begins another part of the script, and puts these libraries there. A
@@ -81,6 +82,8 @@ class Script:
     policy_keys: int = 0
     #: Names of the keys that the script gets of each of many shards or queues.
     repeated_keys: tuple[str, ...] = ()
+    #: Roles in Redis that need it (acl.py).
+    roles: tuple[str, ...] = ()
 
     def call_many(self, keys: Sequence[str], rest: Sequence[Value] = (), **args: Value) -> ScriptCall:
         """Bind ``keys``, the ``repeated_keys`` of each shard or queue; otherwise as :meth:`call`."""
@@ -225,16 +228,29 @@ def load(name: str) -> Script:
     binding = _names("KEYS", keys) + _names("ARGV", args) + f"local rest = {len(args) + 1}\n"
     body = binding + _with_probes(_parts(source), [key for key in declared if key in keys])
     repeated = header(source, "KEYS").partition("[")[2].partition("]")[0]
-    return Script(name, body, keys, args, header(source, "FLAGS"), len(of_policies), tuple(repeated.split()))
+    return Script(
+        name,
+        body,
+        keys,
+        args,
+        header(source, "FLAGS"),
+        len(of_policies),
+        tuple(repeated.split()),
+        tuple(header(source, "ROLE").split()),
+    )
+
+
+def script_names() -> list[str]:
+    """Return the names of all scripts."""
+    return [name.removesuffix(".lua") for name in lua_files() if "/" not in name]
 
 
 def load_all() -> None:
     """Load all scripts: what runs for long needs neither descriptors for their files later, nor the files,
     which an upgrade replaces.
     """
-    for name in lua_files():
-        if "/" not in name:
-            load(name.removesuffix(".lua"))
+    for name in script_names():
+        load(name)
 
 
 @cache

@@ -1,6 +1,7 @@
 -- Adds calls to a tracker before they are pushed. A known call is unchanged unless it has ended: then it is another
 -- call with the same task id. Calls of a cancelled tracker end at once.
 --
+-- ROLE: caller
 -- KEYS: tracker tracked places messages
 -- ARGV: channel latest [call what]...
 --   latest: when the last call is due: '' now, else the later of '<Unix s>' and '+<s>' (a delay), or one of them

@@ -1,5 +1,6 @@
 -- Closes a tracker, so that no more calls are added, or cancels its waiting calls.
 --
+-- ROLE: caller
 -- KEYS: tracker tracked places messages
 -- ARGV: channel cancel limit
 --   cancel: '1' also cancels; limit: maximum number of waiting calls to end in this step

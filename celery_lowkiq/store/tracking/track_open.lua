@@ -1,5 +1,6 @@
 -- Opens a tracker. Repeated: it stays as it is.
 --
+-- ROLE: caller
 -- KEYS: tracker
 -- ARGV: name ttl
 --   ttl: s for which it is kept after its last change

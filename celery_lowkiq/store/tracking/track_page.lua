@@ -1,5 +1,6 @@
 -- Reads a page of a tracker's calls, in the order in which they were added.
 --
+-- ROLE: caller reader
 -- KEYS: tracked places messages
 -- ARGV: after limit [state]...
 --   after: the last position of the previous page; state: numbers of states, in the order of lib/track.lua

@@ -1,5 +1,6 @@
 -- Stores the progress that a run reports, while it is the last run of its call.
 --
+-- ROLE: worker
 -- KEYS: tracker tracked places messages
 -- ARGV: current total text [call epoch claim]...
 --   current, total: numbers, or '-' for none
