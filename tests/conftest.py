@@ -42,7 +42,7 @@ RANDOM_MINUTES = float(os.environ.get("LOWKIQ_RANDOM_MINUTES", "0"))
 random_tests = 0
 Rounds = Callable[[int], Iterator[int]]
 #: Folders whose tests share a worker: one process starts it, not each.
-IN_ONE_PROCESS = ("tests/features/", "tests/flower/")
+IN_ONE_PROCESS = ("tests/features/", "tests/flower/", "tests/golden/")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,20 +21,7 @@ from tests.cli import proj
 from tests.foreign import drop_shared
 from tests.processes import ROOT, Process
 
-GOLDEN = Path(__file__).parent / "golden"
-#: Set to write the golden files, and the blocks of docs/command-line.md, anew.
-RENEW = "LOWKIQ_RENEW_GOLDEN"
 APP = "tests.cli.proj"
-
-SPAN = r"[\d.]+ (d|h|min|s)( \d+ (h|min|s))?"
-#: What differs from run to run: times of today, and spans from now.
-CHANGING = [
-    (r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", "YYYY-MM-DDThh:mm:ssZ"),
-    (r"\b[12]\d{9}\.\d+\b", "1700000000.5"),
-    (r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", "YYYY-MM-DD hh:mm:ss UTC"),
-    (rf"\bin {SPAN}", "in <span>"),
-    (rf"\b{SPAN} ago\b|(?<=UTC, )now\b", "<span> ago"),
-]
 
 
 @pytest.fixture
@@ -114,21 +98,6 @@ def end_all(
             count += len(store.settle(spec, lease, settlements).accepted)
         store.release(lease)
     return count
-
-
-def settled(text: str) -> str:
-    """The text without what differs from run to run."""
-    for pattern, stands in CHANGING:
-        text = re.sub(pattern, stands, text)
-    return text
-
-
-def golden(name: str, text: str) -> str:
-    """What ``golden/<name>.txt`` holds; with LOWKIQ_RENEW_GOLDEN=1 that becomes the text."""
-    path = GOLDEN / f"{name}.txt"
-    if os.environ.get(RENEW):
-        path.write_text(text)
-    return path.read_text()
 
 
 def holds(known: Any, found: Any) -> bool:

@@ -17,7 +17,8 @@ from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.rules.findings import Finding
 from celery_lowkiq.rules.models import Disposition, ShardRef
 from tests.cli import proj
-from tests.cli.conftest import end_all, golden, holds, settled
+from tests.cli.conftest import end_all, holds
+from tests.golden.files import golden, settled
 
 #: A time that is always in the future, and looks the same for ever.
 FAR = 9_000_000_000.0
@@ -94,7 +95,7 @@ def test_reads(filled, run, words):
     found = run(*words.split())
     assert found.exit_code == 0, found.output
     shown = settled(found.output)
-    known = golden(re.sub("[- ]+", "-", words), shown)
+    known = golden(f"cli/{re.sub('[- ]+', '-', words)}.txt", shown)
     if "--json" in words:
         assert holds(*([json.loads(line) for line in text.splitlines()] for text in (known, shown)))
     else:

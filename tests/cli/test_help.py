@@ -11,7 +11,7 @@ from celery.bin.celery import celery
 from click.testing import CliRunner
 
 from celery_lowkiq.cli.main import lowkiq
-from tests.cli.conftest import RENEW
+from tests.golden.files import RENEW
 from tests.processes import ROOT
 
 NAMES = lowkiq.list_commands(None)

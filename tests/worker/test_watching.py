@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
-from celery.events import EventReceiver
 from prometheus_client import generate_latest
 
 from celery_lowkiq.integration.operations.inspector import Inspector
 from celery_lowkiq.metrics.queues import queue_registry
 from celery_lowkiq.rules.findings import WARNING
 from tests.waiting import eventually
-
-
-class Listener:
-    """Collects task events, as Flower does."""
-
-    def __init__(self, app, *kinds):
-        self.events = []
-        self._kinds = kinds or ("task-", "lowkiq-")
-        self._app = app
-        self.stop = threading.Event()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self.ready = threading.Event()
-
-    def __enter__(self):
-        self._thread.start()
-        self.ready.wait(10)
-        return self
-
-    def __exit__(self, *error):
-        self.stop.set()
-        self._thread.join(10)
-
-    def _listen(self):
-        with self._app.connection_for_read() as connection:
-            receiver = EventReceiver(connection, handlers={"*": self._heard}, app=self._app)
-            with receiver.consumer_context() as (own, _, _):
-                self.ready.set()
-                while not self.stop.is_set():
-                    try:
-                        own.drain_events(timeout=0.2)
-                    except TimeoutError:
-                        continue
-
-    def _heard(self, event):
-        if event["type"].startswith(self._kinds):
-            self.events.append(event)
-
-    def of(self, kind):
-        return [event for event in list(self.events) if event["type"] == kind]
+from tests.worker.listening import Listener
 
 
 def test_runs_are_task_events(app, start_worker, ledger):
