@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import redis
@@ -27,18 +28,23 @@ from celery_lowkiq.store.jobs.announcements import PushSubscription
 from celery_lowkiq.store.jobs.claims import (
     claim_call,
     claimed,
+    open_claims,
     or_raise,
+    owned,
     release_call,
     settle_calls,
 )
-from celery_lowkiq.store.jobs.due_times import count_due, due_times
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored
 from celery_lowkiq.store.jobs.push_steps import PushSteps
-from celery_lowkiq.store.leases.heartbeats import beat_calls, heartbeat_reply, read_nodes, report_calls
-from celery_lowkiq.store.leases.master_checks import check_masters
-from celery_lowkiq.store.leases.observation import observe
-from celery_lowkiq.store.leases.renewals import renew
+from celery_lowkiq.store.leases.heartbeats import (
+    MOST_NODES,
+    beat_calls,
+    heartbeat_reply,
+    read_reports,
+    report_calls,
+)
+from celery_lowkiq.store.leases.master_checks import memory_limits, refused_commands
 from celery_lowkiq.store.repairs.background import BackgroundRepairs
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.resharding.migrations import Migrations
@@ -60,12 +66,22 @@ from celery_lowkiq.store.scripts.records import (
     parse_beats,
     parse_id,
     parse_seconds,
+    parse_time,
+    parse_whole,
 )
+from celery_lowkiq.store.scripts.redis_errors import WrongType
 from celery_lowkiq.store.scripts.replies import read_or_error, reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60
+
+#: Leases that one script reads: about 0.6 ms of work for Redis.
+OBSERVED_TOGETHER = 200
+#: Leases that one script renews: about 0.4 ms of work for Redis.
+RENEWED_TOGETHER = 100
+#: Shards that one script looks into: about 0.4 ms of work for Redis.
+LOOKED_INTO = 500
 
 FAST = Durability()
 
@@ -144,7 +160,17 @@ class RedisStore:
 
         A key of the wrong type counts as no lease: an acquire of the shard reports it.
         """
-        return observe(self.client, shards)
+        parts = self.client.slices(shards, OBSERVED_TOGETHER)
+        calls = [
+            load("read_leases").call_many([shard_keys(each)["lease"] for each in part]) for part in parts
+        ]
+        found: list[LeaseState | None] = []
+        for part, reply in zip(parts, self.client.answers(calls), strict=True):
+            if isinstance(reply, StoreUnavailable):
+                found += [None] * len(part)
+            else:
+                found += [state for _, state in zip(part, _states(*reply), strict=True)]
+        return found
 
     def acquire(
         self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
@@ -190,7 +216,20 @@ class RedisStore:
 
         The leases show the number of the owner's ``turn``.
         """
-        return renew(self.client, leases, stopping, turn)
+        # The mark of a stopping owner is written for each lease by itself.
+        answers = {} if stopping else _renew_plain(self.client, leases, turn)
+        left = [n for n in range(len(leases)) if n not in answers]
+        calls = [owned("renew", leases[n], stopping=int(stopping), turn=turn) for n in left]
+        # A damaged lease counts as lost; the others are still renewed.
+        replies = [0 if isinstance(reply, WrongType) else reply for reply in self.client.calls(calls)]
+        self.client.check_away(replies)
+        for n, reply in zip(left, replies, strict=True):
+            if isinstance(reply, StoreUnavailable):
+                answers[n] = None
+            else:
+                (server,) = raise_refused([reply])
+                answers[n] = server != 0 and replace(leases[n], server=server.decode())
+        return [answers[n] for n in range(len(leases))]
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """Give the shard up. Return False when jobs are still in processing, or on another server than the
@@ -312,11 +351,19 @@ class RedisStore:
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         """Return the masters that answer, with memory limit, eviction policy and refused commands."""
-        return check_masters(self.client, shards)
+        refused, _ = refused_commands(self.client, shards)
+        replies = [(asked, *asked.ask([("INFO", "memory")])) for asked in self.client.masters()]
+        self.client.check_away(reply for _, reply in replies)
+        return [
+            Master(asked.address, memory_limits(reply), asked.slots, refused=refused.get(asked.address, {}))
+            for asked, reply in replies
+            if not isinstance(reply, StoreUnavailable)
+        ]
 
     def nodes(self) -> list[NodeReport]:
         """Return the nodes that reported in the last hour and did not shut down."""
-        return read_nodes(self.client)
+        (owners,) = self.client.commands([("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
+        return read_reports(self.client, [parse_id(owner) for owner in owners])
 
     # -- migrations
 
@@ -347,13 +394,26 @@ class RedisStore:
         The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
         ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.
         """
-        return due_times(self.client, shards, in_hand, were_empty)
+        claims: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
+        empty = [n for n, was_empty in enumerate(were_empty) if was_empty]
+        dues: dict[int, Due | ShardDamaged | None] = {**_still_empty(self.client, shards, empty)}
+        left = [n for n in range(len(shards)) if n not in dues]
+        calls = [load("next_due").call(shard_keys(shards[n]), open=open_claims(claims[n])) for n in left]
+        replies = self.client.calls(calls) if calls else []
+        self.client.check_away(replies)
+        for n, reply in zip(left, replies, strict=True):
+            dues[n] = _due(reply)
+        return [dues[n] for n in range(len(shards))]
 
     def count_due(self, shards: Sequence[ShardRef]) -> int:
         """Return the number of due jobs of the shards, in two round trips, without those of masters that are
         away.
         """
-        return count_due(self.client, shards)
+        keys = [shard_keys(shard)[index] for shard in shards for index in ("due", "due_prioritized")]
+        dues = self.next_due(shards)
+        now = max((due.now for due in dues if isinstance(due, Due)), default=0.0)
+        counts = self.client.command_answers([("ZCOUNT", key, "-inf", number_text(now)) for key in keys])
+        return sum(count for count in counts if isinstance(count, int))
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         """Subscribe to the announcements of the queues. Raises StoreUnavailable."""
@@ -376,3 +436,74 @@ def _acquire_call(wish: LeaseWatch, owner: str) -> ScriptCall:
         max_crashes=queue.max_crashes,
         poison_error=queue.poison_error,
     )
+
+
+def _states(server: bytes, holders: Sequence[bytes], *leases: bytes | int) -> Iterator[LeaseState]:
+    run_id = parse_id(server)
+    held_by = [
+        (parse_id(owner), parse_id(given_on), leaving == b"1")
+        for owner, given_on, leaving in zip(holders[::3], holders[1::3], holders[2::3], strict=True)
+    ]
+    for place, *texts in zip(*(leases[n::4] for n in range(4)), strict=True):
+        owner, given_on, leaving = held_by[int(place)]
+        epoch, counter, turn = map(bytes, texts)
+        numbers = parse_whole(epoch), parse_whole(counter)
+        yield LeaseState(owner, *numbers, run_id, given_on, leaving, _turn(turn, epoch))
+
+
+def _turn(text: bytes, epoch: bytes) -> int:
+    """Return the owner's turn; 0 for one of another epoch, which is a former owner's."""
+    of, _, turn = text.partition(b" ")
+    return parse_whole(turn) if of == epoch else 0
+
+
+def _renew_plain(client: Client, leases: Sequence[Lease], turn: int) -> dict[int, Renewed]:
+    """Return the answers about leases that were renewed or whose master is away, by position."""
+    parts = client.slices(range(len(leases)), RENEWED_TOGETHER)
+    calls = [
+        load("renew_many").call_many(
+            [shard_keys(leases[n].shard)["lease"] for n in part],
+            [leases[n].epoch for n in part],
+            owner=leases[part[0]].owner,
+            turn=turn,
+        )
+        for part in parts
+    ]
+    answers: dict[int, Renewed] = {}
+    for part, reply in zip(parts, client.answers(calls), strict=True):
+        if isinstance(reply, StoreUnavailable):
+            answers.update(dict.fromkeys(part))
+            continue
+        server, *left = reply
+        name = server.decode()
+        answers.update((n, replace(leases[n], server=name)) for n in part)
+        for position in left:
+            del answers[part[position - 1]]
+    return answers
+
+
+def _due(reply: Any) -> Due | ShardDamaged | None:
+    if isinstance(reply, ShardDamaged):
+        return reply
+    if isinstance(reply, StoreUnavailable):
+        return None
+    raise_refused([reply])
+    return Due(parse_time(reply[1]), parse_seconds(reply[0]))
+
+
+def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due | None]:
+    """Return by its number each of these shards that still has no waiting job, with a due time of None, and
+    each whose master is away.
+    """
+    parts = client.slices(numbers, LOOKED_INTO)
+    calls = [load("find_jobs").call_many([shard_keys(shards[n])["jobs"] for n in part]) for part in parts]
+    dues: dict[int, Due | None] = {}
+    for part, reply in zip(parts, client.answers(calls), strict=True):
+        if isinstance(reply, StoreUnavailable):
+            dues.update(dict.fromkeys(part))
+            continue
+        now, *positions = reply
+        dues.update(dict.fromkeys(part, Due(None, parse_seconds(now))))
+        for position in positions:
+            del dues[part[position - 1]]
+    return dues

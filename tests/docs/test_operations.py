@@ -125,7 +125,7 @@ def test_its_rights_are_enough(restricted):
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
     assert store.take("ticket", "me") == "me"
     node_reports = NodeReports(store)
-    assert node_reports.nodes()
+    assert store.nodes()
     assert node_reports.shards(QUEUE)
     node_reports.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
     assert node_reports.histories([QUEUE]) != [()]

@@ -102,7 +102,7 @@ class Caller:
             *(
                 lambda: list(dump_entries(store, ONE)),
                 Migrations(store.client, "orders").state,
-                lambda: reports.nodes(),
+                lambda: store.nodes(),
             ),
             *(lambda: reports.shards(ONE), lambda: reports.histories([ONE]), lambda: failures.groups(ONE)),
             *(

@@ -42,9 +42,9 @@ def tell(store, report=REPORT, uptime=5.0, **news):
     return store.beat([], report.owner, 2, 1, NodeUpdate(report, uptime, **news)).reply
 
 
-def test_a_report_is_read_as_it_was_told(store, node_reports):
+def test_a_report_is_read_as_it_was_told(store):
     now = tell(store).now
-    (found,) = node_reports.nodes()
+    (found,) = store.nodes()
     assert replace(found, started_at=0.0, seen_at=0.0, silent=0.0) == REPORT
     assert found.seen_at == now
     assert found.started_at == pytest.approx(now - 5)
@@ -52,21 +52,21 @@ def test_a_report_is_read_as_it_was_told(store, node_reports):
     assert found.alive
 
 
-def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client, node_reports):
+def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client):
     tell(store)
     text = json.loads(client.hget(report_key(OWNER), "text"))
     del text["waits"]
     client.hset(report_key(OWNER), "text", json.dumps(text))
-    assert node_reports.nodes()[0].waits == ()
+    assert store.nodes()[0].waits == ()
 
 
-def test_a_report_of_an_earlier_version_knows_no_overdue_run(store, client, node_reports):
+def test_a_report_of_an_earlier_version_knows_no_overdue_run(store, client):
     tell(store)
     text = json.loads(client.hget(report_key(OWNER), "text"))
     for lane in text["lanes"]:
         del lane["expected"], lane["load"]
     client.hset(report_key(OWNER), "text", json.dumps(text))
-    lane = node_reports.nodes()[0].lanes[0]
+    lane = store.nodes()[0].lanes[0]
     assert (lane.load, lane.running) == (None, Running(SHARDS[1], ("1", "a\udcff"), 7, 1.5))
 
 
@@ -83,34 +83,34 @@ def test_due_jobs_of_several_shards_are_counted(store):
     assert store.count_due([]) == 0
 
 
-def test_a_report_of_an_earlier_version_declares_no_number_of_shards(store, client, node_reports):
+def test_a_report_of_an_earlier_version_declares_no_number_of_shards(store, client):
     tell(store)
-    assert node_reports.nodes()[0].declared is None
+    assert store.nodes()[0].declared is None
     tell(store, replace(REPORT, declared={"orders": 24}))
-    assert node_reports.nodes()[0].declared == {"orders": 24}
+    assert store.nodes()[0].declared == {"orders": 24}
 
 
-def test_the_start_of_a_node_stays_what_it_was(store, node_reports):
+def test_the_start_of_a_node_stays_what_it_was(store):
     tell(store, uptime=100.0)
     tell(store, replace(REPORT, quiet=False), uptime=900.0)
-    (found,) = node_reports.nodes()
+    (found,) = store.nodes()
     assert found.seen_at - found.started_at < 200
     assert not found.quiet
 
 
-def test_a_node_that_is_silent_for_its_lease_is_not_alive(store, client, node_reports):
+def test_a_node_that_is_silent_for_its_lease_is_not_alive(store, client):
     now = tell(store).now
     client.hset(report_key(OWNER), "at", now - 11)
-    (found,) = node_reports.nodes()
+    (found,) = store.nodes()
     assert 11 <= found.silent < 30
     assert not found.alive
 
 
-def test_what_ended_is_forgotten(store, client, node_reports):
+def test_what_ended_is_forgotten(store, client):
     tell(store)
     tell(store, replace(REPORT, owner="other-1"))
     store.forget_report(OWNER)
-    assert [found.name for found in node_reports.nodes()] == ["other"]
+    assert [found.name for found in store.nodes()] == ["other"]
     # Another one that went without a word an hour ago.
     client.zadd(reports_key(), {"old-1": time.time() - 3601})
     tell(store)
@@ -125,15 +125,15 @@ def test_what_ended_is_forgotten(store, client, node_reports):
 def test_what_no_node_has_written_is_not_shown(store, client, node_reports, text):
     tell(store)
     client.hset(report_key(OWNER), "text", text)
-    assert node_reports.nodes() == []
+    assert store.nodes() == []
 
 
-def test_many_planted_shards_are_not_made(store, client, node_reports):
+def test_many_planted_shards_are_not_made(store, client):
     tell(store)
     text = json.loads(client.hget(report_key(OWNER), "text"))
     text["lanes"][0]["shards"] = {"q": "0-99999999999999"}
     client.hset(report_key(OWNER), "text", json.dumps(text))
-    (found,) = node_reports.nodes()
+    (found,) = store.nodes()
     assert len(found.lanes[0].shards) == 1000
 
 

@@ -15,8 +15,8 @@ from celery_lowkiq.rules.models import Job, Lease, Payload, QueueSpec, Recorded,
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.store.jobs.claims import claimed
-from celery_lowkiq.store.jobs.due_times import _due
 from celery_lowkiq.store.leases.heartbeats import heartbeat_reply
+from celery_lowkiq.store.redis_store import _due
 from celery_lowkiq.store.scripts import records
 
 numbers = st.from_regex(r"\A[0-9]{1,20}(\.[0-9]{1,20})?\Z") | st.sampled_from(

@@ -260,7 +260,7 @@ class Inspector:
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """Return the last reports of the living nodes, and of those lost within an hour, by name."""
-        return current(NodeReports(self._store).nodes())
+        return current(self._store.nodes())
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
         """Return :meth:`nodes`; on a cluster, None while the master with the reports is away."""

@@ -35,6 +35,7 @@ class HealthReader:
 
     def __init__(self, store: RedisStore) -> None:
         self._client = store.client
+        self._store = store
         self._node_reports = NodeReports(store)
         self._queries = Queries(store)
         self._repairs = Repairs(store.client)
@@ -44,7 +45,7 @@ class HealthReader:
         return SystemState(
             format=FORMAT,
             topology=topology,
-            nodes=current(self._node_reports.nodes()),
+            nodes=current(self._store.nodes()),
             queues=[self._queue_if_there(queue) for queue in queues],
         )
 

@@ -56,10 +56,6 @@ class NodeReports:
         self._client = store.client
         self._queries = Queries(store)
 
-    def nodes(self) -> list[NodeReport]:
-        """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
-        return self._store.nodes()
-
     def histories(
         self, queues: Sequence[QueueSpec], span: Span = HOUR
     ) -> list[tuple[Sample, ...] | StoreUnavailable]:
@@ -122,7 +118,7 @@ class NodeReports:
         """Return hints about the load of shards; none for a queue that is moving, or has a rate limit."""
         if queue.former_shards is not None or self.is_limited(queue):
             return []
-        return shard_hints(queue.name, queue.shards, shards, self.nodes())
+        return shard_hints(queue.name, queue.shards, shards, self._store.nodes())
 
     def facts(
         self,
@@ -151,7 +147,7 @@ class NodeReports:
         fields, tokens = told = [_timed(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
         left, stored_rate = tokens.reply if tokens is not None else (None, None)
         rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
-        nodes = None if owner else self._client.unless_away(self.nodes)
+        nodes = None if owner else self._client.unless_away(self._store.nodes)
         node = parse_report(parse_id(owner), fields.reply, fields.now) if owner and fields else None
         at = _waiting(waiting, counted[PAYLOAD_COUNT], read)
         return DiagnosisFacts(

@@ -32,7 +32,7 @@ from celery_lowkiq.store.scripts.keys import (
     reports_key,
     shard_keys,
 )
-from celery_lowkiq.store.scripts.records import number_text, parse_id, parse_seconds
+from celery_lowkiq.store.scripts.records import number_text, parse_seconds
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
 
 #: Seconds for which a node's last report is kept.
@@ -48,12 +48,6 @@ _COUNTERS = re.compile(rb"\d+ (\d{1,12}(?:\.\d{1,9})?) (\d{1,18}(?:,\d{1,18})*)"
 #: Queues and shards that one script handles.
 QUEUES = 100
 SHARDS = 500
-
-
-def read_nodes(client: Client) -> list[NodeReport]:
-    """Return the nodes that reported in the last hour and did not shut down, in two round trips."""
-    (owners,) = client.commands([("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
-    return read_reports(client, [parse_id(owner) for owner in owners])
 
 
 def read_reports(client: Client, owners: Sequence[str]) -> list[NodeReport]:

@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from celery_lowkiq.rules.errors import ClusterDown, ConfigurationError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.server_checks import Server
-from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import load
-
-
-def check_masters(client: Client, shards: Sequence[ShardRef]) -> list[Master]:
-    """Return the masters with their memory limits, eviction policies and refused commands.
-
-    By INFO, since managed servers forbid CONFIG. Masters that are away are left out. Raises StoreUnavailable
-    when it is the only one.
-    """
-    refused, _ = refused_commands(client, shards)
-    replies = [(asked, *asked.ask([("INFO", "memory")])) for asked in client.masters()]
-    client.check_away(reply for _, reply in replies)
-    return [
-        Master(
-            asked.address, _limits(if_permitted(reply)), asked.slots, refused=refused.get(asked.address, {})
-        )
-        for asked, reply in replies
-        if not isinstance(reply, StoreUnavailable)
-    ]
 
 
 def refused_commands(
@@ -61,7 +42,9 @@ def refused_commands(
     return found, down
 
 
-def _limits(info: Mapping[str, Any]) -> Server:
+def memory_limits(reply: Any) -> Server:
+    """Return the memory limit and the eviction policy of the reply of INFO."""
+    info = if_permitted(reply)
     return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
 
 
