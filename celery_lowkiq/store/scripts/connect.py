@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import redis
 from redis import asyncio
 from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.connection import DefaultParser
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
@@ -18,6 +19,7 @@ from celery_lowkiq.rules.validators import invalid
 
 from .cluster_map import ClusterMap
 from .keeping_pool import KeepingPool
+from .reply_limits import limited
 from .sentinels import AsyncNamedSentinels, NamedSentinels
 
 #: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
@@ -87,6 +89,8 @@ def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.R
     """
     options, master = _split(parameters)
     options["retry"] = asyncio.retry.Retry(_backoff(), RETRIES)
+    # A class that is given is one of parsers without asyncio.
+    options["parser_class"] = limited(asyncio.connection.DefaultParser)
     for arguments in (options, master.options if master else {}):
         if isinstance(reqs := arguments.get("ssl_cert_reqs"), VerifyMode):
             # The asyncio client of redis-py 5.0 knows names only, and Celery makes constants of them.
@@ -113,6 +117,7 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
     """Return the arguments of each connection, and the master, if sentinels are given."""
     options = dict(parameters)
     options["protocol"] = PROTOCOL
+    options["parser_class"] = limited(options.get("parser_class", DefaultParser))
     sentinels = options.pop("sentinels", None)
     master_name = options.pop("master_name", None)
     of_sentinels = options.pop("sentinel_kwargs", None) or {}
