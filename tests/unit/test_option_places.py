@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import timedelta
 
 import pytest
@@ -98,74 +99,82 @@ def task_class(options, bases=(Task,)):
 
 
 class Place:
-    """Makes a task with an option in one place, and others in another one."""
+    """Makes tasks with an option in one place, and others in another one. They have an app in common."""
 
-    def __init__(self, app_options=None):
-        self.app = Celery("places", broker="memory://", set_as_current=False, **(app_options or {}))
+    def __init__(self, **settings):
+        self.app = Celery("places", broker="memory://", set_as_current=False, **settings)
+        self.numbers = itertools.count()
+
+    def new_name(self):
+        return f"save{next(self.numbers)}"
 
     def decorate(self, function, **options):
-        return ordered_task(app=self.app, name="save", **options)(function)._get_current_object()
+        name = self.new_name()
+        return ordered_task(app=self.app, name=name, **options)(function)._get_current_object()
+
+    def plain(self, function, **options):
+        return self.app.task(name=self.new_name(), shared=False, lazy=False, **options)(function)
+
+    def register(self, function, options, bases):
+        fields = {"name": self.new_name(), "run": staticmethod(function), **options}
+        return self.app.register_task(type("Save", bases, fields)())
 
 
-def at_the_decorator(option, others, function):
-    return Place().decorate(function, **option, **others)
+def at_the_decorator(place, option, others, function):
+    return place.decorate(function, **option, **others)
 
 
-def in_a_base_of_celerys(option, others, function):
-    return Place().decorate(function, base=task_class(option), **others)
+def in_a_base_of_celerys(place, option, others, function):
+    return place.decorate(function, base=task_class(option), **others)
 
 
-def in_an_abstract_ordered_class(option, others, function):
-    return Place().decorate(function, base=task_class(option, (OrderedTask,)), **others)
+def in_an_abstract_ordered_class(place, option, others, function):
+    return place.decorate(function, base=task_class(option, (OrderedTask,)), **others)
 
 
-def in_a_base_behind_ours(option, others, function):
+def in_a_base_behind_ours(place, option, others, function):
     base = type("Both", (OrderedTask, task_class(option)), {"abstract": True})
-    return Place().decorate(function, base=base, **others)
+    return place.decorate(function, base=base, **others)
 
 
-def beside_a_base(option, others, function):
-    return Place().decorate(function, base=task_class(others, (OrderedTask,)), **option)
+def beside_a_base(place, option, others, function):
+    return place.decorate(function, base=task_class(others, (OrderedTask,)), **option)
 
 
-def in_the_class_of_the_app(option, others, function):
-    return Place({"task_cls": task_class(option)}).decorate(function, **others)
+def in_the_class_of_the_app(place, option, others, function):
+    return Place(task_cls=task_class(option)).decorate(function, **others)
 
 
-def beside_the_class_of_the_app(option, others, function):
-    return Place({"task_cls": task_class(others)}).decorate(function, **option)
+def beside_the_class_of_the_app(place, option, others, function):
+    return Place(task_cls=task_class(others)).decorate(function, **option)
 
 
-def in_annotations(option, others, function):
+def in_annotations(place, option, others, function):
     place = Place()
-    place.app.conf.task_annotations = {"save": option}
+    place.app.conf.task_annotations = {"save0": option}
     return place.decorate(function, **others)
 
 
-def beside_annotations(option, others, function):
+def beside_annotations(place, option, others, function):
     place = Place()
     place.app.conf.task_annotations = {"*": others}
     return place.decorate(function, **option)
 
 
-def of_a_plain_task(option, others, function):
-    task = Place().app.task(name="save", shared=False, lazy=False, **option)(function)
-    return ordered_task(**others)(task)
+def of_a_plain_task(place, option, others, function):
+    return ordered_task(**others)(place.plain(function, **option))
 
 
-def for_a_plain_task(option, others, function):
-    task = Place().app.task(name="save", shared=False, lazy=False, **others)(function)
-    return ordered_task(**option)(task)
+def for_a_plain_task(place, option, others, function):
+    return ordered_task(**option)(place.plain(function, **others))
 
 
-def in_the_class_of_a_task(option, others, function):
-    base = task_class(option, (OrderedTask,))
-    final = type("Save", (base,), {"name": "save", "run": staticmethod(function), **others})
-    return Place().app.register_task(final())
+def in_the_class_of_a_task(place, option, others, function):
+    return place.register(function, others, (task_class(option, (OrderedTask,)),))
 
 
-def in_the_last_class_of_a_task(option, others, function):
-    return in_the_class_of_a_task(others, option, function)
+def in_the_last_class_of_a_task(place, option, others, function):
+    return in_the_class_of_a_task(place, others, option, function)
 
 
 PLACES = [
@@ -189,35 +198,38 @@ def test_the_table_is_whole():
     assert VALUES.keys() >= OPTIONS.keys()
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", VALUES)
-def test_an_option_holds_wherever_it_stands(name, place):
-    value, others = VALUES[name]
-    task = place({name: value}, others, function_for({name: value, **others}))
-    assert isinstance(task, OrderedTask)
-    assert getattr(task, name) == value
-    assert {other: getattr(task, other) for other in others} == others
+@pytest.mark.parametrize("make", PLACES)
+def test_each_option_holds_wherever_it_stands(make):
+    place, held = Place(), {}
+    for name, (value, others) in VALUES.items():
+        task = make(place, {name: value}, others, function_for({name: value, **others}))
+        assert isinstance(task, OrderedTask)
+        held[name] = (getattr(task, name), {other: getattr(task, other) for other in others})
+    assert held == VALUES
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", [name for name, (_, others) in VALUES.items() if others])
-def test_an_option_that_needs_another_one_is_refused_without_it(name, place):
-    option = {name: VALUES[name][0]}
-    if name in LIMITS and place is of_a_plain_task:
-        # Its callers and its function stay as they are: see tests/unit/test_existing_tasks.py.
-        place(option, {}, function_for({}))
-        return
-    with pytest.raises(ConfigurationError, match=f"^save: {name}="):
-        place(option, {}, function_for({}))
+@pytest.mark.parametrize("make", PLACES)
+def test_an_option_that_needs_another_one_is_refused_without_it(make):
+    place = Place()
+    for name, (value, others) in VALUES.items():
+        if not others:
+            continue
+        if name in LIMITS and make is of_a_plain_task:
+            # Its callers and its function stay as they are: see tests/unit/test_existing_tasks.py.
+            make(place, {name: value}, {}, of_a_batch)
+            continue
+        with pytest.raises(ConfigurationError, match=rf"^save\d+: {name}="):
+            make(place, {name: value}, {}, of_a_batch)
 
 
-@pytest.mark.parametrize("name", sorted((OPTIONS.keys() | OFF.keys()) - {"by", "per_id"}))
-def test_the_decorator_takes_an_option_of_a_base_off(name):
-    off = OPTIONS[name].default if name in OPTIONS else OFF[name]
-    base = task_class({name: VALUES[name][0]})
-    assert getattr(Place().decorate(of_a_batch, base=base, **{name: off}), name) == off
-    plain = Place().app.task(base=base, name="save", shared=False, lazy=False)(of_a_batch)
-    assert getattr(ordered_task(**{name: off})(plain), name) == off
+def test_the_decorator_takes_an_option_of_a_base_off():
+    place = Place()
+    for name in (OPTIONS.keys() | OFF.keys()) - {"by", "per_id"}:
+        off = OPTIONS[name].default if name in OPTIONS else OFF[name]
+        base = task_class({name: VALUES[name][0]})
+        assert getattr(place.decorate(of_a_batch, base=base, **{name: off}), name) == off
+        plain = place.plain(of_a_batch, base=base)
+        assert getattr(ordered_task(**{name: off})(plain), name) == off
 
 
 @pytest.mark.parametrize("name", ["time_limit", "soft_time_limit"])
@@ -228,7 +240,7 @@ def test_the_setting_of_where_tasks_run_counts_as_their_option(name):
         return place.decorate(of_a_batch, **{name: 8}, **options)
 
     assert getattr(in_processes(), name) == 8
-    with pytest.raises(ConfigurationError, match=f"^save: {name}=8 is invalid: expected run_in='process'"):
+    with pytest.raises(ConfigurationError, match=f"^save0: {name}=8 is invalid: expected run_in='process'"):
         in_processes(run_in="thread")
 
 
@@ -239,7 +251,7 @@ def test_a_value_that_is_wrong_by_itself_is_refused_everywhere(bases, place):
         base = task_class({"max_retries": -1} if place == "class" else {}, bases)
         final = Place()
         if place == "annotations":
-            final.app.conf.task_annotations = {"save": {"max_retries": -1}}
+            final.app.conf.task_annotations = {"save0": {"max_retries": -1}}
         final.decorate(function_for({}), base=base, **({"max_retries": -1} if place == "decorator" else {}))
 
 

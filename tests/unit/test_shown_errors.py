@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 import re
 
@@ -115,16 +116,16 @@ def is_free_of(private, found):
     return not words & private
 
 
-@pytest.mark.parametrize("has_events", [True, False], ids=["events", "quiet"])
-@pytest.mark.parametrize("max_retries", [0, 1])
-@pytest.mark.parametrize("calls", [1, 2], ids=["alone", "merged"])
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_of_a_run_are_public(private, told, function, calls, max_retries, has_events):
-    lane = Lane(function, max_retries=max_retries)
-    lane.runner._consumer.event_dispatcher.enabled = has_events
-    ids = ["a", "b"][:calls]
-    lane.run(job(*[b"7", b"8"][:calls], calls=list(enumerate(ids))))
-    assert is_free_of(private, shown(lane, told, ids))
+def test_of_a_run_are_public(private, told, function):
+    """With events and without, at the last run and before, of one call and of merged ones."""
+    for max_retries, has_events, count in itertools.product([0, 1], [True, False], [1, 2]):
+        told.clear()
+        lane = Lane(function, max_retries=max_retries)
+        lane.runner._consumer.event_dispatcher.enabled = has_events
+        ids = ["a", "b"][:count]
+        lane.run(job(*[b"7", b"8"][:count], calls=list(enumerate(ids))))
+        assert is_free_of(private, shown(lane, told, ids)), (max_retries, has_events, count)
 
 
 def test_of_calls_without_a_run_are_public(private, told):
