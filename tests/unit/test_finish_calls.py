@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 from celery import Task, signals
 from celery.worker import state
+from kombu.exceptions import OperationalError
 
 from celery_lowkiq import BusinessFailure, OrderedTask, RunAborted
 from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord
@@ -479,3 +480,36 @@ def test_a_run_of_which_no_call_has_a_record_is_replaced_once(calls):
     recorded = Recorded.SOME if calls else Recorded.NONE
     (settlement,) = lane.run(job(b"1", calls=calls, recorded=recorded))
     assert (settlement.disposition, ran) == (Disposition.DONE, ["other"])
+
+
+@pytest.mark.parametrize("calls", [1, 2], ids=["alone", "merged"])
+@pytest.mark.parametrize("field", ["callbacks", "chain"])
+def test_links_that_can_never_be_sent_end_their_call(caplog, field, calls):
+    """As a plain task: the errback of a broken link is broken, too, so that Celery's tracer gives up."""
+    broken = {**_signature("celery.group"), "subtask_type": "group", "kwargs": {"tasks": ["a text"]}}
+    records = [(0, "a", {}, {field: [broken], "errbacks": [broken]}), (1, "b")]
+    lane = Lane(last_payload)
+    (settlement,) = lane.run(job(*[b"7", b"8"][:calls], calls=records[:calls]))
+    assert settlement.disposition is Disposition.DONE
+    assert {stored for first_and_last in settlement.ended for stored in first_and_last} == {
+        b"key %d" % n for n in range(calls)
+    }
+    assert lane.state("a") == "FAILURE"
+    assert "call a ends as FAILURE, since its links cannot be sent" in caplog.messages
+
+
+def test_links_whose_broker_is_unreachable_are_sent_later(monkeypatch):
+    lane = Lane(last_payload)
+
+    def unreachable(*args, **options):
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(lane.app, "send_task", unreachable)
+    monkeypatch.setattr(lane.app.amqp, "send_task_message", unreachable)
+    record = (0, "a", {}, {"callbacks": [_signature("other")], "errbacks": [_signature("other")]})
+    (settlement,) = lane.run(job(b"7", b"8", calls=[record, (1, "b")]))
+    assert settlement.disposition is Disposition.RETRY
+
+
+def _signature(task):
+    return {"task": task, "args": (), "kwargs": {}, "options": {}, "subtask_type": None, "immutable": True}

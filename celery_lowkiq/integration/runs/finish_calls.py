@@ -12,7 +12,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NoReturn
 
+from kombu.exceptions import SerializationError
+
 from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.integration.records.orphans import fail
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, Job, Settlement
@@ -25,7 +28,10 @@ from .outcomes import CallOutcome
 from .request import call_request, outcome_request
 from .run import Run
 from .task_function import RunRevoked
-from .tracing import report, traced
+from .tracing import ReportingFailed, report, traced
+
+#: Errors that links with wrong parts raise at each try. Errors of servers, which pass, have other classes.
+UNSENDABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError, SerializationError)
 
 
 @dataclass
@@ -104,10 +110,14 @@ class CallFinisher:
                 return True
             request = outcome_request(call.record, task, consumer, payloads, retries, self._play(outcome))
         except Exception as error:  # noqa: BLE001 - also what a property of the request raises
-            return self._fail_unbuilt(call, error)
+            return self._fail_broken(
+                replace(call.record, headers={}), "no request can be built for it", error
+            )
         try:
             self._trace(call, outcome, request)
         except Exception as error:
+            if outcome.success and call.record.embed and isinstance(_cause_of(error), UNSENDABLE):
+                return self._fail_broken(call.record, "its links cannot be sent", error)
             if finished.error is None:
                 logger.exception("job %r: some call results could not be written", job.id)
             finished.error = error
@@ -115,10 +125,10 @@ class CallFinisher:
             return outcome.final and not outcome.success
         return outcome.final
 
-    def _fail_unbuilt(self, call: StoredCall, error: Exception) -> bool:
-        """End a call whose request cannot be built: no later run could build it. Returns True."""
-        logger.exception("call %s ends as FAILURE, since no request can be built for it", call.record.id)
-        report(fail, self._calls.task, replace(call.record, headers={}, embed={}), error)
+    def _fail_broken(self, record: CallRecord, why: str, error: Exception) -> bool:
+        """End a call that no later run could finish either. Returns True."""
+        logger.exception("call %s ends as FAILURE, since %s", record.id, why)
+        report(fail, self._calls.task, replace(record, embed={}), _cause_of(error))
         return True
 
     def _trace(self, call: StoredCall, outcome: CallOutcome, request: Any) -> None:
@@ -139,6 +149,12 @@ class CallFinisher:
         if not outcome.final:
             return _Raiser(outcome.error)
         return self._raisers.setdefault(id(outcome.error), _Raiser(outcome.error))
+
+
+def _cause_of(error: Exception) -> Exception:
+    """The exception that made Celery's tracer fail."""
+    cause = error.__cause__
+    return cause if isinstance(error, ReportingFailed) and isinstance(cause, Exception) else error
 
 
 class _Raiser:

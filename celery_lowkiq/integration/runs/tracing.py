@@ -38,7 +38,11 @@ def traced(
         raise
     if info is None and measured is None:
         report(request.vanishes)
-        raise ReportingFailed(f"{result.exception!r}" if result is not None else "the tracer gave up")
+        if result is None:
+            raise ReportingFailed("the tracer gave up")
+        # Celery wraps the exception for pickle.
+        cause = getattr(result.exception, "exc", result.exception)
+        raise ReportingFailed(f"{result.exception!r}") from cause
     took = measured if runtime is None else runtime
     if info is None:
         report(request.on_success, (0, text, took))
