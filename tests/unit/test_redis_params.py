@@ -344,6 +344,7 @@ OTHERS = (
     "redis://localhost/0",
     "sentinel://a:1;sentinel://b:2",
 )
+SOCKET = "redis+socket:///run/redis.sock%s"
 
 
 @pytest.mark.parametrize(
@@ -358,6 +359,14 @@ OTHERS = (
         ({"result_backend_transport_options": STAGE}, ""),
         *(({"broker_transport_options": STAGE, "lowkiq_url": url}, "stage:") for url in SAME),
         *(({"broker_transport_options": STAGE, "lowkiq_url": url}, "") for url in OTHERS),
+        ({"broker_transport_options": STAGE, "lowkiq_url": SAME[0], "lowkiq_redis_options": {"db": 1}}, ""),
+        *(
+            (
+                {"broker_url": SOCKET % one, "broker_transport_options": STAGE, "lowkiq_url": SOCKET % own},
+                found,
+            )
+            for one, own, found in [("", "?virtual_host=0", "stage:"), ("", "?virtual_host=1", "")]
+        ),
     ],
 )
 def test_the_prefix_of_all_keys(settings, prefix):

@@ -85,7 +85,8 @@ def key_prefix(app: Celery, settings: Settings) -> str:
     else, where the broker is the store, that of the broker's keys. Raises ConfigurationError.
     """
     prefix = settings.redis_options.get(PREFIX)
-    if prefix is None and (not settings.url or _place(settings.url) == _place(_broker_url(app))):
+    is_broker = not settings.url or _place(settings.url, **_own(settings)) == _place(_broker_url(app))
+    if prefix is None and is_broker:
         prefix = app.conf.broker_transport_options.get(PREFIX)
     if prefix is None:
         return ""
@@ -98,13 +99,17 @@ def key_prefix(app: Celery, settings: Settings) -> str:
     return prefix
 
 
-def _place(url: str) -> Any:
-    """Return host, port and database of the URL of one server; of others, the URL."""
+def _place(url: str, db: Any = None, **_: Any) -> Any:
+    """Return address and database of the URL of one server; of others, the URL. ``db`` replaces the URL's."""
     try:
         parts = url_to_parts(url)
     except ValueError:
         return url
-    return parts.hostname or "localhost", parts.port or DEFAULT_PORT, (parts.path or "").strip("/") or "0"
+    path, in_query = (parts.path or "").strip("/"), parts.query.get("virtual_host") or parts.query.get("db")
+    if SCHEMES.get(parts.scheme) == "redis+socket":
+        return path, str(db or in_query or 0)
+    database = str(db or in_query or path or 0)
+    return parts.hostname or "localhost", parts.port or DEFAULT_PORT, database
 
 
 def _own(settings: Settings) -> dict[str, Any]:
