@@ -323,6 +323,17 @@ class TestPlainTasks:
         plain.delay(1)
         lowkiq.assert_nothing_enqueued(plain)
 
+    def test_celery_maps_them(self, lowkiq_app):
+        """In a plain task, as those of other plain tasks."""
+
+        @ordered_task(app=lowkiq_app, shared=False, by=0, name="plain")
+        def plain(order_id, status="new"):
+            return f"{order_id} {status}"
+
+        assert plain.map([1, 2]).apply().get() == ["1 new", "2 new"]
+        assert plain.starmap([(1, "paid")]).apply().get() == ["1 paid"]
+        assert plain.chunks([(1,), (2,)], 1).group().apply().get() == [["1 new"], ["2 new"]]
+
     def test_a_switch_is_asked_at_each_call(self, lowkiq, lowkiq_app):
         ordered = [True]
 

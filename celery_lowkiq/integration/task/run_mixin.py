@@ -35,7 +35,8 @@ class RunMixin(RetryMixin[R], Generic[R]):
         result: R
         request = self.request_stack.top
         if request is None or request.called_directly or request._protected:
-            check_caller(self.name, get_current_task())
+            if not self.is_plain:
+                check_caller(self.name, get_current_task())
             result = super().__call__(*args, **kwargs)
             return result
         request._protected = 1
