@@ -25,6 +25,8 @@ FORMS = {
     "no result": ({"task_ignore_result": True}, {}),
 }
 
+ACCEPTING = ({"lowkiq_signing": "accept", "lowkiq_signing_keys": KEYS}, {})
+
 
 @pytest.fixture(params=FORMS)
 def form(request):
@@ -366,6 +368,34 @@ class TestRedelivered:
         task.delay(1)
         lowkiq.drain()
         assert runs == [True, False]
+
+
+@pytest.mark.parametrize("options", [{}, {"job_ttl": 60}], ids=["changed", "begun"])
+@pytest.mark.parametrize("mode", ["off", "accept"])
+@pytest.mark.parametrize("form", [ACCEPTING], ids=[""])
+def test_a_call_that_nobody_signed_stays_unsigned(
+    lowkiq, lowkiq_server, lowkiq_app, make, form, mode, options
+):
+    """A worker that accepts it must not make it one that ``require`` lets pass."""
+
+    def tries(self, key):
+        raise self.retry(headers={"tenant": "acme"}, args=(key, "again"), countdown=60)
+
+    def also(self, key, again=None):
+        return tries(self, key)
+
+    task = make(also, name="tries", **options)
+    caller = Celery("caller", broker=lowkiq_server.url, backend="cache+memory://", set_as_current=False)
+    caller.conf.update(lowkiq_signing=mode, lowkiq_signing_keys=KEYS)
+    ordered_task(app=caller, shared=False, name="tries", by=0, bind=True, **options)(also).delay(1)
+    lowkiq.drain(propagate=False)
+    client = context_of(lowkiq_app).store.client
+    keys = [shard_keys(shard)["calls"] for shard in task.queue_spec.shard_refs()]
+    (member,) = [one for key in keys for one in client.redis.zrange(key, 0, -1)]
+    record = member[len(b"1\0") + 10 + 12 :]
+    assert b"acme" in record
+    assert record[:1] == (b"[" if mode == "off" else b"c")
+    context_of(caller).store.close()
 
 
 def calls_left(task):

@@ -79,7 +79,7 @@ class Gate:
         return bool(split_record(stored.data)[0]) and self.signing.mode != "off"
 
     def sign_record(self, stored: StoredRecord, record: bytes) -> bytes:
-        """Return the record that replaces a stored one, with its signature."""
+        """Return a record with its signature, at the place of a stored one."""
         return self.signing.signed_record(self._queue, stored, record)
 
     def load_unsigned(self, data: bytes) -> Any:

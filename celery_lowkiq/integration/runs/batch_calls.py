@@ -104,8 +104,9 @@ class BatchCalls:
 
     def _start(self, calls: Iterable[StoredCall]) -> None:
         """End the time to live of calls that run, also for a later run after a crash of this one."""
+        gate = self._rules.gate
         started = [
-            (call.stored, self._rules.dump_record(call.stored, record))
+            (call.stored, self._rules.dump_record(call.stored, record, gate.is_signed_record(call.stored)))
             for call in calls
             if (record := call.record.started()) is not None
         ]

@@ -47,14 +47,16 @@ def changed_call(run: Run, asked: CallChanges) -> PayloadChange | None:
     data = signature = b""
     if is_call and (asked.args is not None or asked.kwargs is not None):
         data, signature = _payload(run, job, form.with_arguments(job_id, payload, asked.args, asked.kwargs))
-    key, record = _key(run, job), _record(run, call, asked)
+    old, record = _stored(run, job), _record(run, call, asked)
     if not (data or record):
         return None
     position = job.positions[0]
     head = id_bytes(job_id) + b"\0" + digest(data or job.claimed.payloads[position].data)
-    if key or record:
-        stored = run.rules.dump_record(StoredRecord(head, position, b""), record or call)
-        return PayloadChange(position, data, signature, head, stored, key)
+    if old or record:
+        gate, payload = run.rules.gate, job.claimed.payloads[position]
+        signs = gate.is_signed_record(old) if old else gate.is_signed(job_id, payload)
+        stored = run.rules.dump_record(StoredRecord(head, position, b""), record or call, signs)
+        return PayloadChange(position, data, signature, head, stored, old.key if old else b"")
     return PayloadChange(position, data, signature)
 
 
@@ -72,12 +74,12 @@ def _payload(run: Run, job: DecodedJob, payload: Any) -> tuple[bytes, bytes]:
     return data, run.rules.gate.signing.sign_payload(queue, id_bytes(job.claimed.id), data, score)
 
 
-def _key(run: Run, job: DecodedJob) -> bytes:
-    """The key of the call's record; empty when it has none."""
+def _stored(run: Run, job: DecodedJob) -> StoredRecord | None:
+    """The call's record; None when it has none."""
     if run.call is None or job.claimed.calls is None:
-        return b""
+        return None
     records = job.claimed.calls.records
-    return next((each.key for each in records if run.rules.read_record(each).id == run.call.id), b"")
+    return next((each for each in records if run.rules.read_record(each).id == run.call.id), None)
 
 
 def _record(run: Run, call: CallRecord, asked: CallChanges) -> CallRecord | None:

@@ -79,9 +79,12 @@ class RunRules:
         """The call of a stored record. Raises UndecodablePayload."""
         return CallRecord.verified(stored, self.gate)
 
-    def dump_record(self, stored: StoredRecord, record: CallRecord) -> bytes:
-        """What replaces a stored record. Raises PayloadError."""
-        return self.gate.sign_record(stored, record.dump(self.gate.record_codec))
+    def dump_record(self, stored: StoredRecord, record: CallRecord, signs: bool) -> bytes:
+        """The bytes of a record at the place of a stored one. ``signs``: what it replaces was signed, because
+        otherwise a worker would sign what no caller has. Raises PayloadError.
+        """
+        data = record.dump(self.gate.record_codec)
+        return self.gate.sign_record(stored, data) if signs else data
 
 
 #: Of a job whose run did not fail.
