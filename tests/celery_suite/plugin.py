@@ -29,8 +29,10 @@ from tests.waiting import eventually
 
 MODULE = "t.integration.tasks"
 LANES = 4
-#: Maximum time of a test in s: with Celery's own limit, a test that hangs takes 300.
-TIMEOUT = 90
+#: Maximum time of a test in s, the start of the worker by the first one included; Celery's own limit is 300.
+TIMEOUT = 180
+#: Maximum time of a worker's start in s.
+START = 150
 _turn = itertools.count()
 #: The id of a call.
 IDS: dict[str, Callable[[Any], str]] = {
@@ -112,7 +114,7 @@ def pytest_configure(config: Any) -> None:
         words = ["-A", "tests.celery_suite.app", "worker", "-P", pool, "-c", str(LANES), "-l", "WARNING"]
         with subprocess.Popen([sys.executable, "-m", "celery", *words]) as process:
             try:
-                eventually(lambda: app.control.ping(timeout=1.0))
+                eventually(lambda: app.control.ping(timeout=1.0), START)
                 yield
             finally:
                 process.terminate()
