@@ -32,7 +32,7 @@ from celery_lowkiq.rules.errors import (
     UndecodablePayload,
     UnknownTracker,
 )
-from celery_lowkiq.rules.failure_filter import FailureFilter
+from celery_lowkiq.rules.job_filter import FailureFilter
 
 if TYPE_CHECKING:
     from celery_lowkiq.integration.operations.inspector import Inspector

@@ -1,18 +1,30 @@
-"""Which jobs of a listing an operator means: by state and age."""
+"""Filter of jobs, which listings, searches of failures and actions share."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from .cached_property import cached_property
 from .errors import InvalidCall
-from .failure_filter import age_seconds
 from .validators import invalid
 
 #: States of waiting jobs, and of dead ones.
 WAITING_STATES: tuple[str, ...] = ("due", "scheduled", "paused", "held")
 DEAD_STATES: tuple[str, ...] = ("held",)
-_AGE = re.compile(r"([<>])(\w{2,12})")
+#: Seconds of a unit of ages.
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_AGE = re.compile(r"(\d{1,9})(s|m|min|h|d)")
+_AGE_BOUND = re.compile(r"([<>])(\w{2,12})")
+
+
+def age_seconds(text: str) -> float | None:
+    """Return the seconds of an age such as ``90s``, ``30min``, ``2h``, ``7d``; None for other text."""
+    found = _AGE.fullmatch(text)
+    return float(int(found[1]) * _UNITS[found[2]]) if found else None
 
 
 class TimeBounds(NamedTuple):
@@ -27,7 +39,7 @@ def age_bounds(age: str, now: float) -> TimeBounds:
 
     Raises InvalidCall.
     """
-    found = _AGE.fullmatch(age)
+    found = _AGE_BOUND.fullmatch(age)
     seconds = age_seconds(found[2]) if found else None
     if found is None or seconds is None:
         raise InvalidCall(invalid("age", age, "`>` or `<` and a time such as 30min, 2h or 7d"))
@@ -51,3 +63,47 @@ def both(one: TimeBounds, other: TimeBounds) -> TimeBounds:
     lows = [bound for bound in (one.since, other.since) if bound is not None]
     highs = [bound for bound in (one.until, other.until) if bound is not None]
     return TimeBounds(max(lows, default=None), min(highs, default=None))
+
+
+@dataclass(frozen=True)
+class FailureFilter:
+    """What a job must match. Empty and None match all.
+
+    ``error``: pattern of the line of its error, in which ``*`` is any text and ``?`` any character; without
+    them also just the type. ``failure``: fingerprint of its group. ``since``: it failed at or after this
+    Unix time (s). ``prefix``: beginning of its id. ``state``: due, scheduled, paused or held. ``age``:
+    ``>2h``, due or dead for more than 2 hours, or ``<30min``, for less. The store matches the last three.
+    """
+
+    error: str = ""
+    failure: str = ""
+    since: float | None = None
+    prefix: str = ""
+    state: str = ""
+    age: str = ""
+
+    @cached_property
+    def _patterns(self) -> list[re.Pattern[str]]:
+        # As `fnmatch` translates it, the time does not grow with the power of the number of `*`.
+        error = self.error.replace("[", "[[]")
+        return [re.compile(fnmatch.translate(each)) for each in (error, f"{error}: *")]
+
+    def matches(self, line: str, failure: str, at: float) -> bool:
+        """Whether a job matches by the line of its error, its group, and the time of its last failure."""
+        if self.failure and failure != self.failure:
+            return False
+        if self.since is not None and at < self.since:
+            return False
+        return not self.error or any(pattern.match(line) for pattern in self._patterns)
+
+    def listed(self, states: Sequence[str], now: float) -> dict[str, Any]:
+        """Return the fields of a listing for prefix, state and age. Raises InvalidCall."""
+        if self.state and self.state not in states:
+            raise InvalidCall(invalid("state", self.state, f"one of {', '.join(states)}"))
+        age = age_bounds(self.age, now) if self.age else TimeBounds()
+        pause = "free" if self.state in ("due", "scheduled") else self.state
+        return {"prefix": self.prefix, "pause": pause, **both(state_bounds(self.state, now), age)._asdict()}
+
+
+#: Filter that all jobs match.
+ANY = FailureFilter()

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from celery_lowkiq.integration.operations.action_parts import FILTERS, SHARDS
 from celery_lowkiq.integration.operations.actions import action_of
 from celery_lowkiq.integration.operations.audit import AuditEntry
-from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.failures_mixin import Failures, Matches
+from celery_lowkiq.integration.operations.job_filters import read_filter
 from celery_lowkiq.integration.operations.json_records import OverviewJson, PlacesJson, places_json
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
@@ -161,7 +161,7 @@ def failures(request: Request) -> Failures:
 def matches(request: Request) -> Matches:
     """How many dead jobs, or waiting ones that failed, match a filter; the search is bounded."""
     params = Params.query(request)
-    wanted = failure_filter({one.name: params.text(one.name, "") for one in FILTERS})
+    wanted = read_filter({one.name: params.text(one.name, "") for one in FILTERS})
     return queue_of(request).matching(wanted, dead=params.choice("list", MATCHED) == "morgue")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
+from celery_lowkiq.rules.job_filter import ANY, DEAD_STATES, WAITING_STATES, FailureFilter
 from celery_lowkiq.rules.views import SearchPage
 
 from .endpoints import DEFAULT_LIMIT, MAX_LIMIT
@@ -40,15 +40,12 @@ class ListingQuery:
 
     listing: str
     by: str
-    prefix: str
+    wanted: FailureFilter
     minimum: float | None
     maximum: float | None
     reverse: bool
     limit: int
     after: str | None
-    state: str
-    age: str
-    failure: str
     #: Entries that the pages before have searched.
     searched: int
 
@@ -59,15 +56,17 @@ class ListingQuery:
         return cls(
             listing=listing,
             by=params.choice("by", ("", *sorts), "") or sorts[0],
-            prefix=params.text("prefix", ""),
             minimum=params.number("minimum"),
             maximum=params.number("maximum"),
             reverse=params.flag("reverse"),
             limit=params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT),
             after=params.cursor(),
-            state=params.choice("state", ("", *STATES[listing]), ""),
-            age=params.text("age", ""),
-            failure=params.text("failure", ""),
+            wanted=FailureFilter(
+                prefix=params.text("prefix", ""),
+                state=params.choice("state", ("", *STATES[listing]), ""),
+                age=params.text("age", ""),
+                failure=params.text("failure", ""),
+            ),
             searched=params.whole("searched", 0, 10**9 - 1, 0),
         )
 
@@ -81,7 +80,7 @@ class ListingQuery:
         return {
             "list": self.listing,
             "by": self.by if self.by != self.sorts[0] else None,
-            "prefix": self.prefix,
+            "prefix": self.wanted.prefix,
             "minimum": self.minimum,
             "maximum": self.maximum,
             "reverse": "1" if self.reverse else None,
@@ -92,12 +91,12 @@ class ListingQuery:
     @property
     def filters(self) -> dict[str, str]:
         """The filters that no sort has."""
-        return {"state": self.state, "age": self.age, "failure": self.failure}
+        return {"state": self.wanted.state, "age": self.wanted.age, "failure": self.wanted.failure}
 
     @property
     def narrows(self) -> bool:
         """Whether the listing leaves jobs out."""
-        return any(self.filters.values()) or bool(self.prefix) or self.has_range
+        return self.wanted != ANY or self.has_range
 
     @property
     def has_range(self) -> bool:
@@ -112,14 +111,14 @@ class ListingQuery:
     @property
     def is_filtered(self) -> bool:
         """Whether anything of the form was chosen."""
-        return any(self.filters.values()) or bool(self.prefix) or self.is_sorted
+        return self.wanted != ANY or self.is_sorted
 
     def of_queue(self, queue: OrderedQueue) -> SearchPage[Any]:
         """Raises InvalidCall and StoreError."""
         if self.listing == "processing":
             return queue.processing(limit=self.limit, after=self.after, **LISTED)
         options = {
-            "prefix": self.prefix,
+            "prefix": self.wanted.prefix,
             "minimum": self.minimum,
             "maximum": self.maximum,
             "reverse": self.reverse,

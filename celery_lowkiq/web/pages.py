@@ -13,14 +13,13 @@ from starlette.responses import RedirectResponse, Response
 
 from celery_lowkiq.integration.operations.action_parts import FILTERS, Action
 from celery_lowkiq.integration.operations.actions import ACTIONS, offered, offered_for_matches
-from celery_lowkiq.integration.operations.failure_selection import failure_filter
 from celery_lowkiq.integration.operations.inspector import FoundId, Inspector
+from celery_lowkiq.integration.operations.job_filters import read_filter
 from celery_lowkiq.integration.operations.queue import OrderedQueue
 from celery_lowkiq.integration.operations.shown_jobs import ShownJob
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.failure_filter import FailureFilter
 from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
-from celery_lowkiq.rules.job_filter import job_state
+from celery_lowkiq.rules.job_filter import FailureFilter, job_state
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.reports import LaneReport
 from celery_lowkiq.rules.shard_hints import by_load
@@ -195,7 +194,7 @@ def failures(request: Request) -> Response:
     params, shown = Params.query(request), queue_of(request)
     given = {one.name: params.text(one.name, "") for one in FILTERS}
     try:
-        wanted, refused = failure_filter(given), ""
+        wanted, refused = read_filter(given), ""
     except InvalidCall as error:
         wanted, refused = FailureFilter(failure=given["failure"]), str(error)
     searched = any(given.values()) and not refused

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.rules.failure_filter import FailureFilter
 from celery_lowkiq.rules.fingerprints import fingerprint
+from celery_lowkiq.rules.job_filter import FailureFilter
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.progress import Stop
 

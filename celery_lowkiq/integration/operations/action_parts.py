@@ -16,7 +16,7 @@ from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import Stats
 from celery_lowkiq.store.scripts.progress import Progress
 
-from .failure_selection import read_job_age, read_rate, read_since, read_text
+from .job_filters import read_job_age, read_rate, read_since, read_text
 from .queue import OrderedQueue
 
 #: Maximum number of ids of one change.

@@ -8,25 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from threading import Event
-from time import monotonic
+from time import monotonic, time
 
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.app.error_text import load_error
 from celery_lowkiq.rules.cached_property import cached_property
-from celery_lowkiq.rules.failure_filter import FailureFilter
 from celery_lowkiq.rules.fingerprints import read_mark, text_fingerprint
-from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
+from celery_lowkiq.rules.job_filter import ANY, DEAD_STATES, WAITING_STATES, FailureFilter
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.text import last_error_line
 from celery_lowkiq.rules.views import FailedJob, StoredGroup
 from celery_lowkiq.store.inspect.failures import PAGE, FailureReader
+from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.shard_reads import ShardReads
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.progress import Progress, ShardTally, Tally
-
-from .listing_options import read_listing
 
 #: Jobs that are searched for the counts of groups, of failing and of dead ones each.
 SEARCHED = 10_000
@@ -140,7 +138,7 @@ class FailuresMixin:
         groups = {one.fingerprint: self._shown(one) for one in stored or ()}
         tallies: dict[str, _Jobs] = {}
         for dead in (True, False):
-            for found in self._search(reads, FailureFilter(), dead, SEARCHED):
+            for found in self._search(reads, ANY, dead, SEARCHED):
                 if (tally := tallies.get(found.fingerprint)) is None:
                     tally = tallies[found.fingerprint] = _Jobs(found)
                 tally.add(found.job.at, dead)
@@ -238,8 +236,7 @@ class FailuresMixin:
         self, reads: ShardReads, wanted: FailureFilter, dead: bool, limit: int | None
     ) -> Iterator[_Found]:
         """Yield at most ``limit`` jobs that may match."""
-        listed = {name: getattr(wanted, name) for name in ("prefix", "state", "age")}
-        listing = read_listing(self._app, "id", listed, DEAD_STATES if dead else WAITING_STATES)
+        listing = Listing(**wanted.listed(DEAD_STATES if dead else WAITING_STATES, time()))
         pages = self._reader.jobs(reads, dead=dead, since=wanted.since, wanted=listing)
         for job in islice(chain.from_iterable(pages), limit):
             yield _Found(job, self._text_of)

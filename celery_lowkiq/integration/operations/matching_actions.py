@@ -8,13 +8,13 @@ from celery_lowkiq.rules.text import lacking
 from celery_lowkiq.store.scripts.progress import Progress
 
 from .action_parts import LIMIT, MATCHING, MATCHING_DEAD, MATCHING_FAILED, RATE, Action, Target
-from .failure_selection import failure_filter, read_rate
 from .failures_mixin import Matches
+from .job_filters import read_filter, read_rate
 from .queue import OrderedQueue
 
 
 def _matches(queue: OrderedQueue, target: Target, *, dead: bool) -> Matches:
-    return queue.matching(failure_filter(target.values), dead=dead)
+    return queue.matching(read_filter(target.values), dead=dead)
 
 
 def _match_plan(queue: OrderedQueue, target: Target, *, dead: bool) -> str:
@@ -34,7 +34,7 @@ def matching(
         rate = target.values.get(RATE.name)
         return queue.change_matching(
             partial(getattr(queue, change), **only_failed),
-            failure_filter(target.values),
+            read_filter(target.values),
             dead=dead,
             limit=target.values.get(LIMIT.name),
             rate=read_rate(rate) if rate else None,

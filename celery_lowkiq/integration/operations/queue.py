@@ -32,7 +32,7 @@ from celery_lowkiq.store.jobs.registry import Registry
 from .dump_load import Loaded, dump_lines, load_lines
 from .failures_mixin import FailuresMixin
 from .holds_mixin import HoldsMixin
-from .listing_options import read_listing
+from .job_filters import read_listing
 from .masked import MaskMixin
 from .reshard_mixin import ReshardMixin
 from .shown_jobs import JobDecoder, ShownDeadJob, ShownJob, ShownPlaces

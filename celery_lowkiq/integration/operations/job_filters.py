@@ -1,26 +1,31 @@
-"""The filter and the rate of actions on jobs that match, as users give them."""
+"""Readers of filters, listings and rates, as users give them."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from celery import Celery
 from celery.utils.time import rate
 
+from celery_lowkiq.integration.calls.validation import read_score, read_time
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.failure_filter import FailureFilter, age_seconds
-from celery_lowkiq.rules.job_filter import TimeBounds, age_bounds
+from celery_lowkiq.rules.job_filter import FailureFilter, TimeBounds, age_bounds, age_seconds
 from celery_lowkiq.rules.validators import invalid
+from celery_lowkiq.store.inspect.listings import BY_TIME, Listing
 
 #: Maximum length of a filter, which is compiled.
 MAX_FILTER = 2000
+#: Options of a listing that its filter has, and those that bound the value of its sort.
+LISTED, BOUNDS = ("prefix", "state", "age"), ("minimum", "maximum")
 _RATE = re.compile(r"\d{1,9}(\.\d{1,6})?/[smh]")
 _MOMENT = re.compile(r"\d{1,10}(\.\d{1,6})?")
 
 
-def failure_filter(values: Mapping[str, Any]) -> FailureFilter:
+def read_filter(values: Mapping[str, Any]) -> FailureFilter:
     """Return the filter of the values of FILTERS, each "" or missing for any.
 
     Raises InvalidCall.
@@ -28,8 +33,26 @@ def failure_filter(values: Mapping[str, Any]) -> FailureFilter:
     since = values.get("since") or None
     time_of = None if since is None else read_since(since)
     error = values.get("error") or ""
-    listed = {name: values.get(name) or "" for name in ("prefix", "state", "age")}
-    return FailureFilter(error and read_text(error), values.get("failure") or "", time_of, **listed)
+    return FailureFilter(
+        error and read_text(error), values.get("failure") or "", time_of, **_listed_values(values)
+    )
+
+
+def read_listing(app: Celery, by: str, options: Mapping[str, Any], states: Sequence[str]) -> Listing:
+    """Return the listing sorted by ``by``, of jobs with these states. Raises InvalidCall."""
+    read = partial(read_time, tz=app.timezone) if by in BY_TIME else _read_number
+    bounds = {name: read(name, options[name]) for name in BOUNDS if options.get(name) is not None}
+    others = {name: value for name, value in options.items() if name not in LISTED}
+    filters = FailureFilter(**_listed_values(options)).listed(states, time.time())
+    return Listing(by, **{**others, **bounds, **filters})
+
+
+def _listed_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values.get(name) or "" for name in LISTED}
+
+
+def _read_number(name: str, value: Any) -> float | None:
+    return read_score(value, None, name)
 
 
 def read_text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Which failed jobs a filter means."""
+"""Filters of jobs: which failed jobs one means, and how its texts are read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.operations.failure_selection import failure_filter, read_rate
+from celery_lowkiq.integration.operations.job_filters import read_filter, read_rate
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.failure_filter import FailureFilter, age_seconds
+from celery_lowkiq.rules.job_filter import FailureFilter, age_seconds
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_ages_and_rates():
     assert [age_seconds(text) for text in ("90s", "30min", "5m", "2h", "7d")] == [90, 1800, 300, 7200, 604800]
     assert age_seconds("2") is None
     assert (read_rate("50/s"), read_rate("600/m")) == (50, 10)
-    assert failure_filter({"since": "1700000000.5"}).since == 1700000000.5
+    assert read_filter({"since": "1700000000.5"}).since == 1700000000.5
 
 
 @pytest.mark.parametrize("values", [{"since": "tomorrow"}, {"since": "-2h"}])
 def test_an_invalid_time(values):
     with pytest.raises(InvalidCall, match="expected an age such as"):
-        failure_filter(values)
+        read_filter(values)
 
 
 @pytest.mark.parametrize("rate", ["0/s", "fast", "50", "1e9/s"])
@@ -64,4 +64,4 @@ def test_a_pattern_takes_no_time_that_grows_with_the_power_of_its_stars():
 
 def test_a_pattern_is_bounded():
     with pytest.raises(InvalidCall, match="at most 2000 characters"):
-        failure_filter({"error": "*a" * 1001})
+        read_filter({"error": "*a" * 1001})
