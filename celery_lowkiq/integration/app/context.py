@@ -9,9 +9,14 @@ from typing import Any
 
 from celery import Celery
 
+from celery_lowkiq.rules.cached_property import cached_property
 from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
+from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.durability import Durability, Level
+from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.loop_store import LoopStore
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
@@ -81,6 +86,26 @@ class AppContext:
                 self._store.push_steps.dropped = self._dropped
                 self._store.push_steps.signer = None if self.signing.mode == "off" else self.signing
             return self._store
+
+    @cached_property
+    def queries(self) -> Queries:
+        """Listings of the queues."""
+        return Queries(self.store)
+
+    @cached_property
+    def node_reports(self) -> NodeReports:
+        """Reports of nodes, and the history of queues."""
+        return NodeReports(self.store)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """The stored numbers of shards."""
+        return Registry(self.store.client)
+
+    @cached_property
+    def pausing(self) -> Pausing:
+        """Pauses of queues, shards and ids."""
+        return Pausing(self.store.client)
 
     def codec_for(self, merges: bool) -> Codec:
         """Return what writes payloads: in one canonical form where equal ones merge."""

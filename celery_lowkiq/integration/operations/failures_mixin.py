@@ -23,7 +23,6 @@ from celery_lowkiq.rules.views import FailedJob, StoredGroup
 from celery_lowkiq.store.inspect.failures import PAGE, FailureReader
 from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.shard_reads import ShardReads
-from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.scripts.progress import Progress, ShardTally, Tally
 
 #: Jobs that are searched for the counts of groups, of failing and of dead ones each.
@@ -220,7 +219,7 @@ class FailuresMixin:
 
     def _reads(self) -> ShardReads:
         client = context_of(self._app).store.client
-        return ShardReads(client, Registry(client).as_stored([self.spec])[0])
+        return ShardReads(client, context_of(self._app).registry.as_stored([self.spec])[0])
 
     def _description(self, about: bytes) -> list[str]:
         """Error, place, frames and message of a group."""

@@ -6,15 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery_lowkiq.integration.app.codec import Codec
-from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.views import HeldId, ShardsPage
 from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.registry import Registry
 
 from .signing_mixin import SigningMixin
 
@@ -26,9 +21,8 @@ class HoldsMixin(SigningMixin):
 
     def held_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
         """Return a page of the ids that a dead payload holds, the longest held first. Raises InvalidCall."""
-        store = context_of(self._app).store
-        (queue,) = Registry(store.client).as_stored([self.spec])
-        return Queries(store).held_ids(queue, limit=limit, after=after)
+        (queue,) = self._context.registry.as_stored([self.spec])
+        return self._context.queries.held_ids(queue, limit=limit, after=after)
 
     def hold(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Let dead payloads hold their ids: newer ones wait until somebody has decided about the dead ones.
@@ -41,14 +35,14 @@ class HoldsMixin(SigningMixin):
                 f"queue {self.spec.name!r} drops payloads, by keep=, latest= or drop_stale=, so that newer "
                 "ones run over a gap anyway: pause the ids instead"
             )
-        return self._holds.hold(self._resting(), map(read_id, ids), progress)
+        return self._context.pausing.hold(self._at_rest(), map(read_id, ids), progress)
 
     def go_on(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Let held ids go on over the gap: their dead payloads stay in the morgue.
 
         Return how many were held. Raises InvalidCall.
         """
-        return self._holds.go_on(self._resting(), map(read_id, ids), progress)
+        return self._context.pausing.go_on(self._at_rest(), map(read_id, ids), progress)
 
     def delete_dead_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a dead job. Return whether the job had it.
@@ -72,18 +66,10 @@ class HoldsMixin(SigningMixin):
     def _bytes_of(self, payload: Any) -> bytes:
         return bytes(payload) if self._raw else self._codec.dump(payload)
 
-    def _resting(self) -> QueueSpec:
-        return Registry(context_of(self._app).store.client).at_rest(self.spec)
-
     @property
     def _codec(self) -> Codec:
-        return context_of(self._app).codec_for(self._form.merges)
-
-    @property
-    def _holds(self) -> Pausing:
-        return Pausing(context_of(self._app).store.client)
+        return self._context.codec_for(self._form.merges)
 
     def _edit_dead(self, job_id: str, payload: Any, other: bytes | None, signed: Signed = UNSIGNED) -> bool:
-        store = context_of(self._app).store
         old = self._bytes_of(payload)
-        return Actions(store).edit_dead(self._resting(), job_id, old, other, signed)
+        return Actions(self._context.store).edit_dead(self._at_rest(), job_id, old, other, signed)

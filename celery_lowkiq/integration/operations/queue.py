@@ -9,7 +9,6 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq.integration.app.app_argument import naming
-from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.error_text import dump_error_text, load_error
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
@@ -23,11 +22,7 @@ from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.views import Paused, PausedId, SearchPage, ShardsPage, Stats, Try
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
-from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.admin.repair import QueueRepairs
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.registry import Registry
 
 from .dump_load import Loaded, dump_lines, load_lines
 from .failures_mixin import FailuresMixin
@@ -71,38 +66,15 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         return self.spec.name
 
     @property
-    def _context(self) -> AppContext:
-        return context_of(self._app)
-
-    @property
-    def _queries(self) -> Queries:
-        return Queries(self._context.store)
-
-    @property
-    def _node_reports(self) -> NodeReports:
-        return NodeReports(self._context.store)
-
-    @property
-    def _registry(self) -> Registry:
-        return Registry(self._context.store.client)
-
-    @property
-    def _pausing(self) -> Pausing:
-        return Pausing(self._context.store.client)
-
-    @property
     def _actions(self) -> Actions:
         return Actions(self._context.store, self._left)
 
     def stored_spec(self) -> QueueSpec:
         """Return the spec with the stored number of shards; the one of the code as long as none is stored."""
-        return self._registry.as_stored([self.spec])[0]
+        return self._context.registry.as_stored([self.spec])[0]
 
     def _known_spec(self) -> QueueSpec:
-        return self._registry.as_known([self.spec])[0]
-
-    def _at_rest(self) -> QueueSpec:
-        return self._registry.at_rest(self.spec)
+        return self._context.registry.as_known([self.spec])[0]
 
     # -- reads
 
@@ -111,11 +83,11 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
         On a cluster, ``missing`` is the number of shards that are not counted, since their masters are away.
         """
-        return self._queries.stats(self._known_spec())
+        return self._context.queries.stats(self._known_spec())
 
     def shard_stats(self) -> list[Stats]:
         """Return the counts of each shard, by index; ``missing`` is 1 for one whose master is away."""
-        return self._queries.shard_stats(self._known_spec())
+        return self._context.queries.shard_stats(self._known_spec())
 
     def shard_of(self, job_id: Any) -> int:
         """Return the index of the shard of an id. Raises InvalidCall for an invalid id."""
@@ -127,7 +99,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
         The option ``payload_bytes`` cuts each payload; a cut payload is not decoded. Raises InvalidCall.
         """
-        found = self._queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
+        found = self._context.queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
         return self._decoder.places(found)
 
     def jobs(self, by: str = "id", **options: Any) -> SearchPage[ShownJob]:
@@ -152,7 +124,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         Raises InvalidCall.
         """
         listing = read_listing(self._app, by, options, WAITING_STATES)
-        page = self._queries.jobs(self.stored_spec(), listing, self.fingerprint_of)
+        page = self._context.queries.jobs(self.stored_spec(), listing, self.fingerprint_of)
         return page.map(self._decoder.job)
 
     def morgue(self, by: str = "id", **options: Any) -> SearchPage[ShownDeadJob]:
@@ -161,7 +133,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         ``age`` is the time since its last death, and the only ``state`` is held: it holds its id.
         """
         listing = read_listing(self._app, by, options, DEAD_STATES)
-        page = self._queries.morgue(self.stored_spec(), listing, self.fingerprint_of)
+        page = self._context.queries.morgue(self.stored_spec(), listing, self.fingerprint_of)
         return page.map(self._decoder.dead_job)
 
     def processing(self, **options: Any) -> SearchPage[ShownJob]:
@@ -169,29 +141,31 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
         Options ``limit``, ``after``, ``payload_limit`` and ``payload_bytes`` as for :meth:`jobs`.
         """
-        return self._queries.processing(self.stored_spec(), **options).map(self._decoder.job)
+        return self._context.queries.processing(self.stored_spec(), **options).map(self._decoder.job)
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner, and the batch that runs."""
-        return self._node_reports.shards(self._known_spec())
+        return self._context.node_reports.shards(self._known_spec())
 
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         """Return why the given :meth:`shards` are late, and whether more of them would help.
 
         On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is away.
         """
-        reports, client = self._node_reports, self._context.store.client
+        reports, client = self._context.node_reports, self._context.store.client
         found = client.unless_away(lambda: reports.hints(self.stored_spec(), shards)) or []
         return [hint._replace(advice=naming(hint.advice, self._app)) for hint in found]
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""
-        return self._queries.tries(self.stored_spec(), read_id(job_id))
+        return self._context.queries.tries(self.stored_spec(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Return where an id is and why it is not running, as text and facts. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        facts = self._node_reports.facts(self.stored_spec(), read_id(job_id), read=read, **self._terms())
+        facts = self._context.node_reports.facts(
+            self.stored_spec(), read_id(job_id), read=read, **self._terms()
+        )
         return why(facts)
 
     def history(self, span: str = "1h") -> tuple[Sample, ...]:
@@ -200,7 +174,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         ``span``: "1h", with a sample each ten seconds, or "24h", with one each ten minutes. Times without a
         worker are missing. ``rules.history.rates`` computes jobs per second. Raises InvalidCall.
         """
-        (found,) = self._node_reports.histories([self.spec], span_of(span))
+        (found,) = self._context.node_reports.histories([self.spec], span_of(span))
         if isinstance(found, StoreUnavailable):
             raise found
         return found
@@ -210,11 +184,11 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
         On a cluster, ``away`` names the shards that are missing.
         """
-        return self._queries.paused(self.stored_spec())
+        return self._context.queries.paused(self.stored_spec())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[PausedId]:
         """Return a page of the paused ids that are not held, the oldest pause first. Raises InvalidCall."""
-        return self._queries.paused_ids(self.stored_spec(), limit=limit, after=after)
+        return self._context.queries.paused_ids(self.stored_spec(), limit=limit, after=after)
 
     # -- pauses
 
@@ -229,8 +203,8 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         if job_id is not None:
             return self.pause_ids([job_id]) == 1
         if shard is not None:
-            return self._pausing.pause_shard(self._at_rest(), shard)
-        return self._pausing.pause(self.spec)
+            return self._context.pausing.pause_shard(self._at_rest(), shard)
+        return self._context.pausing.pause(self.spec)
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
         """Resume the queue, or one shard (its index), or one id. Return whether this changed anything.
@@ -241,20 +215,20 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         if job_id is not None:
             return self.resume_ids([job_id]) == 1
         if shard is not None:
-            return self._pausing.resume_shard(self._at_rest(), shard)
-        return self._pausing.resume(self.spec)
+            return self._context.pausing.resume_shard(self._at_rest(), shard)
+        return self._context.pausing.resume(self.spec)
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Pause ids. Return how many were not paused before. Raises InvalidCall."""
-        return self._pausing.pause_ids(self._at_rest(), map(read_id, ids), progress)
+        return self._context.pausing.pause_ids(self._at_rest(), map(read_id, ids), progress)
 
     def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Resume ids. Return how many were paused. Raises InvalidCall."""
-        return self._pausing.resume_ids(self._at_rest(), map(read_id, ids), progress)
+        return self._context.pausing.resume_ids(self._at_rest(), map(read_id, ids), progress)
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all paused ids. Return how many were paused."""
-        return self._pausing.resume_all_ids(self._at_rest(), progress)
+        return self._context.pausing.resume_all_ids(self._at_rest(), progress)
 
     # -- actions
 

@@ -13,8 +13,6 @@ from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.reports import NodeReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
 from celery_lowkiq.rules.resizing import outdated
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.reshard import check_shards, memory_of, reshard
@@ -35,7 +33,7 @@ class ReshardMixin:
         MigrationAborted.
         """
         check_shards(shards)
-        (stored,) = Registry(self._store.client).as_stored([self.spec])
+        (stored,) = context_of(self._app).registry.as_stored([self.spec])
         nodes = self._store.nodes()
         if stored.shards != shards and (names := outdated(nodes)):
             raise OutdatedNodes(self.spec.name, names)
@@ -49,8 +47,8 @@ class ReshardMixin:
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
         check_shards(shards)
-        queue = Registry(self._store.client).at_rest(self.spec)
-        counts = Queries(self._store).stats(queue)
+        queue = context_of(self._app).registry.at_rest(self.spec)
+        counts = context_of(self._app).queries.stats(queue)
         used = memory_of(self._store.client, queue)
         layout = Layout(shards, former=queue.shards)
         return cost(self.spec.name, layout, counts.length + counts.morgue_length, used)

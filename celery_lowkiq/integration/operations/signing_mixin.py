@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app.context import AppContext, context_of
 from celery_lowkiq.integration.app.gate import Gate
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.validation import read_id
@@ -16,7 +16,6 @@ from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import Job, Payload, QueueSpec, ShardRef
 from celery_lowkiq.rules.signatures import split_record
 from celery_lowkiq.store.admin.actions import UNSIGNED, Actions, Progress, Signed
-from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import digest, records_of
 from celery_lowkiq.store.scripts.progress import ShardTally
 from celery_lowkiq.store.scripts.records import id_bytes
@@ -35,9 +34,16 @@ class SigningMixin:
     spec: QueueSpec
 
     @property
+    def _context(self) -> AppContext:
+        return context_of(self._app)
+
+    def _at_rest(self) -> QueueSpec:
+        return self._context.registry.at_rest(self.spec)
+
+    @property
     def is_signed(self) -> bool:
         """Whether the app signs what it stores."""
-        return context_of(self._app).signing.mode != "off"
+        return self._context.signing.mode != "off"
 
     def sign_dead(self, ids: Iterable[str], progress: Progress | None = None) -> int:
         """Sign the dead payloads of ids as they are, so that they run once they are requeued.
@@ -48,8 +54,8 @@ class SigningMixin:
         """
         if not self.is_signed:
             raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
-        store = context_of(self._app).store
-        queue, queries, actions = self._resting(), Queries(store), Actions(store)
+        store, queries = self._context.store, self._context.queries
+        queue, actions = self._at_rest(), Actions(store)
         tally = ShardTally(store.client, progress)
         for job_id in map(read_id, ids):
             tally.begin()
@@ -68,7 +74,7 @@ class SigningMixin:
         """The signature of a payload that replaces another one."""
         if not self.is_signed:
             return UNSIGNED
-        found = Queries(context_of(self._app).store).job(self._resting(), job_id, SEARCHED)
+        found = self._context.queries.job(self._at_rest(), job_id, SEARCHED)
         job = found.dead if dead else found.waiting
         for payload in job.payloads if job else ():
             if payload.data == old and self._gate.is_signed(job_id, payload):
@@ -78,23 +84,23 @@ class SigningMixin:
 
     def _signature(self, job_id: str, new: bytes, score: float | None) -> Signed:
         """The signature of a payload, which binds ``score`` if that of the payload before it bound it."""
-        signing, name, of = context_of(self._app).signing, self.spec.name, id_bytes(job_id)
+        signing, name, of = self._context.signing, self.spec.name, id_bytes(job_id)
         texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, score)
         return Signed(texts, score or 0.0)
 
     # -- calls with a time of their own
 
     def _make_calls_of_id_due(self, queue: QueueSpec, job_id: str) -> None:
-        waiting = Queries(context_of(self._app).store).job(queue, job_id, CALLS).waiting
+        waiting = self._context.queries.job(queue, job_id, CALLS).waiting
         if waiting is not None:
             self._make_calls_due(queue, waiting)
 
     def _make_calls_of_shard_due(self, queue: QueueSpec, shard: ShardRef) -> None:
-        for job in Queries(context_of(self._app).store).waiting_of(shard, CALLS):
+        for job in self._context.queries.waiting_of(shard, CALLS):
             self._make_calls_due(queue, job)
 
     def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
-        context, now = context_of(self._app), time.time()
+        context, now = self._context, time.time()
         for payload in job.payloads:
             with suppress(UndecodablePayload):
                 due = self._form.made_due(self._gate.load(job.id, payload), now)
@@ -107,7 +113,7 @@ class SigningMixin:
         """The signature of a payload that is changed unseen: none unless that of the old one verifies."""
         if not self._gate.is_signed(job_id, old):
             return UNSIGNED
-        context, of = context_of(self._app), digest(new)
+        context, of = self._context, digest(new)
         records: list[bytes] = []
         for stored in records_of(context.store.client, queue.shard_of(job_id), job_id, old.data):
             if self._gate.is_signed_record(stored):
@@ -118,7 +124,4 @@ class SigningMixin:
 
     @property
     def _gate(self) -> Gate:
-        return context_of(self._app).gate(self.spec.name)
-
-    def _resting(self) -> QueueSpec:
-        raise NotImplementedError
+        return self._context.gate(self.spec.name)
