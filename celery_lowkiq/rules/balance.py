@@ -28,7 +28,7 @@ class Member:
 
     name: str
     lanes: int
-    #: Number of its last turn. Nodes of earlier versions count heartbeats, and write no turn into leases.
+    #: Number of its last turn.
     turn: int
     #: Monotonic time at which this turn was first seen.
     since: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from .layout import Layout
@@ -108,18 +108,17 @@ class NotAbortable(LowkiqError):
         )
 
 
-class OutdatedNodes(LowkiqError):
-    """Nodes of an older version are alive, which cannot follow a migration."""
-
-    def __init__(self, queue: str, nodes: Sequence[str]) -> None:
-        super().__init__(
-            f"queue {queue!r} cannot move to another number of shards while nodes of an older version run: "
-            f"{', '.join(nodes)}. Stop or upgrade them, and do the same again"
-        )
-
-
 class FormatMismatch(LowkiqError):
-    """The queue was written by a version of celery-lowkiq with another storage format."""
+    """The queue was written by a release of celery-lowkiq with another storage format."""
+
+
+def other_format(subject: str, stored: str, reads: str | int) -> str:
+    """Return the text about a queue or shard whose format is not ``reads``; ``stored``: "" for none."""
+    written = f"in format {stored}" if stored else "without the number of its format"
+    return (
+        f"{subject} is stored {written}, this release reads format {reads} only: drain it with the release "
+        "that wrote it, or start on an empty key prefix (docs/upgrading.md)"
+    )
 
 
 class StoreError(LowkiqError):

@@ -36,7 +36,8 @@ class QueueState:
     name: str
     declared: int
     stored: int | None
-    format: int | None
+    #: None: the queue is not stored; "": it is stored without a format.
+    format: str | None
     shards: tuple[ShardReport, ...] = ()
     paused: Paused = field(default_factory=lambda: Paused(None, {}, 0))
     damages: tuple[Damage, ...] = ()
@@ -79,9 +80,9 @@ class QueueState:
 
 @dataclass(frozen=True)
 class SystemState:
-    """The facts to check. ``format``: the one that this version reads."""
+    """The facts to check. ``format``: the one that this release reads."""
 
-    format: int
+    format: str
     topology: Topology
     nodes: Sequence[NodeReport] = ()
     queues: Sequence[QueueState] = ()
@@ -207,10 +208,13 @@ def _unread(queue: QueueState) -> Iterator[Finding]:
         yield queue.finding(ERROR, queue.unread, "Its other shards are not affected. See the masters above.")
 
 
-def _format(queue: QueueState, reads: int) -> Iterator[Finding]:
+def _format(queue: QueueState, reads: str) -> Iterator[Finding]:
     if queue.format is not None and queue.format != reads:
-        text = f"It is stored in format {queue.format}; this version of celery-lowkiq reads {reads}."
-        yield queue.finding(ERROR, text, "Drain it with the version that wrote it.")
+        advice = (
+            "Drain it with the release that wrote it, or start on an empty key prefix (docs/upgrading.md)."
+        )
+        written = f"in format {queue.format}" if queue.format else "without the number of its format"
+        yield queue.finding(ERROR, f"It is stored {written}; this release reads format {reads} only.", advice)
 
 
 def _shard_count(queue: QueueState) -> Iterator[Finding]:
@@ -375,11 +379,6 @@ def _backlog(queue: QueueState) -> Iterator[Finding]:
             f"celery -A proj lowkiq why {queue.name} {stats.backlog[0].id} says what it waits for. Shorter "
             "runs help, finer ids, and with by= latest=True, which runs the newest call only."
         )
-        yield queue.finding(WARNING, text, advice)
-    if stats.uncounted:
-        shards = counted(stats.uncounted, "shard", "shards")
-        text = f"The waiting calls of {shards} are not counted yet: an earlier version has worked on them."
-        advice = f"The next owner counts them, or celery -A proj lowkiq repair {queue.name} --yes."
         yield queue.finding(WARNING, text, advice)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
@@ -74,8 +74,8 @@ class NodeReport:
     #: Seconds since the report when it was read.
     silent: float = 0.0
     waits: tuple[Wait, ...] = ()
-    #: The numbers of shards in its code, by queue; None: an older version, which knows no migration.
-    declared: Mapping[str, int] | None = None
+    #: The numbers of shards in its code, by queue.
+    declared: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:

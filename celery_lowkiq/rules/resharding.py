@@ -366,7 +366,7 @@ class MigrationState:
     #: Number of shards before, and after.
     former: int
     shards: int
-    #: None: an older version began it.
+    #: None: Redis has lost it.
     began_at: float | None
     #: Since when it is paused; None: it is not.
     paused_since: float | None

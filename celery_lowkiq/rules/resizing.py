@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .layout import Layout
@@ -22,8 +22,7 @@ class Resize:
 def resize(queue: QueueSpec, route: str) -> Resize | None:
     """Return what a stored route changes for a node that serves ``queue``; None for no change.
 
-    So does a route that is missing, or that this version cannot read. It may be followed by a space and the
-    phase of a migration.
+    So does a route that is missing or foreign. It may be followed by a space and the phase of a migration.
     """
     layout = Layout.parse(route.partition(" ")[0])
     if layout is None or layout == queue.layout:
@@ -33,16 +32,10 @@ def resize(queue: QueueSpec, route: str) -> Resize | None:
     return Resize(stored, after[len(before) :], before[len(after) :])
 
 
-def outdated(nodes: Iterable[NodeReport]) -> list[str]:
-    """Return the names of the living nodes of an older version, which cannot follow a migration."""
-    return sorted(node.name for node in nodes if node.alive and node.declared is None)
-
-
 def agreed(nodes: Sequence[NodeReport], queue: str) -> int | None:
     """Return the number of shards that the code of all living nodes declares; None if they do not agree."""
-    declared = [node.declared for node in nodes if node.alive and node.declared]
-    found = {numbers[queue] for numbers in declared if queue in numbers}
-    return found.pop() if len(found) == 1 and not outdated(nodes) else None
+    found = {node.declared[queue] for node in nodes if node.alive and queue in node.declared}
+    return found.pop() if len(found) == 1 else None
 
 
 def migrating(routes: Mapping[str, str]) -> list[str]:

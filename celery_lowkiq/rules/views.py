@@ -76,8 +76,6 @@ class Stats:
     #: The ids with the most waiting calls, among those with more than about 1 KiB of them. In a shard, each
     #: id with at least a 16th of the calls of such ids is found.
     busiest: tuple[IdCalls, ...] = ()
-    #: Shards that an earlier version has changed: their calls are not counted yet.
-    uncounted: int = 0
 
     def __add__(self, other: Stats) -> Stats:
         both = ((name, value, getattr(other, name)) for name, value in vars(self).items())

@@ -199,15 +199,11 @@ class RedisStore:
         admission: Admission, wanted: Sequence[LeaseWatch], owner: str
     ) -> list[Lease | LowkiqError]:
         calls = [ShardCall(each.queue, each.shard, _acquire_call(each, owner)) for each in wanted]
-        replies = list(zip(wanted, admission.replies(calls), strict=True))
-        admission.count_payloads(
-            [each.shard for each, reply in replies if not isinstance(reply, LowkiqError) and reply[2]]
-        )
         return [
             reply
             if isinstance(reply, LowkiqError)
             else Lease(each.shard, owner, int(reply[0]), reply[1].decode())
-            for each, reply in replies
+            for each, reply in zip(wanted, admission.replies(calls), strict=True)
         ]
 
     def renew(self, leases: Sequence[Lease], stopping: bool = False, turn: int = 0) -> list[Renewed]:

@@ -44,7 +44,7 @@ ODD_REPLIES = (
         b"-NOTOWNER\r\n",
         b"-SHARDS 9\r\n",
         b"-SHARDS\r\n",
-        b"-FORMAT 9 1\r\n",
+        b"-FORMAT 4 9\r\n",
     ),
     *(
         b"-FORMAT\r\n",

@@ -428,7 +428,6 @@ class StoreMachine(PeopleRules):
         assert (stats.merged, stats.dead) == (self.model.merged, self.model.dead)
         assert stats.dropped == self.model.dropped
         assert stats.calls == sum(len(job.items) for job in self.model.waiting.values())
-        assert not stats.uncounted
         assert {i: float(told[1]) for i, told in self._all("debounce").items()} == {
             i: floor for i, (_, floor) in self.model.firsts.items()
         }

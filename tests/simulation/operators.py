@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
+from celery_lowkiq.store.scripts.keys import queue_key
 from celery_lowkiq.store.scripts.script import load
 from celery_lowkiq.store.scripts.steps import Steps
 
@@ -31,9 +31,7 @@ class Operators:
     def abort(self) -> Steps[None]:
         """Movers begin the migration again when it was taken back."""
         before = self.redis.hmget(queue_key(self.queue.name), "phase", "migration_aborted")
-        yield from self.one(
-            load("abort_migration").call({"queue": queue_key(self.queue.name)}, format=FORMAT)
-        )
+        yield from self.one(load("abort_migration").call({"queue": queue_key(self.queue.name)}))
         self.totals.aborts += before == [b"move", None]
 
     def pause(self, wanted: bool) -> Steps[None]:

@@ -44,7 +44,7 @@ from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding import moving_shards
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys, shard_of_key
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 from celery_lowkiq.store.scripts.steps import Steps
@@ -160,9 +160,10 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
                 self.queue, policies=Policies(priority=self.queue.policies.priority, hold=10**6)
             )
         self.wanted = self.highest = self.queue.shards
-        client.hset(queue_key(QUEUE), mapping={"format": 1, "shards": self.queue.shards})
+        client.hset(queue_key(QUEUE), mapping={"format": FORMAT, "shards": self.queue.shards})
         for index in range(self.queue.shards):
-            client.hset(self.keys(index)["meta"], "shards", self.queue.shards)
+            meta = {"format": FORMAT, "shards": self.queue.shards}
+            client.hset(self.keys(index)["meta"], mapping=meta)
         self.ids = [f"id{n}" for n in range(chance.choice([3, 8, 24]))]
         self.size = chance.choice([0, 0, 500])
         self.skew = [chance.choice([0, 0, 300, -200]) for _ in range(8)]

@@ -70,7 +70,7 @@ def test_of_a_log_of_tries_that_is_too_long_the_end_is_read(store, client):
 
 def test_a_mark_of_a_crash_that_is_too_long_marks_nothing_more_than_the_id(store, client):
     push(store, "1", ("x", 1), perform_in=1.0)
-    client.hset(KEYS["crash_marks"], "1", b"2x1@" + b"1" * 5_000_000)
+    client.hset(KEYS["crash_marks"], "1", b"2@" + b"1" * 5_000_000)
     (job,) = claim(store, take(store)).jobs
     assert [payload.data for payload in job.payloads] == [b"x"]
 

@@ -52,24 +52,6 @@ def test_a_report_is_read_as_it_was_told(store):
     assert found.alive
 
 
-def test_a_report_of_an_earlier_version_tells_of_no_waits(store, client):
-    tell(store)
-    text = json.loads(client.hget(report_key(OWNER), "text"))
-    del text["waits"]
-    client.hset(report_key(OWNER), "text", json.dumps(text))
-    assert store.nodes()[0].waits == ()
-
-
-def test_a_report_of_an_earlier_version_knows_no_overdue_run(store, client):
-    tell(store)
-    text = json.loads(client.hget(report_key(OWNER), "text"))
-    for lane in text["lanes"]:
-        del lane["expected"], lane["load"]
-    client.hset(report_key(OWNER), "text", json.dumps(text))
-    lane = store.nodes()[0].lanes[0]
-    assert (lane.load, lane.running) == (None, Running(SHARDS[1], ("1", "a\udcff"), 7, 1.5))
-
-
 def test_due_jobs_of_several_shards_are_counted(store):
     queue = replace(ONE, shards=3)
     ids = [next(i for n in range(99) if queue.shard_of(i := f"id{n}").index == index) for index in range(3)]
@@ -81,13 +63,6 @@ def test_due_jobs_of_several_shards_are_counted(store):
     assert sum(found) == store.count_due(shards) == 4
     assert max(found) == 2
     assert store.count_due([]) == 0
-
-
-def test_a_report_of_an_earlier_version_declares_no_number_of_shards(store, client):
-    tell(store)
-    assert store.nodes()[0].declared is None
-    tell(store, replace(REPORT, declared={"orders": 24}))
-    assert store.nodes()[0].declared == {"orders": 24}
 
 
 def test_the_start_of_a_node_stays_what_it_was(store):
@@ -193,13 +168,6 @@ def test_a_slot_keeps_its_counters_and_the_larger_lag(store, node_reports):
     for after, processed, lag in ((1.0, 5, 0.5), (2.0, 6, 7.25), (3.0, 7, 3.0)):
         tell(store, samples=(("orders", Counters(begin + after, (processed,), 0, lag)),))
     assert node_reports.histories([ONE]) == [(Sample(begin + 1.0, 5, 0, 7.2),)]
-
-
-def test_samples_of_an_earlier_version_have_no_lag(store, client, node_reports):
-    now = time.time()
-    client.hset(history_key("orders"), "1", f"{int(now // 10)} {now:.1f} 5 1")
-    assert node_reports.histories([ONE]) == [(Sample(float(f"{now:.1f}"), 5, 1),)]
-    assert tell(store, samples=(("orders", Counters(now, (9,), 0, 2.0)),)).samples == ()
 
 
 @pytest.mark.parametrize("where", ["plain", "prioritized"])

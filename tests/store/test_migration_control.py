@@ -237,7 +237,7 @@ def test_a_migration_that_has_changed_nothing_ends_when_it_is_aborted(store, cli
     store.push(ONE, [NewJob("1", b"1", perform_in=1.0)])
     mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
     assert migrations.abort() == 1
-    assert client.hmget(queue_key(NAME), "shards", "phase", "format") == [b"1", b"idle", b"1"]
+    assert client.hmget(queue_key(NAME), "shards", "phase", "format") == [b"1", b"idle", b"4"]
     assert not mover.turn()
     assert reshard(mover, ONE, 2) == 1
 

@@ -97,7 +97,7 @@ STAYS = {
 #: Keys whose entry depends on the time of the first test, and is written here by hand.
 BY_HAND = {
     "done_scores": ("hset", b"77.5 1790000000"),
-    "crash_marks": ("hset", b"2x3@4 1790000000:5\nx"),
+    "crash_marks": ("hset", b"2@4 1790000000:5\nx"),
     "early_due": ("hset", b"8999999999"),
     "debounce": ("hset", b"1790000000000000 0"),
 }
@@ -131,17 +131,17 @@ def test_everything_of_an_id_moves(store, client):
     "left_mark, own_mark, expected",
     [
         (
-            b"1x1@20 1790000001:6 =aaaaaaaaaa\ny",
-            b"1x2@9 1790000000:5 =aaaaaaaaaabbbbbbbbbb\nx",
-            b"1x2@20 1790000001:6 =aaaaaaaaaabbbbbbbbbb\ny",
+            b"1@20 1790000001:6 =aaaaaaaaaa\ny",
+            b"1@9 1790000000:5 =aaaaaaaaaabbbbbbbbbb\nx",
+            b"1@20 1790000001:6 =aaaaaaaaaabbbbbbbbbb\ny",
         ),
         (
-            b"1x1@9 1790000000:5 =bbbbbbbbbb\nx",
-            b"1x1@20 1790000001:6 =aaaaaaaaaa\ny",
-            b"1x2@20 1790000000:5 =aaaaaaaaaabbbbbbbbbb\nx",
+            b"1@9 1790000000:5 =bbbbbbbbbb\nx",
+            b"1@20 1790000001:6 =aaaaaaaaaa\ny",
+            b"1@20 1790000000:5 =aaaaaaaaaabbbbbbbbbb\nx",
         ),
-        (b"1x5@20 1790000000:5\nx", b"2x1@9 1790000001:6\ny", b"2x1@9 1790000001:6\ny"),
-        (b"2x1@9 1790000001:6\ny", b"1x5@20 1790000000:5\nx", b"2x1@9 1790000001:6\ny"),
+        (b"1@20 1790000000:5\nx", b"2@9 1790000001:6\ny", b"2@9 1790000001:6\ny"),
+        (b"2@9 1790000001:6\ny", b"1@20 1790000000:5\nx", b"2@9 1790000001:6\ny"),
     ],
 )
 def test_an_id_with_two_marks_stays_a_suspect_as_long_as_both_say(

@@ -178,23 +178,21 @@ def test_a_move_to_other_shards_keeps_signatures_and_the_format(store, client):
     push(store, OLD, *((job_id, data, float(n), None) for n, data in enumerate(payloads)))
     moved = resharded(store, ONE, 2)
     assert found(store, moved, job_id) == [(data, float(n), OLD) for n, data in enumerate(payloads)]
-    assert client.hget(shard_keys(ShardRef("orders", 1))["meta"], "format") == b"3"
+    assert client.hget(shard_keys(ShardRef("orders", 1))["meta"], "format") == b"4 signed"
 
 
-def test_a_shard_gets_version_3_with_its_first_signature(store):
-    """An earlier release would take what it cannot read for a payload, and bury it."""
+def test_a_shard_is_marked_with_its_first_signature(store):
     client = store.client.redis
     pushed(store, None, b"a", 1.0)
-    assert client.hget(KEYS["meta"], "format") == b"2"
-    client.hset(KEYS["meta"], "format", "2 g=7")
+    assert client.hget(KEYS["meta"], "format") == b"4"
     pushed(store, OLD, b"b", 1.0)
-    assert client.hget(KEYS["meta"], "format") == b"3 g=7"
+    assert client.hget(KEYS["meta"], "format") == b"4 signed"
     pushed(store, None, b"c", 1.0)
-    assert client.hget(KEYS["meta"], "format") == b"3 g=7"
+    assert client.hget(KEYS["meta"], "format") == b"4 signed"
 
 
 @pytest.mark.parametrize("how", ["edit", "edit_dead", "load"])
-def test_whatever_brings_the_first_signature_raises_the_version(store, how):
+def test_whatever_brings_the_first_signature_marks_the_shard(store, how):
     pushed(store, None, b"a", 1.0)
     if how == "edit":
         Actions(store).edit(ONE, "1", b"a", b"b", signature(b"b", 1.0))
@@ -206,7 +204,7 @@ def test_whatever_brings_the_first_signature_raises_the_version(store, how):
         signed = entry.payloads[0]._replace(signature=OLD.sign_payload("orders", b"1", b"a", 1.0))
         header = Header("0" * 32, "orders", 1, "json", 0)
         load_entries(store, ONE, header, [(1, replace(entry, payloads=(signed,)))])
-    assert store.client.redis.hget(KEYS["meta"], "format") == b"3"
+    assert store.client.redis.hget(KEYS["meta"], "format") == b"4 signed"
 
 
 def test_a_signed_job_takes_the_short_way_of_a_claim(store):

@@ -393,7 +393,7 @@ def test_earlier_versions_read_a_mark(store, client):
     die_with(store, 2)
     take(store, owner=next(OWNERS))
     mark = client.hget(shard_keys(SHARD)["crash_marks"], "1")
-    assert re.fullmatch(rb"2x1@1 \d+:\d+ =[0-9a-f]{10}\na", mark)
+    assert re.fullmatch(rb"2@1 \d+:\d+ =[0-9a-f]{10}\na", mark)
 
 
 def test_planted_marks_do_not_break_a_claim(store, client):

@@ -74,8 +74,8 @@ def arguments(state):
             (),
         ),
         "apply_queue_pause": ({"pause": 9, "since": 1, **ANNOUNCED}, ()),
-        "begin_migration": ({"gen": 0, "shards": 1, "wanted": 2, "format": 2}, ()),
-        "restart_migration": ({"gen": 1, "phase": "prepare", "format": 2}, ()),
+        "begin_migration": ({"gen": 0, "shards": 1, "wanted": 2}, ()),
+        "restart_migration": ({"gen": 1, "phase": "prepare"}, ()),
         "bury": ({"merge": "min", "policy": POLICY, "only_failed": 1, "reason": "", **bounds}, ("failed",)),
         "claim": (
             {
@@ -166,12 +166,12 @@ def arguments(state):
         **dict.fromkeys(("check_commands", "read_leases", "read_progress", "read_server"), ({}, ())),
         "scan": ({"command": "ZSCAN", "cursor": 0, "limit": 10, "server": ""}, ()),
         "read_moves": ({"limit": 10}, ()),
-        "abort_migration": ({"format": 1}, ()),
+        "abort_migration": ({}, ()),
         "pause_migration": ({"wanted": 1}, ()),
         "stay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
         "hold": ({"gen": 1}, ()),
         "register": (
-            {"format": 1, "shards": 2, "expected": 1, "gen": 0, "migration": "", "pause": 9, "since": 1},
+            {"format": 4, "shards": 2, "expected": 1, "gen": 0, "migration": "", "pause": 9, "since": 1},
             (),
         ),
         "relay": ({"gen": 1, **ANNOUNCED}, ("long", "held")),
@@ -201,7 +201,7 @@ def arguments(state):
         "run_now": ({**ANNOUNCED, "limit": 10}, ()),
         "run_now of ids": ({**ANNOUNCED, "limit": 0}, ("failed",)),
         "seal": ({"shards": "1>2", "gen": 1, "sealed": "2"}, ()),
-        "set_phase": ({"gen": 1, "phase": "prepare", "next": "flip", "shards": "1>2", "format": 2}, ()),
+        "set_phase": ({"gen": 1, "phase": "prepare", "next": "flip", "shards": "1>2"}, ()),
         "set_shard_count": ({"shards": 2, "pause": 0, "since": ""}, ()),
         "settle": (
             {**owner, "merge": "min", "policy": POLICY, "claim": 0, "done": 0},

@@ -14,7 +14,6 @@ ERRORS = [
     errors.QueueResharded("orders", Layout(5)),
     errors.QueueMigrating("orders", Layout(7, 5)),
     errors.MigrationPaused("orders", Layout(7, 5)),
-    errors.OutdatedNodes("orders", ["a@host"]),
     errors.ShardRepairing("orders", 2, "its keys are gone"),
     errors.UnknownTracker("abc"),
     errors.ClusterNode(),

@@ -38,14 +38,14 @@ def shard(index=0, owner="a@host", since=NOW - 3600, alive=True, silent=1.0, **s
 def queue(*shards, **options):
     found = shards or (shard(0), shard(1))
     clocks = dict.fromkeys(range(len(found)), NOW)
-    state = QueueState("orders", len(found), len(found), 1, found, now=NOW, clocks=clocks)
+    state = QueueState("orders", len(found), len(found), "4", found, now=NOW, clocks=clocks)
     return replace(state, **options)
 
 
 def findings(server=WELL, nodes=None, queues=None):
     masters = Topology(Kind.SERVER, (Master("redis:6379", server),), 10.0)
     state = SystemState(
-        1, masters, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
+        "4", masters, [node()] if nodes is None else nodes, [queue()] if queues is None else queues
     )
     return check_health(state)
 
@@ -166,7 +166,8 @@ def test_nodes_that_died_or_are_quiet():
         (queue(stored=5), WARNING, "It has 5 shards, the code declares 2; the stored number applies"),
         (queue(stored=5, former=4), WARNING, "It is moving from 4 to 5 shards."),
         (queue(stored=5, former=4, migration_paused=True), WARNING, "and the move is paused"),
-        (queue(format=2), ERROR, "format 2; this version of celery-lowkiq reads 1"),
+        (queue(format="2"), ERROR, "in format 2; this release reads format 4 only"),
+        (queue(format=""), ERROR, "It is stored without the number of its format"),
         (queue(stored=None, format=None), OK, "0 jobs wait, 2 shards are served"),
         (queue(shard(0, length=1), declared=1, stored=1), OK, "1 job waits, 1 shard is served"),
         (queue(paused=Paused(None, {}, 1)), WARNING, "1 id is paused"),
@@ -280,9 +281,3 @@ def test_ids_with_a_backlog_are_named_with_their_calls():
 def test_a_queue_that_is_well_shows_jobs_and_calls():
     (found,) = [f for f in findings(queues=[queue(shard(0, length=2, calls=9))]) if "orders" in f.subject]
     assert "2 jobs with 9 calls wait" in found.text
-
-
-def test_shards_of_an_earlier_version_are_not_counted_yet():
-    (found,) = [f for f in findings(queues=[queue(shard(0, length=1, uncounted=1))]) if f.level != OK]
-    assert "calls of 1 shard are not counted" in found.text
-    assert "repair orders --yes" in found.advice

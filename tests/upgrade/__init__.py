@@ -1,1 +1,1 @@
-"""Releases side by side: the baseline, built from its commit, and this checkout."""
+"""Releases side by side: another one of the same storage format, and this checkout."""

@@ -1,6 +1,6 @@
 """The app of both releases, and its caller. It stands alone: each release imports a copy of it.
 
-Only what the baseline has, too, may be used here.
+Only what both releases have may be used here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rolling deploy from the baseline to this checkout and back, with workers that die on the way."""
+"""A rolling deploy from another release to this checkout and back, with workers that die on the way."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-import redis
 
-from tests.upgrade.baseline import NoHistory, unpack_baseline
+from tests.upgrade.other_release import unpack
 from tests.waiting import eventually
 
 IDS = 10
 TASKS = ("plain", "recorded")
-SHARDS = 6
 LEASE_SECONDS = 3.0
 
 
 class Fleet:
     """Processes of both releases on one Redis."""
 
-    def __init__(self, directory: Path, url: str, baseline: Path) -> None:
+    def __init__(self, directory: Path, url: str, other: Path) -> None:
         self.directory = directory
         self.ledger = directory / "ledger"
-        self._site = {"baseline": [str(baseline)], "head": []}
+        self._site = {"other": [str(other)], "head": []}
         lease = str(LEASE_SECONDS)
         self._env = {"UPGRADE_URL": url, "UPGRADE_LEDGER": str(self.ledger), "UPGRADE_LEASE": lease}
         self._processes: list[subprocess.Popen[str]] = []
@@ -75,16 +73,8 @@ class Fleet:
         found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
         return [line for line in found if line["event"] == event]
 
-    def wait_for_shards(self) -> None:
-        """Wait until all shards are open: each keeps the format of the release that opens it."""
-        with redis.Redis.from_url(self._env["UPGRADE_URL"].replace("redis+socket", "unix")) as client:
-            eventually(lambda: len(list(client.scan_iter("lowkiq:*:meta", 1000))) == len(TASKS) * SHARDS)
-
     def wait_for_runs_of(self, process: subprocess.Popen[str]) -> None:
         eventually(lambda: any(run["pid"] == process.pid for run in self.lines("run")))
-
-    def log(self, release: str) -> str:
-        return "".join(path.read_text() for path in self.directory.glob(f"*-{release}.log"))
 
     def end(self) -> None:
         for process in self._processes:
@@ -92,17 +82,9 @@ class Fleet:
             process.wait()
 
 
-@pytest.fixture(scope="module")
-def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        return unpack_baseline(tmp_path_factory.mktemp("baseline"))
-    except NoHistory as reason:
-        pytest.skip(f"the checkout has no baseline commit: {reason}")
-
-
 @pytest.fixture
-def fleet(tmp_path, settings, baseline):
-    found = Fleet(tmp_path, settings["broker_url"], baseline)
+def fleet(tmp_path, settings):
+    found = Fleet(tmp_path, settings["broker_url"], unpack(tmp_path / "release"))
     yield found
     found.end()
 
@@ -118,17 +100,16 @@ def kill_and_replace(fleet, nodes, release):
 
 @pytest.mark.full
 def test_up_and_back_under_kills(fleet):
-    nodes = [fleet.worker("baseline") for _ in range(2)]
-    fleet.wait_for_shards()
-    callers = [fleet.caller(release) for release in ("baseline", "head")]
+    nodes = [fleet.worker("other") for _ in range(2)]
+    callers = [fleet.caller(release) for release in ("other", "head")]
     for node in nodes:
         fleet.wait_for_runs_of(node)
-    for release in ("head", "baseline", "head"):
+    for release in ("head", "other", "head"):
         kill_and_replace(fleet, nodes, release)
     for caller in callers:
         caller.communicate("stop\n", timeout=30)
     counts = {line["prefix"]: line["count"] for line in fleet.lines("called")}
-    assert counts.keys() == {"baseline", "head"}
+    assert counts.keys() == {"other", "head"}
     expected = {
         (f"{task}-{prefix}-{number % IDS}", number)
         for task in TASKS
@@ -141,22 +122,6 @@ def test_up_and_back_under_kills(fleet):
 
     eventually(lambda: not missing(), 120)
     nobody_was_overtaken(fleet.lines("run"))
-
-
-@pytest.mark.full
-def test_the_baseline_leaves_a_queue_alone_that_this_checkout_begins(fleet):
-    head = fleet.worker("head")
-    fleet.wait_for_shards()
-    caller = fleet.caller("head")
-    fleet.wait_for_runs_of(head)
-    baseline = fleet.worker("baseline")
-    refusal = "stored in format 2, this version reads 1"
-    eventually(lambda: refusal in fleet.log("baseline"))
-    caller.communicate("stop\n", timeout=30)
-    (count,) = (line["count"] for line in fleet.lines("called"))
-    eventually(lambda: sum(len(run["numbers"]) for run in fleet.lines("run")) >= len(TASKS) * count, 60)
-    assert {run["pid"] for run in fleet.lines("run")} == {head.pid}
-    assert baseline.poll() is None
 
 
 def nobody_was_overtaken(runs):
@@ -182,8 +147,8 @@ def nobody_was_overtaken(runs):
 def test_each_process_has_its_release(fleet):
     code = "import celery_lowkiq; print(celery_lowkiq.__file__, flush=True)"
     found = {}
-    for release in ("baseline", "head"):
+    for release in ("other", "head"):
         assert fleet.start(release, "-c", code).wait(30) == 0
         found[release] = Path((fleet.directory / f"{len(found)}-{release}.log").read_text().strip())
     assert found["head"].parents[1] == Path(__file__).parents[2]
-    assert found["baseline"].parts != found["head"].parts
+    assert found["other"].parts != found["head"].parts

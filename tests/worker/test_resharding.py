@@ -5,10 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
-import pytest
-
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import OutdatedNodes
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.rules.resharding import Phase
@@ -94,16 +91,6 @@ def test_workers_reshard_a_queue_when_the_code_of_all_declares_the_same_number(
     context_of(app).store.forget_report(report.owner)
     eventually(lambda: queue.stored_spec().layout == Layout(8))
     eventually(lambda: "queue record begins to move to 8 shards: all nodes declare that" in node.logs())
-
-
-def test_a_queue_is_not_resharded_while_a_node_of_an_older_version_is_alive(app):
-    queue = app.tasks["record"].ordered_queue
-    queue.reshard(3)
-    report_of_another(app, None)
-    with pytest.raises(OutdatedNodes, match="nodes of an older version run: other@host"):
-        queue.reshard(4)
-    assert queue.reshard(3) == 0
-    assert (queue.stored_spec().shards, queue.migration()) == (3, None)
 
 
 def test_remote_control_reshards_pauses_and_resumes(app, start_worker, ledger, tmp_path):

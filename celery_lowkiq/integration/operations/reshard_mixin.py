@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from celery import Celery
 
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import NotMigrating, OutdatedNodes
+from celery_lowkiq.rules.errors import NotMigrating
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.reports import NodeReport
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
-from celery_lowkiq.rules.resizing import outdated
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.reshard import check_shards, memory_of, reshard
@@ -29,20 +25,14 @@ class ReshardMixin:
         """Move the queue to another number of shards while it is in use, and return when that has ended.
 
         Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
-        OutdatedNodes; QueueMigrating while the queue moves to yet another number; MigrationPaused; and
-        MigrationAborted.
+        QueueMigrating while the queue moves to yet another number; MigrationPaused; and MigrationAborted.
         """
         check_shards(shards)
-        (stored,) = context_of(self._app).registry.as_stored([self.spec])
-        nodes = self._store.nodes()
-        if stored.shards != shards and (names := outdated(nodes)):
-            raise OutdatedNodes(self.spec.name, names)
-        return reshard(self._store.mover(self.spec), self.spec, shards, progress, 1 + self.movers(nodes))
+        return reshard(self._store.mover(self.spec), self.spec, shards, progress, 1 + self.movers())
 
-    def movers(self, nodes: Sequence[NodeReport] | None = None) -> int:
+    def movers(self) -> int:
         """Return the number of living nodes that serve the queue, and so move it."""
-        nodes = self._store.nodes() if nodes is None else nodes
-        return sum(node.alive and self.spec.name in node.queues for node in nodes)
+        return sum(node.alive and self.spec.name in node.queues for node in self._store.nodes())
 
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""

@@ -16,7 +16,7 @@
 local MEMORY = 7 * 24 * 3600
 
 local stored = redis.call('HMGET', meta, 'shards', 'score', 'format')
-if is_newer(stored[3]) then
+if stored[1] and is_foreign(stored[3]) then
   return refuse_format(stored[3])
 end
 if stored[1] ~= shards then

@@ -17,7 +17,7 @@ from celery_lowkiq.store.jobs.registry import parse_layout
 from celery_lowkiq.store.leases.heartbeats import seconds
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key
 from celery_lowkiq.store.scripts.replies import reads_replies
 
 from .failures import FailureReader
@@ -43,7 +43,7 @@ class HealthReader:
     def read(self, queues: Sequence[QueueSpec], topology: Topology) -> SystemState:
         """Return the state of nodes and queues on these masters. Raises StoreError."""
         return SystemState(
-            format=FORMAT,
+            format=str(FORMAT),
             topology=topology,
             nodes=current(self._store.nodes()),
             queues=[self._queue_if_there(queue) for queue in queues],
@@ -62,9 +62,8 @@ class HealthReader:
         if known is None:
             text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
             return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
-        layout, stored_format = parse_layout(known[0]), int(known[1]) if (known[1] or b"").isdigit() else None
-        if stored_format == MIGRATING_FORMAT:
-            stored_format = FORMAT
+        layout = parse_layout(known[0])
+        stored_format = (known[1] or b"").decode("latin-1") if known[0] or known[1] else None
         state = QueueState(queue.name, queue.shards, layout.shards if layout else None, stored_format)
         queue = queue.with_layout(layout or queue.layout)
         state = replace(state, former=queue.former_shards, migration_paused=known[2] is not None)

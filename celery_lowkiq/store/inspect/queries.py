@@ -71,7 +71,7 @@ PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 #: Counts of a shard in the order of ``stats.lua``.
 COUNTS = (
     *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
-    *("paused_jobs", "paused", "dropped", "due", "held", "paused_ids", "calls", "uncounted"),
+    *("paused_jobs", "paused", "dropped", "due", "held", "paused_ids", "calls"),
 )
 #: Bytes of the longest log of tries: a longer one is foreign.
 LONGEST_LOG = 65536

@@ -10,7 +10,7 @@
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())
 local paused_count = redis.call('ZCARD', due_paused)
-local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped', 'extra', 'counted')
+local counters = redis.call('HMGET', meta, 'processed', 'failed', 'merged', 'dead', 'dropped', 'extra')
 
 -- The number of a counter; 0 for foreign data.
 local function counter(text)
@@ -68,5 +68,4 @@ return {
   any_paused and redis.call('ZCOUNT', paused, '-inf', '(0') or 0,
   any_paused and redis.call('ZCOUNT', paused, 0, '+inf') + redis.call('ZCOUNT', paused, '-inf', '(-' .. BOTH) or 0,
   payloads(),
-  waits > 0 and not counters[7] and 1 or 0,
 }

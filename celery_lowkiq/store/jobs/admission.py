@@ -79,11 +79,6 @@ class Admission:
             (reply,) = self._client.calls([claim.call])
         return reply
 
-    def count_payloads(self, shards: Sequence[ShardRef]) -> None:
-        """Count the payloads of shards that another version has changed."""
-        for shard in shards:
-            self._repairs.count_payloads(shard)
-
     def _clear(self, calls: Sequence[ShardCall], replies: Sequence[Any]) -> dict[int, LowkiqError | None]:
         """Handle refused calls. Returns by their index None when a call may be sent again, or an error."""
         found: dict[int, LowkiqError | None] = {}

@@ -30,7 +30,7 @@ local damaged = inconsistent_key(known[4])
 -- A claim goes on: the caller repairs this afterwards.
 local failed_count = redis.call('ZCARD', failed)
 local errors_differ = failed_count ~= redis.call('HLEN', errors)
-if is_newer(known[5]) then
+if known[3] and is_foreign(known[5]) then
   return refuse_format(known[5])
 elseif not known[3] or damaged then
   return redis.error_reply(damaged and 'DAMAGED ' .. damaged or 'SHARDS 0')
@@ -178,7 +178,7 @@ end
 local function standing_mark(id, text)
   local mark = read_mark(text)
   local first, named, all = first_named(id, mark)
-  if not next(mark.names) or not first or named == first then
+  if not first or named == first then
     return mark
   end
   local passed = first[3] > tonumber(mark.last)

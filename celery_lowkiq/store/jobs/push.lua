@@ -20,7 +20,7 @@ local RETENTION = 3600
 local UNPACKED = 1000
 
 local stored = redis.call('HMGET', meta, 'shards', 'score', 'format')
-if is_newer(stored[3]) then
+if stored[1] and is_foreign(stored[3]) then
   return refuse_format(stored[3])
 end
 
@@ -40,7 +40,6 @@ local now = now_us()
 local now_s = seconds(now)
 local score_us = tonumber(stored[2] or 0)
 local last_job = #ARGV - 3 * records
-local has_length = has_lengths(stored[3])
 local flags = call_flags(last_job)
 local merged = 0
 
@@ -86,7 +85,7 @@ local function sort_jobs(from, to)
       if time ~= soonest and (not soonest or tonumber(time) < tonumber(soonest)) then
         soonest = time
       end
-      new[#new + 1], new[#new + 2] = id, score .. ' ' .. (has_length and #payload or '') .. flag .. signature .. ' ' .. payload
+      new[#new + 1], new[#new + 2] = id, score .. ' ' .. flag .. signature .. ' ' .. payload
     else
       merged = merged + 1
       if not items[id] then

@@ -18,6 +18,7 @@ from celery_lowkiq.rules.errors import (
     ShardRepairing,
     StoreError,
     StoreUnavailable,
+    other_format,
 )
 from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
@@ -25,7 +26,7 @@ from celery_lowkiq.rules.repairs import Registered
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
 
@@ -33,6 +34,8 @@ from celery_lowkiq.store.scripts.script import ScriptCall, load
 CLOSING_PHASES = (Phase.FLIP.value, Phase.MOVE.value, Phase.SEAL.value)
 #: Number and begin of the pause of a queue that was never paused.
 NO_PAUSE = (0, b"")
+#: The mark of a shard's format from its first signature on (``lib/format.lua``).
+SIGNED = " signed"
 #: What a shard's meta tells of the number of shards.
 LAYOUT_FIELDS = ("shards", "gen", "migration")
 #: Continues the migration of a queue.
@@ -134,21 +137,26 @@ class Registry:
     def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues with their stored numbers of shards, or as declared, in one round trip.
 
-        On a cluster, as its shards say when the master with the key of a queue is away. Raises StoreError.
+        On a cluster, as its shards say when the master with the key of a queue is away. Raises
+        FormatMismatch, StoreError.
         """
-        return self._with_layouts(queues, self._client.command_answers(list(map(_stored_shards, queues))))
+        found = self._client.command_answers([_stored_layout(queue, "format") for queue in queues])
+        for queue, stored in zip(queues, found, strict=True):
+            if not isinstance(stored, StoreUnavailable) and any(stored):
+                check_format(queue.name, (stored[1] or b"").decode("latin-1"))
+        return self._with_layouts(queues, found)
 
     def as_known(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues as :meth:`as_stored` does; as declared also when the key of a queue has the wrong
         type. Raises StoreError.
         """
-        return self._with_layouts(queues, self._client.readable_here(list(map(_stored_shards, queues))))
+        return self._with_layouts(queues, self._client.readable_here(list(map(_stored_layout, queues))))
 
     def _with_layouts(self, queues: Sequence[QueueSpec], found: Sequence[Any]) -> list[QueueSpec]:
         return [
             self._as_shards_say(queue)
             if isinstance(stored, StoreUnavailable)
-            else queue.with_layout(parse_layout(stored) or queue.layout)
+            else queue.with_layout(parse_layout(stored and stored[0]) or queue.layout)
             for queue, stored in zip(queues, found, strict=True)
         ]
 
@@ -184,7 +192,7 @@ class Registry:
         """
         call = load("register").call(
             {"queue": queue_key(queue.name)},
-            format=FORMAT if queue.former_shards is None else MIGRATING_FORMAT,
+            format=FORMAT,
             shards=queue.layout.route,
             expected=expected,
             gen=last.gen if last else 0,
@@ -192,8 +200,9 @@ class Registry:
             pause=last_pause[0],
             since=last_pause[1],
         )
-        stored_format, route, pause, since, phase = (value.decode() for value in self._client.call(call))
+        stored_format, *stored = (value.decode() for value in self._client.call(call))
         check_format(queue.name, stored_format)
+        route, pause, since, phase = stored
         layout = Layout.parse(route)
         if layout is None:
             raise StoreError(f"queue {queue.name!r} is stored with {route!r} shards: expected a number")
@@ -205,7 +214,7 @@ class Registry:
 
         On a cluster, shards whose masters are away are left out, unless the queue's own key is missing.
         """
-        fields = (*LAYOUT_FIELDS, "queue_pause", "queue_paused")
+        fields = (*LAYOUT_FIELDS, "format", "queue_pause", "queue_paused")
         found = self._client.readable_here(
             [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
         )
@@ -213,6 +222,9 @@ class Registry:
         if away and self._client.commands([("EXISTS", queue_key(queue.name))]) == [0]:
             raise away[0]
         copies = [copy for copy in found if copy not in away]
+        for route, _, _, stored_format, *_ in filter(None, copies):
+            if route:
+                check_format(queue.name, (stored_format or b"").decode("latin-1").removesuffix(SIGNED))
         last = _last_migration(queue, [copy[:3] for copy in copies if copy])
         if last.now.count > queue.layout.count:
             # The other shards may be in a later migration.
@@ -240,11 +252,11 @@ class Registry:
 def restart_call(queue: str, gen: int, phase: Phase) -> ScriptCall:
     """Return the script call that begins migration ``gen``, in this phase, once more."""
     keys = {"queue": queue_key(queue)}
-    return load("restart_migration").call(keys, gen=gen, phase=phase.value, format=MIGRATING_FORMAT)
+    return load("restart_migration").call(keys, gen=gen, phase=phase.value)
 
 
-def _stored_shards(queue: QueueSpec) -> tuple[str, ...]:
-    return ("HGET", queue_key(queue.name), "shards")
+def _stored_layout(queue: QueueSpec, *fields: str) -> tuple[str, ...]:
+    return ("HMGET", queue_key(queue.name), "shards", *fields)
 
 
 def parse_layout(stored: bytes | None) -> Layout | None:
@@ -284,8 +296,5 @@ def is_left_behind(last: Layout, gen: int, index: int, route: bytes | None, join
 
 def check_format(queue: str, stored: str) -> None:
     """Check the storage format of a queue's own key. Raises FormatMismatch."""
-    if stored not in (str(FORMAT), str(MIGRATING_FORMAT)):
-        raise FormatMismatch(
-            f"queue {queue!r} is stored in format {stored}, this version reads {FORMAT}: "
-            "drain it with the version that wrote it"
-        )
+    if stored != str(FORMAT):
+        raise FormatMismatch(other_format(f"queue {queue!r}", stored, FORMAT))

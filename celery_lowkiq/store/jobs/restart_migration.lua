@@ -3,8 +3,8 @@
 --
 -- ROLE: caller
 -- KEYS: queue
--- ARGV: gen phase format
---   gen, phase: as the caller has read them; format: storage format during the migration
+-- ARGV: gen phase
+--   gen, phase: as the caller has read them
 -- USES:
 -- FLAGS: allow-oom
 -- Returns: 1; 0 when its phase or another migration has begun since.
@@ -13,6 +13,6 @@ local stored = redis.call('HMGET', queue, 'gen', 'phase', 'migration')
 if stored[1] ~= gen or stored[2] ~= phase then
   return 0
 end
-redis.call('HSET', queue, 'gen', gen + 1, 'phase', 'flip', 'shards', stored[3], 'format', format)
+redis.call('HSET', queue, 'gen', gen + 1, 'phase', 'flip', 'shards', stored[3])
 redis.call('HDEL', queue, 'migration_paused')
 return 1

@@ -8,8 +8,12 @@
 -- USES: queue_pause format
 -- Returns: 1; 0 when the shard has another count, or jobs and none, and in a migration.
 -- Cost: O(1).
+local stored = redis.call('HMGET', meta, 'shards', 'format')
+local current = stored[1]
+if current and is_foreign(stored[2]) then
+  return refuse_format(stored[2])
+end
 apply_queue_pause()
-local current = redis.call('HGET', meta, 'shards')
 if current == shards then
   return 1
 end
@@ -21,5 +25,5 @@ if jobs > 0 then
   return 0
 end
 begin_format()
-redis.call('HSET', meta, 'shards', shards, 'extra', 0, 'counted', 1)
+redis.call('HSET', meta, 'shards', shards, 'extra', 0)
 return 1

@@ -85,7 +85,7 @@ end
 -- Buries, drops or ends the bad payloads of a job (ARGV from `at`: position, error). Returns the other items, and whether any
 -- bad payload has run.
 local function remove_payloads(id, items, at, count)
-  local good, reasons, words = {header = items.header}, {}, {}
+  local good, reasons, words = {}, {}, {}
   for i = at, at + 2 * count - 1, 2 do
     local position = tonumber(ARGV[i])
     if position < 0 then
@@ -95,7 +95,7 @@ local function remove_payloads(id, items, at, count)
     end
   end
   local dropped, ran, top = 0, false, nil
-  local bad, reason = {header = items.header}, nil
+  local bad, reason = {}, nil
   for position, item in ipairs(items) do
     local word = words[position]
     ran = ran or (word or '') ~= ''
@@ -183,7 +183,7 @@ end
 
 function dispositions.die(id, job, items, retry_count, delay, message)
   failures = failures + 1
-  bury(id, {items[1], header = items.header}, message, now_s)
+  bury(id, {items[1]}, message, now_s)
   table.remove(items, 1)
   local priority = options.retry_priority and (options.priority or 0) or job.priority
   if not restore_job(id, items, now_s, '-1', '', priority) then

@@ -9,17 +9,16 @@
 --   known_epoch: the largest known to the caller, so that a Redis restored from an old copy does not repeat an epoch
 -- USES: format time server recover crashes policy_hold
 -- FLAGS: allow-oom
--- Returns: {epoch as text, server, 1 when the payloads of the shard must be counted (lib/payload_count.lua), else 0} (the same
---   when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or DAMAGED processing when a key needed for the recovery was
---   lost.
+-- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or DAMAGED
+--   processing when a key needed for the recovery was lost.
 -- Cost: O(log n) a payload in processing; INFO takes about 20 us.
-local stored = redis.call('HMGET', meta, 'shards', 'format', 'counted')
-if is_newer(stored[2]) then
+local stored = redis.call('HMGET', meta, 'shards', 'format')
+if stored[1] and is_foreign(stored[2]) then
   return refuse_format(stored[2])
 elseif stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
-local current = redis.call('HMGET', lease, 'owner', 'epoch', 'counter', 'stopping', 'server', 'counting')
+local current = redis.call('HMGET', lease, 'owner', 'epoch', 'counter', 'stopping', 'server')
 -- Foreign data counts as missing: the next owner rewrites the lease.
 local function whole(text)
   return text and #text < 16 and string.match(text, '^[1-9]%d*$') or '0'
@@ -31,7 +30,7 @@ if former == owner and given_here then
   -- The reply was lost. Other nodes have observed this counter since then, and would take the shard too early.
   redis.call('HINCRBY', lease, 'counter', 1)
   redis.call('HDEL', lease, 'turn')
-  return {epoch, server, stored[3] and 0 or 1}
+  return {epoch, server}
 end
 if seen_server ~= server or former ~= seen_owner or epoch ~= seen_epoch or counter ~= seen_counter then
   return redis.error_reply('NOTOWNER ' .. epoch)
@@ -48,7 +47,6 @@ end
 if redis.call('HLEN', processing) ~= redis.call('ZCARD', claimed) then
   return redis.error_reply('DAMAGED processing')
 end
-local epoch_before = epoch
 local next_epoch = math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))
 epoch = string.format('%.0f', next_epoch)
 -- If Redis restarted too, do not count this as a job-caused crash.
@@ -66,16 +64,10 @@ local function take_over(id)
   at = at + (job.priority > 0 and 32 or 1)
 end
 
--- The last owner was of a version that does not count payloads.
-local was_counted = stored[3] and (epoch_before == '0' or current[6] == epoch_before)
-if not was_counted then
-  redis.call('HDEL', meta, 'counted')
-end
-
 for _, id in ipairs(redis.call('ZRANGE', claimed, 0, -1)) do
   take_over(id)
 end
 redis.call('HSET', lease, 'owner', owner, 'epoch', epoch, 'counter', string.format('%.0f', counter + 1), 'stopping', '0',
-  'leaving', '0', 'server', server, 'since', now_s, 'counting', epoch)
+  'leaving', '0', 'server', server, 'since', now_s)
 count_payloads(waiting)
-return {epoch, server, was_counted and 0 or 1}
+return {epoch, server}

@@ -149,11 +149,10 @@ def parse_history(flat: Sequence[bytes], now: float, span: Span = HOUR) -> tuple
     for value in flat:
         words = value.split()
         numbers = all(len(word) < 19 and word.replace(b".", b"", 1).isdigit() for word in words)
-        # Earlier versions store no lag.
-        if numbers and len(words) in (4, 5):
-            at, processed, failed, *lag = map(float, words[1:])
+        if numbers and len(words) == 5:
+            at, processed, failed, lag = map(float, words[1:])
             if now - span.seconds < at <= now + span.step:
-                samples.append(Sample(at, int(processed), int(failed), *lag))
+                samples.append(Sample(at, int(processed), int(failed), lag))
     return tuple(sorted(samples))
 
 
@@ -189,11 +188,14 @@ def _dump_lane(lane: LaneReport) -> dict[str, Any]:
         "name": lane.name,
         "count": lane.shard_count,
         "shards": _dump_shards(lane.shards),
-        "running": run and [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds],
-        # Beside it: an earlier version takes no more values there.
-        "expected": run and [run.overdue, run.max_run, run.usual],
+        "running": run and _dump_running(run),
         "load": lane.load,
     }
+
+
+def _dump_running(run: Running) -> list[Any]:
+    expected = run.overdue, run.max_run, run.usual
+    return [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds, *expected]
 
 
 def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:
@@ -216,11 +218,8 @@ def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> Node
             stopping=bool(report["stopping"]),
             queues=tuple(map(str, report["queues"])),
             lanes=tuple(_parse_lane(lane) for lane in report["lanes"]),
-            # Earlier versions do not report them.
-            waits=tuple(
-                Wait(_parse_shards(shards), float(seconds)) for shards, seconds in report.get("waits", ())
-            ),
-            declared=_parse_declared(report.get("declared")),
+            waits=tuple(Wait(_parse_shards(shards), float(seconds)) for shards, seconds in report["waits"]),
+            declared={str(queue): int(shards) for queue, shards in report["declared"].items()},
             started_at=float(started or ""),
             seen_at=seen_at,
             silent=max(0.0, now - seen_at),
@@ -229,17 +228,13 @@ def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> Node
         return None
 
 
-def _parse_declared(declared: Any) -> dict[str, int] | None:
-    return {str(queue): int(shards) for queue, shards in declared.items()} if declared is not None else None
-
-
 def _parse_lane(lane: Any) -> LaneReport:
     return LaneReport(
         name=str(lane["name"]),
         shards=_parse_shards(lane["shards"]),
         shard_count=int(lane["count"]),
-        running=_parse_running(lane["running"], lane.get("expected") or ()) if lane["running"] else None,
-        load=_parse_seconds(lane.get("load")),
+        running=_parse_running(*lane["running"]) if lane["running"] else None,
+        load=_parse_seconds(lane["load"]),
     )
 
 
@@ -257,9 +252,16 @@ def _parse_shards(ranges_by_queue: dict[str, str]) -> tuple[ShardRef, ...]:
     )
 
 
-def _parse_running(run: list[Any], expected: Sequence[Any]) -> Running:
-    queue, index, ids, count, seconds = run
-    overdue, max_run, usual = expected or (False, None, None)
+def _parse_running(
+    queue: str,
+    index: int,
+    ids: list[Any],
+    count: int,
+    seconds: float,
+    overdue: bool,
+    max_run: Any,
+    usual: Any,
+) -> Running:
     return Running(
         ShardRef(queue, int(index)),
         tuple(map(str, ids)),

@@ -36,10 +36,6 @@ class BackgroundRepairs(Repairs):
         """Start the repair. Raises ShardRepairing."""
         raise self._begin(shard, partial(super().mend, queue, shard))
 
-    def count_payloads(self, shard: ShardRef) -> None:
-        """Start to count."""
-        self._begin(shard, partial(super().count_payloads, shard))
-
     def _begin(self, shard: ShardRef, repair: Callable[[], object]) -> ShardRepairing:
         with self._lock:
             if shard not in self._in_progress:

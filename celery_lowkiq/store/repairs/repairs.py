@@ -82,6 +82,8 @@ class Repairs:
         stored = self.lost_count(queue, shard, registered)
         if stored is None:
             return False
+        # First: a shard without meta is repaired again when this stops.
+        self._count_payloads(shard)
         call = load("repair_meta").call(
             shard_keys(shard),
             known=stored,
@@ -92,7 +94,6 @@ class Repairs:
         )
         if self._client.call(call):
             _log(Repaired(shard, meta=True))
-        Repairs.count_payloads(self, shard)
         return True
 
     def lost_count(self, queue: QueueSpec, shard: ShardRef, registered: Registered) -> bytes | None:
@@ -127,8 +128,8 @@ class Repairs:
             self._next_mend[shard] = now + MINOR_REPAIR_INTERVAL
             self.mend(queue, shard)
 
-    def count_payloads(self, shard: ShardRef) -> None:
-        """Count the payloads of waiting jobs, as a shard needs that an earlier version has changed."""
+    def _count_payloads(self, shard: ShardRef) -> None:
+        """Count the payloads of waiting jobs (``lib/payload_count.lua``)."""
         keys, script = shard_keys(shard), load("write_extra")
         for attempt in range(COUNTS):
             extras: dict[bytes, int] = {}
@@ -202,7 +203,7 @@ class Repairs:
     def _finish(self, shard: ShardRef) -> None:
         # The remaining difference of `spill` and `spill_order` belongs to no job and must not block claims.
         self._client.call(load("accept_spill_difference").call(shard_keys(shard)))
-        Repairs.count_payloads(self, shard)
+        self._count_payloads(shard)
 
     def _morgue(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         keys = shard_keys(repaired.shard)

@@ -11,5 +11,5 @@
 if known ~= '' and (redis.call('HGET', meta, 'extra') or '0') ~= known then
   return 0
 end
-redis.call('HSET', meta, 'extra', extra, 'counted', 1)
+redis.call('HSET', meta, 'extra', extra)
 return 1

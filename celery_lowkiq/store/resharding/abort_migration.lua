@@ -4,8 +4,7 @@
 --
 -- ROLE: operator
 -- KEYS: queue
--- ARGV: format
---   format: storage format without a migration
+-- ARGV:
 -- USES: time
 -- FLAGS: allow-oom
 -- Returns: the number of shards that it goes to now, the same as before when it was aborted already; that number with '-' when
@@ -22,7 +21,7 @@ if stored[3] or stored[5] then
 end
 redis.call('HDEL', queue, 'migration_paused')
 if stored[1] == 'prepare' then
-  redis.call('HSET', queue, 'phase', 'idle', 'format', format)
+  redis.call('HSET', queue, 'phase', 'idle')
   return former
 end
 local route = shards .. '>' .. former

@@ -5,9 +5,8 @@
 --
 -- ROLE: operator
 -- KEYS: queue
--- ARGV: gen shards wanted format
+-- ARGV: gen shards wanted
 --   gen: of the last migration, '0' without one; shards: the number as it is; wanted: the other number
---   format: storage format during the migration, which older versions refuse
 -- USES: time
 -- FLAGS: allow-oom
 -- Returns: 1; 0 when a migration is going on, or had begun since the caller read the key.
@@ -16,7 +15,6 @@ local stored = redis.call('HMGET', queue, 'gen', 'shards', 'phase')
 if (stored[1] or '0') ~= gen or stored[2] ~= shards or (stored[3] or 'idle') ~= 'idle' or shards == wanted then
   return 0
 end
-redis.call('HSET', queue, 'gen', gen + 1, 'migration', shards .. '>' .. wanted, 'migration_began', seconds(now_us()))
-redis.call('HSET', queue, 'phase', 'prepare', 'format', format)
+redis.call('HSET', queue, 'gen', gen + 1, 'migration', shards .. '>' .. wanted, 'migration_began', seconds(now_us()), 'phase', 'prepare')
 redis.call('HDEL', queue, 'migration_paused', 'migration_aborted', 'migration_restored')
 return 1

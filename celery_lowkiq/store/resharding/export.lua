@@ -170,8 +170,7 @@ end
 if #records == 0 then
   return {0, '', none, busy}
 end
-local format = redis.call('HGET', meta, 'format')
-records[1].format = is_signed(format) and format or nil
+records[1].signed = redis.call('HGET', meta, 'format') == SIGNED and '1' or nil
 local sent = 'sent:' .. shard
 local last = math.max(tonumber(redis.call('HGET', outbox, sent) or 0), tonumber(number)) + 1
 local data = pack_records(records)

@@ -13,14 +13,15 @@
 -- Cost: O(log n) for each of at most 1,000 jobs, and O(1) for many in `due`; the last step also O(log n) a job in processing.
 --   Repeated: no effect after the last step.
 local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call', 'format', 'fencing')
-if is_newer(stored[5]) then
+if stored[1] and is_foreign(stored[5]) then
   return refuse_format(stored[5])
 end
 -- Without a number, it was in no migration yet, or has lost its meta since.
 if tonumber(stored[2] or 0) < tonumber(gen) then
   redis.call('HSET', meta, 'shards', 'closed', 'gen', gen, 'migration', route, 'fencing', gen)
+  begin_format()
   if redis.call('EXISTS', due, due_prioritized, due_paused, moving) == 0 then
-    redis.call('HSET', meta, 'extra', 0, 'counted', 1)
+    redis.call('HSET', meta, 'extra', 0)
   end
   stored[1], stored[2], stored[6] = 'closed', gen, gen
 end

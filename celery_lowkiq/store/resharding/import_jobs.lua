@@ -169,7 +169,7 @@ local function add(record)
 end
 
 -- Plain jobs, of whose ids nothing is here, are added together.
-local PLAIN = {id = true, jobs = true, perform_in = true, format = true}
+local PLAIN = {id = true, jobs = true, perform_in = true, signed = true}
 local plain, ids, others = {}, {}, {}
 
 local function is_plain(record)
@@ -188,7 +188,7 @@ local function packed_size(record)
 end
 
 for _, record in ipairs(unpack_records(data)) do
-  if record.format then
+  if record.signed then
     begin_signatures(redis.call('HGET', meta, 'format'))
   end
   if record.id == '' then

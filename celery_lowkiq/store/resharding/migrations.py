@@ -11,7 +11,7 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Migration, MigrationState, Phase, ShardProgress
 from celery_lowkiq.store.jobs.registry import Registry, check_format, parse_layout, restart_call
 from celery_lowkiq.store.scripts.client import Client, raise_refused
-from celery_lowkiq.store.scripts.keys import FORMAT, MIGRATING_FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
@@ -84,17 +84,17 @@ class Migrations:
         """Steps of :meth:`begin`."""
         fields = ("HMGET", self._keys["queue"], "gen", "shards")
         ((gen, former),) = yield from self._client.command_steps([fields])
-        call = load("begin_migration").call(
-            self._keys, gen=gen or 0, shards=former or "", wanted=shards, format=MIGRATING_FORMAT
-        )
+        call = load("begin_migration").call(self._keys, gen=gen or 0, shards=former or "", wanted=shards)
         return (yield from self._begin_steps(call))
 
     def read_steps(self) -> Steps[StoredMigration | None]:
         """Read the migration that is going on; None without one."""
-        fields = ("gen", "phase", "migration", "pause", "paused", "format", *TIMES)
+        fields = ("shards", "format", "gen", "phase", "migration", "pause", "paused", *TIMES)
         (stored,) = yield from self._client.command_steps([("HMGET", self._keys["queue"], *fields)])
-        gen, phase, route, pause, since, stored_format, *times = ((value or b"").decode() for value in stored)
-        check_format(self._queue, stored_format or str(FORMAT))
+        shards, stored_format, *texts = ((value or b"").decode() for value in stored)
+        if shards or stored_format:
+            check_format(self._queue, stored_format)
+        gen, phase, route, pause, since, *times = texts
         layout = Layout.parse(route)
         if layout is None or phase in ("", Phase.IDLE.value):
             return None
@@ -113,7 +113,7 @@ class Migrations:
 
         Raises NotAbortable when the migration may be the way back of another one.
         """
-        former = int(self._client.call(load("abort_migration").call(self._keys, format=FORMAT)) or 0)
+        former = int(self._client.call(load("abort_migration").call(self._keys)) or 0)
         if former < 0:
             raise NotAbortable(self._queue, -former)
         return former or None
@@ -191,7 +191,6 @@ class Migrations:
             phase=migration.phase.value,
             next=phase.value,
             shards=route,
-            format=FORMAT if phase is Phase.IDLE else MIGRATING_FORMAT,
         )
         return (yield from self._begin_steps(call))
 

@@ -6,15 +6,13 @@
 --   shards: the route of the migration
 --   score, last_call: the largest of all fenced shards: what is stored here from now on comes after what was stored there
 --   pause, since: of the queue's last pause, as register.lua returns them
--- USES: queue_pause format
+-- USES: queue_pause
 -- FLAGS: allow-oom
 -- Returns: {route, gen} of the shard now.
 -- Cost: O(1). Repeated: no effect.
 local stored = redis.call('HMGET', meta, 'shards', 'gen', 'score', 'last_call')
 if stored[1] == 'closed' and stored[2] == gen then
-  -- Jobs may come from a shard of this format. Earlier versions, which cannot read it, are refused in a migration.
-  local format = is_signed(redis.call('HGET', meta, 'format')) and SIGNED or FORMAT
-  redis.call('HSET', meta, 'shards', shards, 'gen', gen, 'format', format)
+  redis.call('HSET', meta, 'shards', shards, 'gen', gen)
   for field, floor in pairs({score = score, last_call = last_call}) do
     local known = redis.call('HGET', meta, field)
     if tonumber(known or 0) < tonumber(floor) then

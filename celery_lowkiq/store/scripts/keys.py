@@ -17,10 +17,10 @@ from typing import Any
 from celery_lowkiq.rules.history import HOUR, Span
 from celery_lowkiq.rules.models import ShardRef
 
-#: Version of the keys' layout; that of a shard's values is in lib/format.lua.
-FORMAT = 1
-#: Format of a queue during a migration: older versions would call around it.
-MIGRATING_FORMAT = 2
+#: The storage format, which a queue's own key names; its shards do in lib/format.lua.
+FORMAT = 4
+#: The beginning of all keys. It is the same in all formats, so that each finds and refuses the others.
+PREFIX = "lowkiq:1:"
 #: Commands without a key.
 KEYLESS = frozenset({"CONFIG GET", "INFO", "PING", "TIME", "WAIT", "WAITAOF"})
 #: Commands whose words are all keys. Of others, the first word is the only key.
@@ -30,11 +30,11 @@ CLOCK_KEY = "lowkiq:test:clock"
 
 #: Keys of a shard, with their Redis types.
 SHARD_KEYS = {
-    "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since, counting
+    "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
     # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
     # senders_cursor, done_scores_cursor: of scans; spill_difference: accept_spill_difference.lua;
-    # counts processed, failed, merged, dead, dropped; format: '<version> <fields>', missing for version 1;
-    # extra, counted: of payloads, see lib/payload_count.lua;
+    # counts processed, failed, merged, dead, dropped; format: see lib/format.lua;
+    # extra: of payloads, see lib/payload_count.lua;
     # gen, staying, fencing: of a migration, see lib/migration.lua, stay.lua and fence.lua;
     # pauses: paused (of the shard, since when), queue_paused, queue_pause (number of the queue's last change)
     "meta": "hash",
@@ -157,7 +157,7 @@ class KeyAliases:
 @lru_cache(maxsize=8192)
 def shard_keys(shard: ShardRef) -> ShardKeys:
     """Keys of a shard."""
-    return ShardKeys(f"lowkiq:{FORMAT}:{{{shard.queue}:{shard.index}}}:")
+    return ShardKeys(f"{PREFIX}{{{shard.queue}:{shard.index}}}:")
 
 
 def queue_key(queue: str) -> str:
@@ -167,29 +167,29 @@ def queue_key(queue: str) -> str:
 
 def nodes_key(queue: str) -> str:
     """Hash with the heartbeats of the nodes that serve the queue: ``<owner> <lanes>`` -> counter."""
-    return f"lowkiq:{FORMAT}:nodes:{{{queue}}}"
+    return f"{PREFIX}nodes:{{{queue}}}"
 
 
 def tokens_key(queue: str) -> str:
     """Hash of a queue with a rate limit: ``left`` -> tokens, time; ``rate`` -> tokens a second;
     ``by <holder>`` -> last number, granted tokens, time.
     """
-    return f"lowkiq:{FORMAT}:tokens:{{{queue}}}"
+    return f"{PREFIX}tokens:{{{queue}}}"
 
 
 def ticket_key(ticket: str) -> str:
     """Hash of a command that only one worker executes: ``by`` -> its name."""
-    return f"lowkiq:{FORMAT}:ticket:{_digest(ticket)}"
+    return f"{PREFIX}ticket:{_digest(ticket)}"
 
 
 def report_key(owner: str) -> str:
     """Hash with a node's report: started, at, text. The owner is hashed, since it may have any characters."""
-    return f"lowkiq:{FORMAT}:report:{{nodes}}:{_digest(owner)}"
+    return f"{PREFIX}report:{{nodes}}:{_digest(owner)}"
 
 
 def reports_key() -> str:
     """Sorted set of the nodes that have a report: owner -> time of the report."""
-    return f"lowkiq:{FORMAT}:reports:{{nodes}}"
+    return f"{PREFIX}reports:{{nodes}}"
 
 
 def history_key(queue: str, span: Span = HOUR) -> str:
@@ -197,19 +197,19 @@ def history_key(queue: str, span: Span = HOUR) -> str:
 
     That of the hour also has counters by shard: ``shards <index>`` -> ``<minute> <at> <processed>,...``.
     """
-    return f"lowkiq:{FORMAT}:history:{{{queue}}}{'' if span == HOUR else f':{span.name}'}"
+    return f"{PREFIX}history:{{{queue}}}{'' if span == HOUR else f':{span.name}'}"
 
 
 def failures_key(queue: str) -> str:
     """Hash of groups of failures: fingerprint -> ``<count> <first> <last>``; ``about:<fingerprint>`` -> its
     description.
     """
-    return f"lowkiq:{FORMAT}:failures:{{{queue}}}"
+    return f"{PREFIX}failures:{{{queue}}}"
 
 
 def failure_ranks_key(queue: str) -> str:
     """Sorted set of these fingerprints; the one with the smallest rank is removed first."""
-    return f"lowkiq:{FORMAT}:failure_ranks:{{{queue}}}"
+    return f"{PREFIX}failure_ranks:{{{queue}}}"
 
 
 @dataclass(frozen=True)
@@ -219,24 +219,24 @@ class TrackerKeys:
     id: str
 
     def __getitem__(self, name: str) -> str:
-        return f"lowkiq:{FORMAT}:tracker:{{{self.id}}}:{name}"
+        return f"{PREFIX}tracker:{{{self.id}}}:{name}"
 
 
 #: Sorted set of all trackers by the time of their opening.
-TRACKERS_KEY = f"lowkiq:{FORMAT}:trackers"
+TRACKERS_KEY = f"{PREFIX}trackers"
 
 #: Stream of the last changes that people made.
-AUDIT_KEY = f"lowkiq:{FORMAT}:audit"
+AUDIT_KEY = f"{PREFIX}audit"
 
 
 def tracker_channel(tracker: str) -> str:
     """Channel that announces the end of the last pending call of a tracker."""
-    return f"lowkiq:{FORMAT}:tracked:{{{tracker}}}"
+    return f"{PREFIX}tracked:{{{tracker}}}"
 
 
 def channel(queue: str) -> str:
     """Channel of pushes, ``<shard> <perform_in>``, and released shards, ``<shard> released``."""
-    return f"lowkiq:{FORMAT}:pushed:{{{queue}}}"
+    return f"{PREFIX}pushed:{{{queue}}}"
 
 
 def with_prefix(prefix: str, command: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -255,19 +255,19 @@ def key_pattern(name: str, queue: str | None = None) -> str:
     """
     of_queue = "*" if queue is None else literal(queue)
     if name in SHARD_KEYS:
-        return f"lowkiq:{FORMAT}:{{{of_queue if queue is None else f'{of_queue}:[0-9]*'}}}:{name}"
+        return f"{PREFIX}{{{of_queue if queue is None else f'{of_queue}:[0-9]*'}}}:{name}"
     if name in TRACKER_KEYS:
-        return f"lowkiq:{FORMAT}:tracker:{{*}}:{name}"
+        return f"{PREFIX}tracker:{{*}}:{name}"
     patterns = {
         "queue": f"lowkiq:queue:{{{of_queue}}}",
-        "nodes": f"lowkiq:{FORMAT}:nodes:{{{of_queue}}}",
-        "tokens": f"lowkiq:{FORMAT}:tokens:{{{of_queue}}}",
+        "nodes": f"{PREFIX}nodes:{{{of_queue}}}",
+        "tokens": f"{PREFIX}tokens:{{{of_queue}}}",
         # And those of other spans.
-        "history": f"lowkiq:{FORMAT}:history:{{{of_queue}}}*",
-        "failures": f"lowkiq:{FORMAT}:failures:{{{of_queue}}}",
-        "failure_ranks": f"lowkiq:{FORMAT}:failure_ranks:{{{of_queue}}}",
-        "ticket": f"lowkiq:{FORMAT}:ticket:*",
-        "report": f"lowkiq:{FORMAT}:report:{{nodes}}:*",
+        "history": f"{PREFIX}history:{{{of_queue}}}*",
+        "failures": f"{PREFIX}failures:{{{of_queue}}}",
+        "failure_ranks": f"{PREFIX}failure_ranks:{{{of_queue}}}",
+        "ticket": f"{PREFIX}ticket:*",
+        "report": f"{PREFIX}report:{{nodes}}:*",
         "reports": reports_key(),
         "trackers": TRACKERS_KEY,
         "audit": AUDIT_KEY,
@@ -278,7 +278,7 @@ def key_pattern(name: str, queue: str | None = None) -> str:
 def channel_pattern(name: str, queue: str | None = None) -> str:
     """Pattern of ACL rules for the channels of pushes, or of trackers."""
     if name == "tracked":
-        return f"lowkiq:{FORMAT}:tracked:{{*}}"
+        return f"{PREFIX}tracked:{{*}}"
     return channel("*" if queue is None else literal(queue))
 
 
@@ -296,7 +296,7 @@ def shard_of_key(key: str) -> ShardRef | None:
     """Return the shard of a key; None for a key of no shard."""
     prefix, _, rest = key.partition("{")
     queue, _, index = rest.partition("}:")[0].rpartition(":")
-    if prefix != f"lowkiq:{FORMAT}:" or not (queue and index.isdecimal()):
+    if prefix != PREFIX or not (queue and index.isdecimal()):
         return None
     return ShardRef(queue, int(index))
 

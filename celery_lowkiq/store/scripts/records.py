@@ -15,8 +15,6 @@ from celery_lowkiq.rules.text import last_error_line
 MAX_TRY_BYTES = 160
 _NUMBER = re.compile(rb"[-+.e\d]+|-?inf")
 _ITEM = re.compile(rb"(\S+) (\d{0,18})([rR]?)((?:[sS]\S*)?) ")
-#: See docs/adr/0020-versioned-headers.md.
-_HEADER = re.compile(rb"!1 (\d{1,18}) ")
 _COUNT = re.compile(rb"\d{1,18}")
 _HEAD = re.compile(rb"(\d{1,18})(?:@(\d{1,18}))?(?:#(\d))? (\S+) (-?\d{1,18}(?:\.\d{1,24})?) (\d{1,18}) ")
 _USUAL = re.compile(
@@ -43,10 +41,7 @@ def _number(text: bytes) -> float | None:
 def parse_items(record: bytes) -> tuple[Payload, ...]:
     """Parse a packed record: payloads by ascending score. Unreadable bytes become one payload."""
     items: list[Payload] = []
-    header = _HEADER.match(record)
-    at = header.end() + int(header.group(1)) if header else 0
-    if at > len(record):
-        at = 0
+    at = 0
     while at < len(record):
         found = _ITEM.match(record, at)
         score = _number(found.group(1)) if found else None

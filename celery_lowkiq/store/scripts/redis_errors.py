@@ -18,6 +18,7 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    other_format,
 )
 from celery_lowkiq.rules.server_checks import FULL
 from celery_lowkiq.rules.text import host_port
@@ -170,11 +171,8 @@ def _refused(code: str, rest: str) -> StoreError | None:
     if code == "SHARDS":
         return ShardCountDiffers(rest)
     if code == "FORMAT":
-        stored, _, reads = rest.partition(" ")
-        return StoreError(
-            f"the shard is stored in format {stored}, this version reads {reads}: "
-            "use the version that wrote it"
-        )
+        reads, _, stored = rest.partition(" ")
+        return StoreError(other_format("the shard", stored, reads))
     if code == "FULL":
         length, allowed, *held = rest.split(" ", 2)
         if held:

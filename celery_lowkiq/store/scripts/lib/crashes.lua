@@ -30,7 +30,7 @@ local function suspect(id, items, now, epoch, max_crashes, poison_error)
     return
   end
   passes(mark, items[1])
-  bury(id, {table.remove(items, 1), header = items.header}, poison_error, seconds(now))
+  bury(id, {table.remove(items, 1)}, poison_error, seconds(now))
   mark.level, mark.entries, mark.payload = 2, '', ''
   -- It stays named: it may wait again, by later calls.
   if redis.call('HEXISTS', jobs, id) == 0 then

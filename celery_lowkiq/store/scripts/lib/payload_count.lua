@@ -1,5 +1,5 @@
 -- The number of waiting payloads, which is that of records, of members of `spill_order`, and of meta's `extra`
--- (payload_set_read.lua). meta has `counted` unless an earlier version has changed the shard since `extra` was right.
+-- (payload_set_read.lua).
 --
 -- KEYS: meta
 -- Writes what a script has changed of it.

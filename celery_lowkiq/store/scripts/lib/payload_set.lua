@@ -180,7 +180,6 @@ local function set_add(set, id, items, older, record)
     local packed = record and unpack_items(record) or {}
     local before = record and #packed or 1
     grown = -#packed
-    packed.header = packed.header or items.header
     local many = #items > INSERTED
     for _, item in ipairs(many and {} or items) do
       insert(packed, item, older)
@@ -202,7 +201,7 @@ end
 
 -- Items with scores below `lowest`, and the others.
 local function parted(items, lowest)
-  local below, others = {}, {header = items.header}
+  local below, others = {}, {}
   for _, item in ipairs(items) do
     local part = item[3] < lowest and below or others
     part[#part + 1] = item
@@ -216,7 +215,6 @@ local function take_packed(set, id, record, max_count, max_bytes, lowest)
   if lowest then
     rest, items = parted(items, lowest)
   end
-  rest.header = items.header
   local fit, bytes = fitting(items, 0, 0, max_count, max_bytes)
   local cut = fit < #items
   for i = fit + 1, #items do

@@ -6,7 +6,6 @@
 -- in hash `spill` (id \0 payload -> place) and in `spill_order`, a sorted set of equal scores whose members
 -- (id \0 place payload) sort by id, score and arrival. A place is 16 hex digits of score, 12 hex digits of arrival,
 -- the score, the flag, the signature, \0. Ids have no control characters.
--- A record may begin with a header, '!1 <length> <fields>', which is kept unchanged (docs/adr/0020-versioned-headers.md).
 -- The flag tells which calls of a payload have records (call_records.lua): '' none, 'r' some, 'R' all.
 -- The signature (rules/signatures.py) is '', or a text that begins with 'S' when it binds the score, else with 's'.
 --
@@ -17,7 +16,6 @@ local PACKED_BYTES = 1024
 -- Maximum number of payloads that a step of a spilled set reads, and of bytes; a payload may be larger.
 local STEP = 16
 local STEP_BYTES = 262144
-local HEADER = 33
 -- Arrivals are stored above this number: negative ones sort before it, as hex digits.
 local ARRIVAL_ZERO = 140737488355328
 
@@ -46,13 +44,6 @@ end
 local function unpack_items(record)
   local items, at = {}, 1
   local is_long = #record > 4194304
-  if string.byte(record) == HEADER then
-    local _, stop, length = string.find(record, '^!1 (%d+) ')
-    if stop and stop + length <= #record then
-      at = stop + length + 1
-      items.header = string.sub(record, 1, at - 1)
-    end
-  end
   while at <= #record do
     local _, stop, score, word
     if is_long then
@@ -78,14 +69,11 @@ local function pack_items(items)
   for i, item in ipairs(items) do
     parts[i] = item[1] .. ' ' .. #item[2] .. item[4] .. item[5] .. ' ' .. item[2]
   end
-  if items.header and #items > 0 then
-    return items.header .. table.concat(parts)
-  end
   return table.concat(parts)
 end
 
 local function reversed(items)
-  local found = {header = items.header}
+  local found = {}
   for i = #items, 1, -1 do
     found[#found + 1] = items[i]
   end

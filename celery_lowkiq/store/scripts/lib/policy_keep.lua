@@ -10,8 +10,7 @@ if options.keep then
   end
 
   local function trim_packed(id, record)
-    local items, gone = unpack_items(record), {}
-    local rest = {header = items.header}
+    local items, gone, rest = unpack_items(record), {}, {}
     local excess = #items - options.keep
     for i, item in ipairs(items) do
       gone[item[2]] = i <= excess

@@ -7,8 +7,7 @@
 -- A mark names the payloads that ran at a crash. It ends when all of them have left the queue: other calls are no suspects.
 -- With merge=max, a later call of a named payload moves it behind others, again and again: so it also runs alone, as a copy, in
 -- its old place, which is not behind the largest score of the crash (claim.lua).
--- A mark is '<level>x<names>@<largest score> <time>:<epoch> ... =<names>\n<crashing payload>'. Earlier versions read the number
--- of the names only, and may drop these: such a mark ends when a payload leaves the queue.
+-- A mark is '<level>@<largest score> <time>:<epoch> ... =<names>\n<crashing payload>'.
 local CONDEMNED = '-2'
 local MEMORY = 72 * 3600
 -- Hex digits of the name of a payload.
@@ -20,7 +19,7 @@ end
 
 -- The longest mark has a payload: one above 4 MiB is foreign.
 local function read_mark(text)
-  local level, last, entries, payload = string.match(#text <= 4194304 and text or '', '^(%d)x?%d*%f[%D]@?([^ \n]*)%f[ \n%z]([^\n]*)\n(.*)$')
+  local level, last, entries, payload = string.match(#text <= 4194304 and text or '', '^(%d)@([^ \n]*)%f[ \n]([^\n]*)\n(.*)$')
   local names = {}
   for name in string.gmatch(string.match(entries or '', ' =(%x+)') or '', string.rep('%x', DIGITS)) do
     names[name] = true
@@ -40,9 +39,8 @@ local function write_mark(id, mark)
     names[#names + 1] = name
   end
   table.sort(names)
-  local head = mark.level .. 'x' .. math.max(#names, 1) .. '@' .. mark.last
   local list = #names > 0 and ' =' .. table.concat(names) or ''
-  redis.call('HSET', crash_marks, id, head .. mark.entries .. list .. '\n' .. mark.payload)
+  redis.call('HSET', crash_marks, id, mark.level .. '@' .. mark.last .. mark.entries .. list .. '\n' .. mark.payload)
 end
 
 -- The old places of payloads are not behind this item any more: what precedes it runs before they run once more.
