@@ -378,15 +378,6 @@ def test_a_payload_that_was_buried_is_one_less(store, client):
     assert run_behind(store, lease, 1) == (1, False)
 
 
-def test_a_mark_of_an_older_version_ends_with_a_success(store, client):
-    """It does not say how many payloads crashed."""
-    push(store, "1", ("a", 1), perform_in=1.0)
-    client.hset(shard_keys(SHARD)["crash_marks"], "1", b"2 1790000000:5\nx")
-    lease = take(store)
-    assert run_behind(store, lease, 0) == (1, True)
-    assert run_behind(store, lease, 1) == (1, False)
-
-
 def test_earlier_versions_read_a_mark(store, client):
     """They ignore words without a colon among the crashes."""
     push(store, "1", ("a", 1), perform_in=1.0)
