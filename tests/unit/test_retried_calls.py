@@ -204,36 +204,34 @@ class TestUsedUpRetries:
 
 
 class TestChanges:
-    @pytest.mark.parametrize(
-        "args, kwargs, change, expected",
-        [
-            ((1, 2), {}, {"args": (1, 5)}, (1, 5, None)),
-            ((1, 2), {"label": "kept"}, {"args": (1, 5)}, (1, 5, "kept")),
-            ((), {"key": 1, "n": 2, "label": "kept"}, {"args": (1, 5)}, (1, 5, "kept")),
-            ((1, 2), {}, {"kwargs": {"n": 5}}, (1, 5, None)),
-            ((1, 2), {}, {"args": (), "kwargs": {"key": 1, "n": 5, "label": "new"}}, (1, 5, "new")),
-        ],
-    )
-    def test_arguments_replace_those_of_the_call(
-        self, lowkiq, make, as_plain, form, args, kwargs, change, expected
-    ):
+    def test_arguments_replace_those_of_the_call(self, lowkiq, make, as_plain, form):
+        #: By id: arguments of the call, what its retry changes, and what the next run gets.
+        cases = {
+            1: ((1, 2), {}, {"args": (1, 5)}, (1, 5, None)),
+            2: ((2, 2), {"label": "kept"}, {"args": (2, 5)}, (2, 5, "kept")),
+            3: ((), {"key": 3, "n": 2, "label": "kept"}, {"args": (3, 5)}, (3, 5, "kept")),
+            4: ((4, 2), {}, {"kwargs": {"n": 5}}, (4, 5, None)),
+            5: ((5, 2), {}, {"args": (), "kwargs": {"key": 5, "n": 5, "label": "new"}}, (5, 5, "new")),
+        }
+
         def step(self, key, n, label=None):
             runs.append((key, n, label, self.request.id))
             if not self.request.retries:
-                raise self.retry(countdown=0, **change)
+                raise self.retry(countdown=0, **cases[key][2])
             return [key, n, label]
 
         task = make(step)
-        result = task.apply_async(args, kwargs, **form[1])
-        behind = task.apply_async((1, "behind"), **form[1])
+        results = {key: task.apply_async(*case[:2], **form[1]) for key, case in cases.items()}
+        behind = {key: task.apply_async((key, "behind"), **form[1]) for key in cases}
         lowkiq.drain()
         lowkiq.drain()
-        first = [run for run in runs if run[3] == result.id]
-        assert [run[:3] for run in first[1:]] == [expected]
-        assert [run[3] for run in runs[:2]] == [result.id] * 2
-        assert runs[-1][3] == behind.id
-        if not task.ignore_result:
-            assert result.get() == list(expected) == as_plain(step, args, kwargs)
+        for key, (args, kwargs, _, expected) in cases.items():
+            own, result = [run for run in runs if run[0] == key], results[key]
+            assert [run[:3] for run in own if run[3] == result.id][1:] == [expected]
+            assert [run[3] for run in own[:2]] == [result.id] * 2
+            assert own[-1][3] == behind[key].id
+            if not task.ignore_result:
+                assert result.get() == list(expected) == as_plain(step, args, kwargs)
         assert lowkiq.enqueued(task) == {}
         assert calls_left(task) == 0
 
@@ -251,18 +249,19 @@ class TestChanges:
         assert (runs, result.state, type(result.get(propagate=False))) == ([2], "FAILURE", Reject)
         assert task.ordered_queue.job("1").dead.payload_count == 1
 
-    @pytest.mark.parametrize("expires, ran", [(60, [0, 1]), (datetime(2020, 1, 1, tzinfo=timezone.utc), [0])])
-    def test_expires_is_that_of_the_call_from_now_on(self, lowkiq, make, form, expires, ran):
+    def test_expires_is_that_of_the_call_from_now_on(self, lowkiq, make, form):
+        expires = {"later": 60, "past": datetime(2020, 1, 1, tzinfo=timezone.utc)}
+
         def late(self, key):
-            runs.append(self.request.retries)
+            runs.append((key, self.request.retries))
             if not self.request.retries:
-                raise self.retry(countdown=0, expires=expires)
+                raise self.retry(countdown=0, expires=expires[key])
 
         task = make(late)
-        result = task.apply_async((1,), **form[1])
+        results = [task.apply_async((key,), **form[1]) for key in expires]
         lowkiq.drain()
-        assert runs == ran
-        assert task.ignore_result or result.state == ("REVOKED" if ran == [0] else "SUCCESS")
+        assert sorted(runs) == [("later", 0), ("later", 1), ("past", 0)]
+        assert task.ignore_result or [result.state for result in results] == ["SUCCESS", "REVOKED"]
         assert (lowkiq.enqueued(task), calls_left(task)) == ({}, 0)
 
     def test_headers_replace_the_users(self, lowkiq, make, form):
