@@ -212,8 +212,9 @@ def test_what_is_no_failure_has_celerys_line(log, error, level, words):
         raise error
 
     Lane(function).run(plain())
-    ((found, line, _),) = log("INFO")
+    (found, line, _), *others = log("INFO")
     assert (found, "queue=t" in line) == (level, True)
+    assert ["to the morgue" in line for _, line, _ in others] == [True] * isinstance(error, Reject)
 
 
 def test_a_poison_pill_is_told_as_a_death(log):

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 from celery import Task, signals
+from celery.exceptions import Reject
 from celery.worker import state
 from kombu.exceptions import OperationalError
 
@@ -509,6 +510,18 @@ def test_links_whose_broker_is_unreachable_are_sent_later(monkeypatch):
     record = (0, "a", {}, {"callbacks": [_signature("other")], "errbacks": [_signature("other")]})
     (settlement,) = lane.run(job(b"7", b"8", calls=[record, (1, "b")]))
     assert settlement.disposition is Disposition.RETRY
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_a_rejected_job_that_goes_to_the_morgue_is_logged(caplog, requeue):
+    def rejects(self, payloads_by_id):
+        raise Reject("not mine", requeue=requeue)
+
+    lane = Lane(rejects)
+    (settlement,) = lane.run(job(b"7"))
+    assert settlement.disposition is (Disposition.RETURN if requeue else Disposition.BURY)
+    found = [line for line in caplog.messages if "morgue" in line]
+    assert found == ([] if requeue else ["job 1 of t: Reject, to the morgue"])
 
 
 def _signature(task):

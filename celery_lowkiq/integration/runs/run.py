@@ -14,8 +14,10 @@ from celery_lowkiq.integration.app.settings import Settings
 from celery_lowkiq.integration.calls.masking import payload_secrets
 from celery_lowkiq.integration.records.call_record import CallRecord
 from celery_lowkiq.rules.cached_property import cached_property
+from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.retry import is_exhausted
+from celery_lowkiq.rules.text import format_job_ids
 from celery_lowkiq.worker.forks import staying
 
 from .base_exceptions import ENDS_WORKER, as_failure, forget_tracebacks
@@ -166,7 +168,11 @@ class Run:
     def reject(self, error: Exception, requeue: bool) -> None:
         """The task has raised Reject."""
         self.decision = decide_rejection(error, requeue, self.decision, self.rules)
-        if requeue and len(requeued) < REQUEUED:
+        if not requeue:
+            # Celery's own line gives the reason.
+            ids = format_job_ids([job.id for job in self.batch.jobs[:10]], len(self.batch.jobs))
+            logger.warning("%s of %s: Reject, to the morgue", ids, self.batch.queue.name)
+        elif len(requeued) < REQUEUED:
             requeued.update(_names(self.batch))
 
     def bury_poison_pill(self) -> None:
