@@ -14,6 +14,7 @@ from celery.worker import state
 
 from celery_lowkiq.integration.processes import messages, process_runner
 from celery_lowkiq.integration.processes.channel import Channel
+from celery_lowkiq.integration.processes.lane_process import LaneProcess
 from celery_lowkiq.integration.runs.request import new_id
 from celery_lowkiq.rules.isolation import Isolation
 from celery_lowkiq.rules.models import (
@@ -108,6 +109,24 @@ def ends():
     yield Channel(one, 0.05), Channel(other, 20)
     one.close()
     other.close()
+
+
+class Connected(LaneProcess):
+    """The lane's end of a channel to this process, which is the child."""
+
+    def __init__(self, channel):
+        self._work, self.runs = channel, 2
+
+
+@pytest.mark.parametrize("kind", [messages.OUTCOME, messages.FAILED])
+def test_an_outcome_of_another_run_is_skipped(ends, kind):
+    """It must not settle the jobs of the run that the lane waits for."""
+    child, lane = ends
+    for number in (1, 2, 3):
+        child.send(messages.write((kind, number, "rest")))
+    child.send(messages.write((messages.EVENT, 1)))
+    process = Connected(lane)
+    assert [process.receive() for _ in range(4)] == [None, (kind, 2, "rest"), None, (messages.EVENT, 1)]
 
 
 @pytest.mark.parametrize("sizes", [[0], [1, 2, 3], [65_536], [3_000_000, 1]])
