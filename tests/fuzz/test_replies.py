@@ -20,7 +20,7 @@ from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.dump_load import dump_entries
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.admin.repair import queue_damages, repair_queue
 from celery_lowkiq.store.inspect.failures import FailureReader
 from celery_lowkiq.store.inspect.health import HealthReader
 from celery_lowkiq.store.inspect.node_reports import NodeReports
@@ -98,7 +98,7 @@ class Caller:
                 lambda: pausing.resume(ONE),
                 lambda: pausing.pause_ids(ONE, ["nobody"]),
             ),
-            *(lambda: QueueRepairs(store).damages(ONE), lambda: QueueRepairs(store).repair(ONE)),
+            *(lambda: queue_damages(store.client, ONE), lambda: repair_queue(store.client, ONE)),
             *(
                 lambda: list(dump_entries(store, ONE)),
                 Migrations(store.client, "orders").state,

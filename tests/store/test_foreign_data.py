@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, InvalidCall, StoreError
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.admin.repair import repair_queue
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.call_records import CallReader, digest
 from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
@@ -98,7 +98,7 @@ def test_a_format_that_is_no_number_is_another_format(store, client, stored):
     push(store, "1", ("x", 1))
     client.hset(queue_key("orders"), "format", stored)
     with pytest.raises(FormatMismatch):
-        QueueRepairs(RedisStore(client)).repair(ONE)
+        repair_queue(RedisStore(client).client, ONE)
 
 
 def test_a_reply_that_cannot_be_read_is_an_error_of_the_package():

@@ -19,7 +19,7 @@ from celery_lowkiq.rules.topology import check_topology
 from celery_lowkiq.store.admin.pausing import Pausing
 from celery_lowkiq.store.inspect import masters
 from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.masters import MasterReader
+from celery_lowkiq.store.inspect.masters import read_topology
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import queue_key
@@ -30,7 +30,7 @@ from .helpers import ONE, SHARD, claim, end, push, take
 def found(store, *queues):
     """Texts by subject and level."""
     texts = defaultdict(list)
-    topology = MasterReader(store.client).read(queues, 10.0)
+    topology = read_topology(store.client, queues, 10.0)
     for finding in check_health(HealthReader(store).read(queues, topology)):
         texts[finding.subject, finding.level].append(finding.text)
     return {key: " ".join(some) for key, some in texts.items()}
@@ -62,7 +62,7 @@ def test_the_clocks_are_compared_to_half_of_a_round_trip(store, monkeypatch):
     now = store.client.commands([("TIME",)])[0]
     asked_and_answered = itertools.cycle([float(now[0]) - 3, float(now[0]) + 3])
     monkeypatch.setattr(masters, "time", mock.Mock(time=asked_and_answered.__next__))
-    server = MasterReader(store.client).read([], 10.0).masters[0].server
+    server = read_topology(store.client, [], 10.0).masters[0].server
     assert server.give_or_take == 3
     assert server.ahead == pytest.approx(0, abs=60)
 
@@ -166,7 +166,7 @@ def test_a_late_queue_is_found_with_its_cause(store):
 def test_a_server_that_is_not_there(tmp_path):
     away = RedisStore(connect({"path": str(tmp_path / "none")}, pool_size=1, pool_timeout=1))
     with pytest.raises(StoreUnavailable):
-        MasterReader(away.client).read([ONE], 10.0)
+        read_topology(away.client, [ONE], 10.0)
 
 
 @pytest.mark.one_server
@@ -178,7 +178,7 @@ def test_a_command_that_scripts_may_not_run_is_named(store, client, command):
     limited = RedisStore(connect(known, pool_size=2, pool_timeout=5))
     try:
         (master,) = limited.masters([SHARD])
-        topology = MasterReader(limited.client).read([ONE], 10.0)
+        topology = read_topology(limited.client, [ONE], 10.0)
     finally:
         limited.close()
         client.execute_command("ACL", "DELUSER", "few")

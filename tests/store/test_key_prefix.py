@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.audit import AuditStore
+from celery_lowkiq.store.admin.audit import write_entry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.acl import rules
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
@@ -56,7 +56,7 @@ def test_all_keys_have_it(client, stores):
     stage.beat([ONE.name], "node", 2, 1)
     assert stage.take("ticket", "a") == "a"
     assert stage.take("ticket", "b") == "a"
-    AuditStore(stage.client).write(b"{}")
+    write_entry(stage.client, b"{}")
     trackers = TrackerStore(stage.client)
     opened = trackers.open("import", 60)
     assert [tracker.id for tracker in trackers.recent(10, None).items] == [opened]

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Sh
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.admin.actions import Actions
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.admin.repair import queue_damages, repair_queue
 from celery_lowkiq.store.inspect.listings import Listing
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.redis_store import RedisStore
@@ -96,8 +96,8 @@ def test_no_key_but_the_one_that_holds_a_job_loses_it(store, client, caplog, key
     ran = run_all(store, lease)
     for job_id in ("later", "failed", "held"):
         assert job_id not in ran or key in {"due"}
-    QueueRepairs(store).repair(ONE)
-    assert QueueRepairs(store).damages(ONE) == []
+    repair_queue(store.client, ONE)
+    assert queue_damages(store.client, ONE) == []
     ran.update(drained(store, lease))
     lost = LOST.get(key, set())
     assert ran.keys() == ALL - lost
@@ -119,20 +119,19 @@ def test_a_key_of_another_type_stops_its_shard_and_the_message_says_what_mends_i
     client.delete(KEYS[key])
     client.set(KEYS[key], "x") if planted == "string" else client.rpush(KEYS[key], "x")
     if key != "meta":
-        (damage, *_) = QueueRepairs(store).damages(ONE)
+        (damage, *_) = queue_damages(store.client, ONE)
         assert f"the key {key} has the wrong type" in damage.text
     if key in {"lease", "due", "jobs", "claimed", "spill_order", "processing"}:
         with pytest.raises(ShardDamaged, match=r"shard orders/0 .* lowkiq repair orders"):
             run_all(store, took_over(store))
-    repairs = QueueRepairs(store)
-    repairs.repair(ONE)
+    repair_queue(store.client, ONE)
     # What is claimed of an owner is given up by its next claim, or by the next owner.
-    assert len(repairs.damages(ONE)) == (key == "processing")
+    assert len(queue_damages(store.client, ONE)) == (key == "processing")
     lease = took_over(store)
     ran = run_all(store, lease)
     ran.update(drained(store, lease))
     assert ran.keys() == ALL - LOST.get(key, set())
-    assert repairs.damages(ONE) == []
+    assert queue_damages(store.client, ONE) == []
 
 
 def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, caplog):
@@ -197,13 +196,12 @@ def test_a_registry_that_was_lost_and_written_by_other_code_is_put_right(store, 
     """O6, a twin: shards that all say another number tell that the registry is wrong."""
     store.push(FOUR, [NewJob(str(n), b"x", 1.0) for n in range(40)])
     client.hset(queue_key("orders"), "shards", "7")
-    repairs = QueueRepairs(store)
-    (damage,) = repairs.damages(FOUR)
+    (damage,) = queue_damages(store.client, FOUR)
     assert damage.shard is None
     assert "7 shards" in damage.text
-    repairs.repair(FOUR)
+    repair_queue(store.client, FOUR)
     assert client.hget(queue_key("orders"), "shards") == b"4"
-    assert repairs.damages(QueueSpec("orders", shards=5)) == []
+    assert queue_damages(store.client, QueueSpec("orders", shards=5)) == []
 
 
 def test_a_lost_registry_is_written_again_with_the_number_of_the_shards(store, client):
@@ -214,7 +212,7 @@ def test_a_lost_registry_is_written_again_with_the_number_of_the_shards(store, c
     other.push(QueueSpec("orders", shards=7), [NewJob(str(n), b"y", 2.0) for n in range(40)])
     assert client.hget(queue_key("orders"), "shards") == b"4"
     assert Queries(store).stats(FOUR).length == 40
-    assert QueueRepairs(store).damages(FOUR) == []
+    assert queue_damages(store.client, FOUR) == []
 
 
 def test_the_owner_of_the_last_claim_writes_a_lost_lease_again(store, client):
@@ -273,7 +271,7 @@ def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, clien
     everywhere(store)
     Pausing(store.client).pause_ids(ONE, ["ranked"])
     client.delete(KEYS["due_paused"], KEYS["failed"])
-    QueueRepairs(store).repair(ONE)
+    repair_queue(store.client, ONE)
     (failed,) = Queries(store).jobs(ONE, Listing("retry_count")).items
     assert (failed.id, failed.error) == ("failed", b"boom")
     job = Queries(store).job(ONE, "ranked").waiting
@@ -284,7 +282,7 @@ def test_a_lost_priority_becomes_that_of_the_queue(store, client):
     queue = QueueSpec("orders", shards=1, policies=Policies(priority=3))
     store.push(queue, [NewJob("urgent", b"a", 1.0, priority=7)])
     client.delete(KEYS["by_priority"])
-    QueueRepairs(store).repair(queue)
+    repair_queue(store.client, queue)
     assert Queries(store).job(queue, "urgent").waiting.priority == 3
 
 
@@ -294,7 +292,7 @@ def test_beside_a_living_owner_a_repair_gives_nothing_up_that_runs(store, client
     lease = take(store)
     claimed = claim(store, lease)
     client.delete(KEYS["processing"])
-    (repaired,) = QueueRepairs(store).repair(ONE)
+    (repaired,) = repair_queue(store.client, ONE)
     assert repaired.lost == 0
     assert end(store, lease, claimed).accepted == {"1"}
 

@@ -13,7 +13,7 @@ from celery_lowkiq.rules.layout import Layout, shard_of
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.admin.repair import queue_damages, repair_queue
 from celery_lowkiq.store.jobs.registry import Registry
 from celery_lowkiq.store.resharding.migrations import Migrations
 from celery_lowkiq.store.resharding.mover import Mover
@@ -118,9 +118,9 @@ def test_a_queue_that_is_repaired_after_a_migration_can_be_resharded(store, clie
     client.delete(queue_key(NAME))
     if stored:
         client.hset(queue_key(NAME), mapping={"shards": stored, "format": FORMAT})
-    QueueRepairs(store).repair(ONE)
+    repair_queue(store.client, ONE)
     assert client.hmget(queue_key(NAME), "shards", "gen") == [b"5", b"1"]
-    assert QueueRepairs(store).damages(ONE) == []
+    assert queue_damages(store.client, ONE) == []
     assert runs_of(store, resharded(store, queue, 2)) == {f"id-{n}": ["x"] for n in range(20)}
 
 
@@ -132,7 +132,7 @@ def test_a_queue_that_is_repaired_in_a_migration_goes_on_with_it(store, client, 
     if phase == "flip":
         run(store, "fence", 0, gen=1, route="1>5")
     client.delete(queue_key(NAME))
-    QueueRepairs(store).repair(ONE)
+    repair_queue(store.client, ONE)
     until(client, mover, "idle")
     assert client.hget(queue_key(NAME), "gen") == b"1"
     assert runs_of(store, replace(ONE, shards=5)) == {f"id-{n}": ["x"] for n in range(20)}

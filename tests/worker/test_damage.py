@@ -14,7 +14,7 @@ from celery_lowkiq.rules.errors import ShardDamaged
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef
 from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.admin.repair import repair_queue
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 from tests.waiting import eventually
 from tests.worker.engine import QUEUE, Engine
@@ -135,7 +135,7 @@ def test_a_key_of_another_type_stops_one_shard_until_it_is_repaired(redis_server
             eventually(lambda: "shard q/1 was repaired" in caplog.text)
         else:
             eventually(lambda: "celery -A proj lowkiq repair q" in told + caplog.text, 30)
-        QueueRepairs(engine.pushes).repair(QUEUE)
+        repair_queue(engine.pushes.client, QUEUE)
         pushed += load(engine, 40, 300)
         eventually(lambda: all(runs.done[job_id] for job_id in pushed), 30)
     assert not runs.at_once

@@ -16,7 +16,7 @@ from celery_lowkiq.rules.errors import InvalidCall, ShardsAway, StoreError
 from celery_lowkiq.rules.loggers import audit_logger as logger
 from celery_lowkiq.rules.text import escaped, shortened
 from celery_lowkiq.rules.views import Page
-from celery_lowkiq.store.admin.audit import MAX_BYTES, AuditStore
+from celery_lowkiq.store.admin.audit import MAX_BYTES, read_entries, write_entry
 
 from .action_parts import MARK, SHARD, VALUE, Action, Target
 
@@ -116,7 +116,7 @@ class Audit:
         )
         logger.info("%s", line_of(entry))
         try:
-            AuditStore(context_of(self._app).store.client).write(_stored(entry))
+            write_entry(context_of(self._app).store.client, _stored(entry))
         except StoreError as away:
             logger.error("%s %s: this entry is in no audit log of Redis: %s", entry.action, state, away)
 
@@ -137,7 +137,7 @@ class Audit:
 
     def read(self, limit: int = 100, after: str | None = None) -> Page[AuditEntry]:
         """Return a page of entries, the latest first. Raises StoreError and InvalidCall."""
-        page = AuditStore(context_of(self._app).store.client).read(limit, after)
+        page = read_entries(context_of(self._app).store.client, limit, after)
         return page.map(lambda found: _entry(*found))
 
     def read_if_there(self, limit: int) -> tuple[AuditEntry, ...] | None:

@@ -33,7 +33,7 @@ from celery_lowkiq.rules.tracking import TrackerView
 from celery_lowkiq.rules.views import Page, ShardState, Stats
 from celery_lowkiq.rules.views import sum_of as sum_of_states
 from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.masters import MasterReader
+from celery_lowkiq.store.inspect.masters import read_topology
 from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.registry import Registry
@@ -298,7 +298,7 @@ class Inspector:
         """Return the masters, and the shards of all queues that each of them stores."""
         context = context_of(self.app)
         specs = [queue.spec for queue in self.queues().values()]
-        return MasterReader(context.store.client).read(specs, context.settings.lease_seconds)
+        return read_topology(context.store.client, specs, context.settings.lease_seconds)
 
     def server(self) -> ServerInfo:
         """Return what Redis reports about itself."""

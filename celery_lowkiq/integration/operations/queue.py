@@ -22,7 +22,7 @@ from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.views import Paused, PausedId, SearchPage, ShardsPage, Stats, Try
 from celery_lowkiq.store.admin.actions import Actions, Left, Progress
-from celery_lowkiq.store.admin.repair import QueueRepairs
+from celery_lowkiq.store.admin.repair import queue_damages, repair_queue
 
 from .dump_load import Loaded, dump_lines, load_lines
 from .failures_mixin import FailuresMixin
@@ -320,14 +320,14 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
 
     def damages(self) -> tuple[Damage, ...]:
         """Return the damaged keys of each shard. Changes nothing."""
-        return tuple(QueueRepairs(self._context.store).damages(self.spec))
+        return tuple(queue_damages(self._context.store.client, self.spec))
 
     def repair(self, progress: Progress | None = None) -> tuple[Repaired, ...]:
         """Restore lost keys from the others while workers go on, and return what was done in each shard.
 
         What cannot be restored is counted. ``progress`` gets the number of finished shards.
         """
-        return tuple(QueueRepairs(self._context.store).repair(self.spec, progress))
+        return tuple(repair_queue(self._context.store.client, self.spec, progress))
 
     # -- moving to another Redis
 

@@ -16,28 +16,23 @@ KEPT, MAX_BYTES = 5000, 4096
 _ENTRY = re.compile(r"\d{1,18}-\d{1,18}")
 
 
-class AuditStore:
-    """Every method may raise StoreError."""
+def write_entry(client: Client, text: bytes) -> None:
+    """Add an entry, and remove the oldest ones. Raises StoreError; ValueError for one that is too long."""
+    if len(text) > MAX_BYTES:
+        raise ValueError(f"{len(text)} bytes are invalid: expected at most {MAX_BYTES}")
+    client.commands([("XADD", AUDIT_KEY, "MAXLEN", "~", KEPT, "*", "text", text)])
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
 
-    def write(self, text: bytes) -> None:
-        """Add an entry, and remove the oldest ones. Raises ValueError for one that is too long."""
-        if len(text) > MAX_BYTES:
-            raise ValueError(f"{len(text)} bytes are invalid: expected at most {MAX_BYTES}")
-        self._client.commands([("XADD", AUDIT_KEY, "MAXLEN", "~", KEPT, "*", "text", text)])
-
-    def read(self, limit: int, after: str | None) -> Page[tuple[float, bytes]]:
-        """Return a page of entries with their Unix time (s), the latest first. Raises InvalidCall."""
-        if after is not None and not _ENTRY.fullmatch(after):
-            raise InvalidCall(f"after={after[:50]!r} is invalid: expected the `next` of a page")
-        start = "+" if after is None else f"({after}"
-        (reply,) = self._client.commands([("XREVRANGE", AUDIT_KEY, start, "-", "COUNT", limit + 1)])
-        found = [_entry(*entry) for entry in reply]
-        page = found[:limit]
-        following = page[-1][0] if len(found) > limit else None
-        return Page(tuple((int(entry.partition("-")[0]) / 1000, text) for entry, text in page), following)
+def read_entries(client: Client, limit: int, after: str | None) -> Page[tuple[float, bytes]]:
+    """Return a page of entries with their Unix time (s), the latest first. Raises InvalidCall, StoreError."""
+    if after is not None and not _ENTRY.fullmatch(after):
+        raise InvalidCall(f"after={after[:50]!r} is invalid: expected the `next` of a page")
+    start = "+" if after is None else f"({after}"
+    (reply,) = client.commands([("XREVRANGE", AUDIT_KEY, start, "-", "COUNT", limit + 1)])
+    found = [_entry(*entry) for entry in reply]
+    page = found[:limit]
+    following = page[-1][0] if len(found) > limit else None
+    return Page(tuple((int(entry.partition("-")[0]) / 1000, text) for entry, text in page), following)
 
 
 def _entry(entry: Any, fields: Any) -> tuple[str, bytes]:

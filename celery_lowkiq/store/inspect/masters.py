@@ -24,40 +24,33 @@ CLUSTER_SETTINGS = ("cluster-require-full-coverage", "cluster-node-timeout")
 
 
 @reads_replies
-class MasterReader:
-    """Reads the topology. What the connection's user may not read stays unknown."""
+def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: float) -> Topology:
+    """Return the masters with their shards, by the stored numbers of shards.
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def read(self, queues: Sequence[QueueSpec], lease_seconds: float) -> Topology:
-        """Return the masters with their shards, by the stored numbers of those. Raises StoreError when no
-        master answers.
-        """
-        asked = self._client.masters()
-        stored = Registry(self._client.reader()).as_known(queues)
-        shards: dict[str | None, Counter[str]] = defaultdict(Counter)
-        for queue in stored:
-            for shard in queue.shard_refs():
-                shards[self._client.master_of(shard)][queue.name] += 1
-        masters = [_master(each, shards[each.address]) for each in asked]
-        if all(master.away is not None for master in masters):
-            raise StoreUnavailable(
-                masters[0].away if masters else "Redis is not available: no master has a slot"
-            )
-        all_shards = [shard for queue in stored for shard in queue.shard_refs()]
-        refused, refusing = refused_commands(self._client, all_shards)
-        place = self._client.behind_sentinels()
-        found = tuple(
-            replace(
-                one,
-                refused=refused.get(one.address, {}),
-                refuses=None if one.away else refusing.get(one.address),
-                place=place,
-            )
-            for one in masters
+    What the connection's user may not read stays unknown. Raises StoreError when no master responds.
+    """
+    asked = client.masters()
+    stored = Registry(client.reader()).as_known(queues)
+    shards: dict[str | None, Counter[str]] = defaultdict(Counter)
+    for queue in stored:
+        for shard in queue.shard_refs():
+            shards[client.master_of(shard)][queue.name] += 1
+    masters = [_master(each, shards[each.address]) for each in asked]
+    if all(master.away is not None for master in masters):
+        raise StoreUnavailable(masters[0].away if masters else "Redis is not available: no master has a slot")
+    all_shards = [shard for queue in stored for shard in queue.shard_refs()]
+    refused, refusing = refused_commands(client, all_shards)
+    place = client.behind_sentinels()
+    found = tuple(
+        replace(
+            one,
+            refused=refused.get(one.address, {}),
+            refuses=None if one.away else refusing.get(one.address),
+            place=place,
         )
-        return Topology(self._client.kind(), found, lease_seconds, dict(shards[None]))
+        for one in masters
+    )
+    return Topology(client.kind(), found, lease_seconds, dict(shards[None]))
 
 
 def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
