@@ -343,6 +343,8 @@ class Batch:
     run_id: str = field(compare=False, default="")
     #: Whether it is a suspect, which was in processing when its owner or its process died.
     suspect: bool = field(compare=False, default=False)
+    #: Whether its process is being started, so that its run has not begun.
+    is_starting: bool = field(compare=False, default=False)
 
     @property
     def shard(self) -> ShardRef:

@@ -79,6 +79,14 @@ def test_what_is_usual_is_the_median_of_lanes():
     assert usual_run([None, None]) is usual_run([]) is None
 
 
+def test_a_run_whose_process_is_being_started_is_not_overdue():
+    starting = batch(900.0, max_run=5.0)
+    starting.is_starting = True
+    assert not running(starting, [], 1000.0).overdue
+    starting.began_at, starting.is_starting = 994.0, False
+    assert running(starting, [], 1000.0).overdue
+
+
 @pytest.mark.parametrize(
     "run, waiting, line",
     [

@@ -208,10 +208,11 @@ class ProcessRunner:
         """Run the batch in the lane's child. Raises NotStarted, ProcessDied, TimeLimitExceeded."""
         while True:
             assert self._options is not None
+            run.batch.is_starting = True
             process = lane.running_process(self._options)
             process.runs += 1
             # Not with the start of its process, which may take longer than the run.
-            run.batch.began_at = time.monotonic()
+            run.batch.began_at, run.batch.is_starting = time.monotonic(), False
             try:
                 if process.send(self._message(process, run.batch)):
                     run.runs_in(process)

@@ -24,7 +24,7 @@ def running(batch: Batch, lanes: Sequence[Lane], now: float) -> Running:
     usual = usual_run(lane.mean_run(batch.queue.name) for lane in lanes)
     seconds = max(0.0, now - batch.began_at)
     ids = tuple(job.id for job in batch.jobs[:LISTED_IDS])
-    overdue = seconds > overdue_after(max_run, usual)
+    overdue = not batch.is_starting and seconds > overdue_after(max_run, usual)
     return Running(batch.shard, ids, len(batch.jobs), round(seconds, 3), overdue, max_run, usual)
 
 
