@@ -18,7 +18,7 @@ PACKAGE = Path(celery_lowkiq.__file__).parent
 ROOT = PACKAGE.parent
 LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 #: What each module that logs, or has a logger, holds.
-LOGS = re.compile(rf"getLogger\(|log\w*\.({'|'.join(LEVELS)})\(")
+LOGS = re.compile(rf"Logger\(|log\w*\.({'|'.join(LEVELS)})\(")
 #: Modules that docs name.
 PUBLIC = (
     "celery_lowkiq",
@@ -40,6 +40,7 @@ def log_lines() -> str:
     texts = [(path.stem, path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))]
     modules = [_Module(stem, ast.parse(text)) for stem, text in texts if LOGS.search(text)]
     values = {f"{one.stem}.{name}": value for one in modules for name, value in one.values.items()}
+    values |= {name: logger for module in modules for name, logger in module.wrapped(values)}
     lines = sorted({line for module in modules for line in module.lines(values)})
     return "".join(f"{line}\n" for line in lines)
 
@@ -63,6 +64,14 @@ class _Module:
                 call = re.fullmatch(r"(?:logging\.)?getLogger\('(.*)'\)", ast.unparse(node.value))
                 if call:
                     yield ast.unparse(target), call[1]
+
+    def wrapped(self, values: dict[str, str]) -> Iterator[tuple[str, str]]:
+        """The module's loggers around loggers of other modules, with the names of these."""
+        known = self._imported(values)
+        for node in self._nodes:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
+                inner = {ast.unparse(argument) for argument in node.value.args[:1]} & known.keys()
+                yield from ((f"{self.stem}.{ast.unparse(node.target)}", known[name]) for name in inner)
 
     def lines(self, values: dict[str, str]) -> Iterator[str]:
         """``logger level: text``; the text is code where it is none that stands in the source."""
@@ -139,9 +148,9 @@ def _of_a_class(name: str, value: type) -> list[str]:
 
 @cache
 def _docs() -> set[str]:
-    """The words of the docs: a method that is none of them is the package's own."""
+    """The names in the docs' code: a method that is none of them is the package's own."""
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
-    return {word for page in pages for word in re.findall(r"\w+", page.read_text())}
+    return {name for page in pages for name in re.findall(r"(?<=[`.])\w+", page.read_text())}
 
 
 def _is_part(base: type) -> bool:
