@@ -10,10 +10,8 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from celery_lowkiq.rules.history import DAY, HOUR, Sample, Span
-from celery_lowkiq.rules.text import duration, ranges
+from celery_lowkiq.rules.text import duration
 from celery_lowkiq.rules.times import iso
-
-from .lane_map import Cell
 
 #: Seconds per column, of the chart of a span and of a sparkline.
 CHART_STEPS = {HOUR: 60, DAY: 1200}
@@ -131,32 +129,6 @@ def stacked_bar(counts: Mapping[str, int], most: int) -> Markup:
     return Markup(  # noqa: S704 numbers and fixed words
         f'<svg class="bar" viewBox="0 0 {BAR_WIDTH} {BAR_HEIGHT}" preserveAspectRatio="none" '
         f'aria-hidden="true">{text}</svg>'
-    )
-
-
-def cell_grid(cells: Sequence[Cell], columns: int = 64, size: int = 10) -> Markup:
-    """Return a picture of very many shards: a path for each kind of cell, whose title names its shards."""
-    by_kind: dict[str, list[tuple[int, int]]] = {}
-    for place, cell in enumerate(cells):
-        for kind in (cell.kind, *(["runs"] if cell.runs else []), *(["unsorted"] if cell.unsorted else [])):
-            by_kind.setdefault(kind, []).append((place, cell.index))
-    paths = "".join(
-        f'<path class="cell-{kind}" d="{_squares(found, columns, size)}">'
-        f"<title>{kind}: {ranges(index for _, index in found)}</title></path>"
-        for kind, found in by_kind.items()
-    )
-    width, height = min(len(cells), columns) * size, -(-len(cells) // columns) * size
-    return Markup(  # noqa: S704 numbers and fixed words
-        f'<svg class="cell-grid" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'aria-hidden="true">{paths}</svg>'
-    )
-
-
-def _squares(found: Sequence[tuple[int, int]], columns: int, size: int) -> str:
-    side = size - 2
-    return "".join(
-        f"M{place % columns * size + 1} {place // columns * size + 1}h{side}v{side}h-{side}z"
-        for place, _ in found
     )
 
 

@@ -18,10 +18,8 @@ from .formatting import plain
 VERY_LATE = 300.0
 #: Numbers of jobs from which the colour is darker.
 STEPS = (1, 10, 100, 1000)
-#: Numbers of shards up to which cells show their numbers, and up to which they are links.
-NUMBERED, LINKED = 192, 512
-#: Shards of each lane up to which two lanes stand side by side: with numbers, as links, and in a picture.
-NARROW = (7, 16, 24)
+#: Shards of each lane up to which two lanes stand side by side.
+NARROW = 7
 #: Maximum number of rows for single lanes; with more, a row is of a node, and the last one of all others.
 MAX_ROWS = 64
 
@@ -58,11 +56,6 @@ class Row:
     lanes: int = 1
     busy: int = 0
 
-    @property
-    def shards(self) -> str:
-        """Its shards as text: ``0-3,7``."""
-        return ranges(cell.index for cell in self.cells)
-
 
 @dataclass(frozen=True)
 class Moves:
@@ -87,20 +80,10 @@ class LaneMap:
     is_of_nodes: bool = False
 
     @property
-    def is_numbered(self) -> bool:
-        """Whether cells show their numbers."""
-        return self.shards <= NUMBERED
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether a picture has the place of links."""
-        return self.shards > LINKED
-
-    @property
     def is_narrow(self) -> bool:
         """Whether two rows stand side by side."""
         longest = max((len(row.cells) for row in self.rows if row.node), default=0)
-        return not self.is_of_nodes and longest <= NARROW[(not self.is_numbered) + self.is_drawn]
+        return not self.is_of_nodes and longest <= NARROW
 
     @property
     def groups(self) -> list[tuple[str, tuple[Row, ...]]]:

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.terms import TERMS, Terms
 from celery_lowkiq.rules.text import duration, lacking, last_error_line, number, size
 
 from . import formatting
-from .charts import cell_grid, history_chart, sparkline, stacked_bar
+from .charts import history_chart, sparkline, stacked_bar
 from .guard import TOKEN, path_of, user_of
 from .site import site_of
 
@@ -61,7 +61,6 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(FILTERS)
     environment.tests["score_time"] = formatting.is_time
     environment.globals.update(
-        cell_grid=cell_grid,
         expected=expected,
         history_chart=history_chart,
         sparkline=sparkline,
