@@ -42,6 +42,34 @@ def test_of_a_record_with_very_many_payloads_the_first_are_read(store, client):
     assert {payload.data for payload in job.payloads} == {b"x"}
 
 
+def test_of_a_record_that_is_too_large_a_listing_reads_nothing(store, client):
+    """One of 100 MB stopped Redis for half a second on each page that showed it."""
+    push(store, "1", ("x", 1), perform_in=1.0)
+    client.hset(KEYS["jobs"], "1", b"1  " + b"x" * 20_000_000)
+    (shown,) = Queries(store).jobs(ONE).items
+    assert [(each.data, each.cut_from) for each in shown.payloads] == [(b"", 20_000_003)]
+
+
+def test_a_claim_reads_a_record_that_is_too_large_once(store, client):
+    """Each of three reads of 100 MB stopped Redis for about half a second."""
+
+    def reads():
+        counts = client.info("commandstats")
+        return sum(counts.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("hget", "hmget"))
+
+    push(store, "1", ("x", 1), perform_in=1.0)
+    client.hset(KEYS["jobs"], "1", b"1  " + b"x" * 5_000_000)
+    lease = take(store)
+    before = reads()
+    request = 1_000_000
+    first = store.claim(ONE, lease, request)
+    # Three of the lease and the shard's own numbers, and one of the record.
+    assert reads() - before == 4
+    assert [payload.data for payload in first.jobs[0].payloads] == [b"x" * (CLAIM_BYTES + 1)]
+    # A claim that is sent again returns the same.
+    assert store.claim(ONE, lease, request).jobs == first.jobs
+
+
 def test_a_record_without_spaces_is_one_payload(store, client):
     push(store, "1", ("x", 1), perform_in=1.0)
     client.hset(KEYS["jobs"], "1", b"x" * 5_000_000)

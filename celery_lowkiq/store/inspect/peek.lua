@@ -9,9 +9,14 @@
 --   payload, ...}.
 -- Cost: O(log n + limit) per id.
 --
--- Returns payloads of an id, the number of all its payloads, and the number of those to show.
+-- Returns payloads of an id, the number of all its payloads, and the number of those to show. A record of foreign data, which
+-- would stop Redis, is shown as one payload of its length, without a byte of it.
 local function set_peek(id)
   local set = {records = records, spill = spill, spill_order = spill_order}
+  local length = redis.call('HSTRLEN', records, id)
+  if length > LARGE then
+    return {{'0', '', 0, '', '', length}}, 1, 1
+  end
   local record = redis.call('HGET', records, id)
   local items, count, from = {}, 0, lex_min(id)
   if record and record ~= SPILLED then
@@ -49,7 +54,7 @@ for i = rest, #ARGV do
   for position = 1, shown do
     local payload = items[position][2]
     job[#job + 1] = items[position][1]
-    job[#job + 1] = #payload
+    job[#job + 1] = items[position][6] or #payload
     job[#job + 1] = items[position][5]
     job[#job + 1] = string.sub(payload, 1, cut)
   end

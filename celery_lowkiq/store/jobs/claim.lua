@@ -75,7 +75,8 @@ end
 
 -- Arguments of the commands that move plain jobs together: texts, since a number costs a conversion each time.
 local number_text = string.format('%.0f', number)
-local plain = {ids = {}, claimed = {}, processing = {}}
+-- Of records that no call of ours has written: `large` ones as read, and what the reply has of those that were `cut`.
+local plain = {ids = {}, claimed = {}, processing = {}, large = {}, cut = {}}
 
 local function claim_plain(id, perform_in, record)
   local at = #plain.ids + 1
@@ -110,6 +111,12 @@ local function plain_records(ids, any_failed)
     for i, record in ipairs(records) do
       size = size + #(record or '')
       found[from + i - 1] = record and not failures[i] and is_plain(record) and record or false
+    end
+    -- Not read again, since that costs Redis more than all else.
+    if size > 4194304 then
+      for i, record in ipairs(records) do
+        plain.large[names[from + i - 1]] = record and #record > 4194304 and record or nil
+      end
     end
   end
   return found
@@ -196,6 +203,16 @@ local function standing_mark(id, text)
   return mark
 end
 
+-- Cuts payloads that are larger than max_bytes, which no call stores, to max_bytes + 1 in the reply: enough for the caller to
+-- refuse them.
+local function shortened(items)
+  local short = {}
+  for i, item in ipairs(items) do
+    short[i] = {item[1], string.sub(item[2], 1, byte_limit + 1), item[3], item[4], item[5]}
+  end
+  return short
+end
+
 -- Returns the number of payloads and bytes that were moved.
 local function claim_job(id, perform_in, most, stored_retry_count, mark)
   -- Foreign errors are longer than 256 KiB.
@@ -209,7 +226,7 @@ local function claim_job(id, perform_in, most, stored_retry_count, mark)
   if mark and mark.copy then
     items, more = {mark.copy}, true
   else
-    items, more = set_take(waiting, id, portion, byte_limit)
+    items, more = set_take(waiting, id, portion, byte_limit, nil, plain.large[id])
   end
   if more and portion < most then
     -- With its own perform_in, the rest would precede all other jobs of the shard.
@@ -242,7 +259,10 @@ local function claim_job(id, perform_in, most, stored_retry_count, mark)
       recorded[#recorded + 1] = id
     end
   end
-  write_processing(id, number_text, perform_in, retry_count, message, items, last_call, priority)
+  local head = write_processing(id, number_text, perform_in, retry_count, message, items, last_call, priority)
+  if size > 4194304 then
+    plain.cut[id] = head .. pack_items(shortened(items))
+  end
   if hooks.claimed then
     hooks.claimed({id}, now)
   end
@@ -252,7 +272,7 @@ end
 -- Repairs an id whose record was lost with its mark SPILLED, and for which pushes began a packed record: moves that into the
 -- spilled set, and marks the id again. Returns true if it did.
 local function repair_spill_mark(id)
-  local record = redis.call('HGET', jobs, id)
+  local record = plain.large[id] or redis.call('HGET', jobs, id)
   if record and record ~= SPILLED and redis.call('ZLEXCOUNT', spill_order, lex_min(id), lex_max(id)) > 0 then
     local items = unpack_items(record)
     redis.call('HSET', jobs, id, SPILLED)
@@ -347,18 +367,13 @@ if is_new then
   end
 end
 
--- Cuts payloads that are larger than max_bytes, which no call stores, to max_bytes + 1 in the reply: enough for the caller to
--- refuse them.
-local function shortened(record)
+-- The record of a claim that is sent again, with its payloads cut.
+local function shortened_record(record)
   local _, stop, length = string.find(record, '^%d+%f[%D]@?%d*%f[%D]#?%d? %S+ %-?%d+ (%d+) ')
   if not stop then
     return string.sub(record, 1, byte_limit + 1)
   end
-  local items = unpack_items(string.sub(record, stop + length + 1))
-  for _, item in ipairs(items) do
-    item[2] = string.sub(item[2], 1, byte_limit + 1)
-  end
-  return string.sub(record, 1, stop + length) .. pack_items(items)
+  return pack_items(shortened(unpack_items(record, stop + length + 1)), string.sub(record, 1, stop + length))
 end
 
 -- A function, since Lua allows 200 local variables at once.
@@ -368,13 +383,14 @@ local function answer()
   if #plain.ids == 0 or #plain.ids < redis.call('ZCOUNT', claimed, number, number) then
     batch = {}
     local ids = redis.call('ZRANGEBYSCORE', claimed, number, number, 'LIMIT', 0, limit)
-    local records = #ids > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
+    local records = #ids > 0 and not next(plain.cut) and redis.call('HMGET', processing, unpack(ids))
     for i, id in ipairs(ids) do
-      batch[2 * i - 1], batch[2 * i] = id, records[i] or ''
+      local record = plain.cut[id] or records and records[i] or not records and redis.call('HGET', processing, id)
+      batch[2 * i - 1], batch[2 * i] = id, record or ''
     end
   end
   for i, value in ipairs(batch) do
-    reply[4 + i] = #value > byte_limit and shortened(value) or value
+    reply[4 + i] = #value > byte_limit and shortened_record(value) or value
   end
   local unwanted = {}
   for i = 1, hooks.unwanted and #batch or 0, 2 do

@@ -259,10 +259,10 @@ local function take_spilled(set, id, max_count, max_bytes, lowest)
   end
 end
 
--- Takes items from the set, smallest scores first, from score `lowest` on. Returns them, whether the set has other items,
+-- Takes items from the set, smallest scores first, from score `lowest` on; `record`: if the caller has read it. Returns them, whether the set has other items,
 -- whether a limit has left some of these, and at least the bytes of the payloads.
-local function set_take(set, id, max_count, max_bytes, lowest)
-  local record = redis.call('HGET', set.records, id)
+local function set_take(set, id, max_count, max_bytes, lowest, record)
+  record = record or redis.call('HGET', set.records, id)
   if not record then
     return {}, false, false, 0
   elseif record == SPILLED then

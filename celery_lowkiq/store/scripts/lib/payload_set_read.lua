@@ -16,6 +16,8 @@ local PACKED_BYTES = 1024
 -- Maximum number of payloads that a step of a spilled set reads, and of bytes; a payload may be larger.
 local STEP = 16
 local STEP_BYTES = 262144
+-- Foreign data only: each copy of as many bytes costs Redis about 10 ms, and a command that hands them to Lua 80 ms.
+local LARGE = 16777216
 -- Arrivals are stored above this number: negative ones sort before it, as hex digits.
 local ARRIVAL_ZERO = 140737488355328
 
@@ -41,8 +43,10 @@ end
 -- cannot decode and buries.
 -- The longest record of ours has 1,000 payloads of together 1 MiB, or one more. A longer one is foreign: beyond 4 MiB it is not
 -- searched for spaces, and what follows 2,048 payloads is one, or Redis would stop for many seconds.
-local function unpack_items(record)
-  local items, at = {}, 1
+-- The items begin at `at`, or at the first byte.
+local function unpack_items(record, at)
+  local items = {}
+  at = at or 1
   local is_long = #record > 4194304
   while at <= #record do
     local _, stop, score, word
@@ -64,10 +68,17 @@ local function unpack_items(record)
   return items
 end
 
-local function pack_items(items)
-  local parts = {}
-  for i, item in ipairs(items) do
-    parts[i] = item[1] .. ' ' .. #item[2] .. item[4] .. item[5] .. ' ' .. item[2]
+-- Returns the record of items, behind `head` if there is one.
+local function pack_items(items, head)
+  local parts = {head or ''}
+  for _, item in ipairs(items) do
+    if #item[2] > STEP_BYTES then
+      -- One copy less.
+      parts[#parts + 1] = item[1] .. ' ' .. #item[2] .. item[4] .. item[5] .. ' '
+      parts[#parts + 1] = item[2]
+    else
+      parts[#parts + 1] = item[1] .. ' ' .. #item[2] .. item[4] .. item[5] .. ' ' .. item[2]
+    end
   end
   return table.concat(parts)
 end

@@ -5,14 +5,16 @@
 -- A record is '<claim> <perform_in> <retry_count> <error length> <error><packed payloads>'. '<claim>@<number>': calls of the
 -- job have records; those above this number arrived after the claim. '#<priority>' follows unless the priority is 0.
 -- claim: a text, since Lua would write a large number as 1e+14.
+-- Returns the head of the record.
 local function write_processing(id, claim, perform_in, retry_count, message, items, last_call, priority)
   redis.call('ZADD', claimed, claim, id)
   local first = last_call and claim .. '@' .. last_call or claim
   if priority > 0 then
     first = first .. '#' .. priority
   end
-  local head = table.concat({first, perform_in, retry_count, #message, ''}, ' ')
-  redis.call('HSET', processing, id, head .. message .. pack_items(items))
+  local head = table.concat({first, perform_in, retry_count, #message, ''}, ' ') .. message
+  redis.call('HSET', processing, id, pack_items(items, head))
+  return head
 end
 
 -- Returns {claim, priority, perform_in, retry_count, error, items}.
@@ -28,7 +30,7 @@ local function read_processing(record)
     perform_in = perform_in,
     retry_count = retry_count,
     error = string.sub(record, stop + 1, stop + length),
-    items = unpack_items(string.sub(record, stop + length + 1)),
+    items = unpack_items(record, stop + length + 1),
   }
 end
 
