@@ -14,7 +14,6 @@ from celery.result import EagerResult
 
 from celery_lowkiq import InvalidCall, OrderedTask, PayloadError, ordered_task, track
 from celery_lowkiq.rules.errors import QueueFull
-from celery_lowkiq.store.loop_store import LoopStore
 from celery_lowkiq.store.redis_store import RedisStore
 
 from .from_asyncio import TICK, add_sync, make_app, stored
@@ -135,7 +134,6 @@ def test_dropped_calls_end_as_revoked(empty_redis, tmp_path):
 )
 @pytest.mark.parametrize("settings", [{}, {"lowkiq_track_calls": True}], ids=["", "all tracked"])
 def test_a_call_with_a_record_has_the_one_of_sync_calls(empty_redis, monkeypatch, options, settings):
-    """It needs no thread, though Celery's message and its result backend block."""
     app = make_app(empty_redis.url, result_backend="cache+memory://", **settings, task_ignore_result=False)
     monkeypatch.setattr(app, "now", lambda: datetime(2100, 1, 1, tzinfo=timezone.utc))
 
@@ -144,13 +142,7 @@ def test_a_call_with_a_record_has_the_one_of_sync_calls(empty_redis, monkeypatch
         """Never runs."""
 
     task, pushed = app.tasks["recorded"], []
-    monkeypatch.delattr(LoopStore, "in_thread")
     monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): pushed.append(list(jobs)))
-
-    async def push(self, queue, jobs, pauses=()):
-        pushed.append(list(jobs))
-
-    monkeypatch.setattr(LoopStore, "push", push)
     results = [
         task.apply_async(("1",), task_id="given"),
         asyncio.run(task.aapply_async(("1",), task_id="given")),

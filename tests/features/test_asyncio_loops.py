@@ -1,4 +1,4 @@
-"""Each event loop has connections of its own, and ends them."""
+"""Event loops share the threads and connections of their app."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import redis
 
 from celery_lowkiq.integration.app.context import context_of
-from tests.waiting import eventually
 
 from .from_asyncio import add_sync, make_app, stored
 
@@ -30,7 +29,7 @@ def named(server):
 
 @pytest.fixture
 def of_loop(empty_redis):
-    """A task whose shard is registered: all connections with the name are those of event loops."""
+    """A task whose shard is registered: all connections with the name are those of calls from asyncio."""
     add_sync(make_app(empty_redis.url), shards=1).delay("0")
     app = make_app(empty_redis.url, lowkiq_redis_options={"client_name": "of-loop"})
     yield add_sync(app, shards=1)
@@ -42,13 +41,13 @@ def test_a_thousand_calls_at_once(empty_redis, of_loop):
 
     async def main():
         await asyncio.gather(*(of_loop.adelay(number % 500, {"v": number}) for number in range(1, 1001)))
-        assert len(named(empty_redis)) == size
+        assert 1 <= len(named(empty_redis)) <= size
 
     asyncio.run(main())
     assert Counter(map(len, stored(of_loop).values())) == {2: 499, 3: 1}
     with redis.Redis(unix_socket_path=empty_redis.socket_path) as client:
         senders = {name for key in client.keys("*:senders") for name in client.hkeys(key)}
-    assert len(senders) == size + 1
+    assert 2 <= len(senders) <= size + 1
 
 
 def test_loops_in_two_threads(task):
@@ -73,29 +72,26 @@ def test_loops_in_two_threads(task):
     assert (errors, len(stored(task))) == ([], 400)
 
 
-@pytest.mark.parametrize("runs", [1, 3])
-def test_connections_end_with_their_loop(empty_redis, of_loop, runs, recwarn):
-    loops = []
+def test_loops_share_connections_and_are_forgotten(empty_redis, of_loop, recwarn):
+    loops, size = [], context_of(of_loop._get_app()).settings.client_pool_size
 
     async def main():
         loops.append(weakref.ref(asyncio.get_running_loop()))
         await asyncio.gather(*(of_loop.adelay(number) for number in range(50)))
-        assert named(empty_redis)
 
-    for _ in range(runs):
+    for _ in range(3):
         asyncio.run(main())
-        eventually(lambda: not named(empty_redis))
+    assert 1 <= len(named(empty_redis)) <= size
     gc.collect()
-    assert [loop() for loop in loops] == [None] * runs
+    assert [loop() for loop in loops] == [None] * 3
     assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
 
 
-def test_a_loop_that_was_only_closed_is_forgotten_by_the_next(task):
+def test_a_loop_that_was_only_closed(task):
     loop = asyncio.new_event_loop()
     loop.run_until_complete(task.adelay("1"))
     loop.close()
     asyncio.run(task.adelay("2"))
-    assert not context_of(task._get_app()).loop_stores._stores
     assert len(stored(task)) == 2
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
-import redis
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq import StoreFull
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.store.jobs import durability
 from tests.chaos.proxy import Proxy
 from tests.outages import away, full
@@ -111,19 +112,19 @@ def test_a_push_whose_reply_was_lost_is_recognized(proxy):
     async def main():
         await task.adelay("1", "a")
         client = context_of(task._get_app()).store.client
-        store = await context_of(task._get_app()).loop_stores.current()
-        send, lost, sent = store._send, [True], []
+        send, lost, sent = client._send, [True], []
 
-        async def loses_one(commands):
-            replies = await send(commands)
+        def loses_one(commands):
+            replies = send(commands)
             sent.append((commands, replies))
             if lost and lost.pop():
                 proxy.cut()
                 raise StoreUnavailable("the reply was lost")
             return replies
 
-        store._send = loses_one
+        client._send = loses_one
         await task.adelay("1", "b")
+        client._send = send
         assert client.redis.ping()
         return sent
 
@@ -142,8 +143,8 @@ def test_a_cancelled_call_leaves_no_reply_behind(mortal, proxy):
         cancelled = asyncio.create_task(task.adelay("2", "cancelled"))
         waits = asyncio.create_task(task.adelay("3"))
         waits_and_is_cancelled = asyncio.create_task(task.adelay("4"))
-        senders = (await context_of(task._get_app()).loop_stores.current())._senders
-        while len(senders._waiting) < 2:
+        shared = context_of(task._get_app()).call_threads._threads._shared
+        while (shared.open, shared.waiting.qsize()) != (3, 2):
             await asyncio.sleep(TICK)
         for call in (cancelled, waits_and_is_cancelled):
             call.cancel()
@@ -175,12 +176,27 @@ def test_a_call_that_finds_no_connection_free_says_so(proxy):
     asyncio.run(main())
 
 
-def test_arguments_that_redis_py_does_not_know_are_refused(empty_redis):
-    class Own(redis.UnixDomainSocketConnection):
-        """Not known to asyncio."""
-
-    task = add_sync(make_app(empty_redis.url, lowkiq_redis_options={"connection_class": Own}))
-    with pytest.raises(
-        ConfigurationError, match=r"connection_class=.*is invalid: expected one of redis-py's"
-    ):
-        asyncio.run(task.adelay("1"))
+def test_a_program_ends_while_a_call_waits_for_redis(mortal, proxy):
+    program = f"""if True:
+        import asyncio
+        from tests.features.from_asyncio import add_sync, make_app
+        task = add_sync(make_app("redis://127.0.0.1:{proxy.port}"))
+        async def main():
+            await task.adelay("1")
+            print("stored", flush=True)
+            input()
+            call = asyncio.create_task(task.adelay("2"))
+            await asyncio.sleep(0.1)
+            assert not call.done()
+        asyncio.run(main())
+        print("ended", flush=True)
+    """
+    ends = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with ends:
+        assert ends.stdout.readline() == "stored\n"
+        proxy.hold()
+        # It would wait for the reply: redis-py has no timeout of its own.
+        assert ends.communicate("\n", timeout=60)[0] == "ended\n"
+    assert ends.returncode == 0

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import ssl
 
 import pytest
-import redis.asyncio
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.store.scripts.connect import connect_async
 from tests.tls import Authority, tls_in_front
 
 from .from_asyncio import SILENCE, add_sync, make_app, stored, ticking
 
-ARGUMENTS = inspect.signature(redis.asyncio.SSLConnection).parameters
 PASSWORD = "s%2Fecret"
 
 
@@ -95,18 +90,10 @@ def test_by_settings(port, authority, client):
         assert found == ids
 
 
-@pytest.mark.skipif("ssl_password" not in ARGUMENTS, reason="not known to the asyncio client of redis-py 5.0")
 def test_a_key_that_has_a_password(port, authority, locked):
     for number, app in enumerate(in_settings(port, authority, locked, ssl_password="of-the-key")):
         found, ids, _ = calls_of_both_kinds(add_sync(app), f"locked-{number}")
         assert found == ids
-
-
-def test_what_redis_pys_asyncio_client_does_not_have(url):
-    """Its blocking one looks whether a certificate was revoked."""
-    task = add_sync(make_app(url, lowkiq_redis_options={"ssl_validate_ocsp": True}))
-    with pytest.raises(ConfigurationError, match=r"lowkiq_redis_options is invalid.*ssl_validate_ocsp"):
-        asyncio.run(task.adelay("1"))
 
 
 def refusals(url):
@@ -135,9 +122,3 @@ def test_a_wrong_password(url):
     texts = list(refusals(url.replace(PASSWORD, "wrong")))
     assert all("WRONGPASS" in text for text in texts)
     assert not any("wrong" in text for text in texts)
-
-
-def test_the_asyncio_client_gets_the_name_of_a_mode():
-    """Redis-py 5.0 knew no constants there: each call from asyncio ended in an AttributeError of its own."""
-    client = connect_async({"ssl": True, "ssl_cert_reqs": ssl.CERT_OPTIONAL}, pool_size=1)
-    assert client.connection_pool.connection_kwargs["ssl_cert_reqs"] == "optional"

@@ -12,7 +12,7 @@ from celery_lowkiq.integration.app import context
 from celery_lowkiq.integration.app.redis_params import source_of
 from celery_lowkiq.integration.app.settings import read_settings
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.store.scripts.connect import connect, connect_async
+from celery_lowkiq.store.scripts.connect import connect
 
 
 def app(**settings):
@@ -267,11 +267,8 @@ class TestSentinels:
     def test_sentinels_that_must_know_others(self, settings):
         """The option was dropped: a sentinel that is cut off from the others named its old master."""
         found = self.found(**settings)
-        pools = [
-            connect(found, pool_size=1, pool_timeout=1).connection_pool,
-            connect_async(found, pool_size=1).connection_pool,
-        ]
-        assert [pool.sentinel_manager.min_other_sentinels for pool in pools] == [2, 2]
+        pool = connect(found, pool_size=1, pool_timeout=1).connection_pool
+        assert pool.sentinel_manager.min_other_sentinels == 2
         assert self.pool(lowkiq_redis_options=OWN).sentinel_manager.min_other_sentinels == 0
 
     def pool(self, **settings):

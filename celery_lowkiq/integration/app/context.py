@@ -17,17 +17,16 @@ from celery_lowkiq.store.inspect.node_reports import NodeReports
 from celery_lowkiq.store.inspect.queries import Queries
 from celery_lowkiq.store.jobs.durability import Durability, Level
 from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.loop_store import LoopStore
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.connect import connect, connect_async, connect_cluster
+from celery_lowkiq.store.scripts.connect import connect, connect_cluster
 from celery_lowkiq.store.scripts.server import check_url
 from celery_lowkiq.store.tracking.tracker_store import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
+from .call_threads import CallThreads
 from .codec import Codec
 from .gate import Gate
-from .loop_stores import LoopStores
 from .redis_params import check_arguments, key_prefix, parameters
 from .settings import LARGEST_PAYLOAD, Settings, read_settings
 from .signing import Signing
@@ -63,7 +62,9 @@ class AppContext:
         self._store: RedisStore | None = None
         self._connection: Any = None
         #: For calls from asyncio.
-        self.loop_stores: LoopStores = LoopStores(self._open_loop_store)
+        self.call_threads: CallThreads = CallThreads(
+            self.settings.client_pool_size, self.settings.pool_timeout
+        )
 
     def gate(self, queue: str) -> Gate:
         """Return what decodes the stored payloads and records of a queue."""
@@ -146,19 +147,6 @@ class AppContext:
             check_url(checked, queues)
         finally:
             client.connection_pool.disconnect()
-
-    def _open_loop_store(self) -> LoopStore:
-        connections = self.settings.client_pool_size
-
-        def connect_loop() -> Any:
-            found = self.redis_parameters()
-            if "cluster" in found:
-                return None
-            client = connect_async(found, pool_size=connections)
-            check_arguments(client.connection_pool)
-            return client
-
-        return LoopStore(lambda: self.store, connect_loop, connections, self.settings.pool_timeout)
 
     def _dropped(self, queue: QueueSpec, calls: Sequence[StoredRecord]) -> None:
         """End the calls that a push dropped. The push has succeeded, so errors are only logged."""

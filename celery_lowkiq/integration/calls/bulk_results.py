@@ -47,11 +47,11 @@ class CallResults(Sequence["AsyncResult[Any]"]):
 
 
 def bulk_without_messages(
-    task: Any, jobs: list[NewJob], results: bool, tracker: str, ids: Sequence[str] | None = None
+    task: Any, jobs: list[NewJob], results: bool, tracker: str
 ) -> tuple[list[NewJob], CallResults]:
     """The jobs of a bulk call with their records, and its results, both only where something needs them.
 
-    ``ids``: the task ids, if they are given. Raises PayloadError.
+    Raises PayloadError.
     """
     app = task._get_app()
     context = context_of(app)
@@ -64,7 +64,7 @@ def bulk_without_messages(
         "ignore_result": task.ignore_result or not results,
     }
     properties = {"reply_to": app.thread_oid}
-    ids = ids or [uuid() for _ in jobs]
+    ids = [uuid() for _ in jobs]
     record = make_record(task, {"id": "", **headers}, None, properties, track, tracker)
     if record is not None:
         stored = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)

@@ -23,14 +23,6 @@ def has_publish_listeners(app: Celery) -> bool:
     )
 
 
-def may_skip_message_with_record(app: Celery) -> bool:
-    """Whether a call without options needs no message if its record is made without one, as in bulk calls.
-
-    The result backend then does not prepare for the result.
-    """
-    return not has_publish_listeners(app) and current_worker_task() is None
-
-
 def may_skip_message(task: Any, app: Celery, track_calls: bool) -> bool:
     """Whether a call without options needs no message: it is not observed, needs no record, and is not made
     by a running task.

@@ -13,13 +13,12 @@ from celery.result import AsyncResult, EagerResult
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app.celery_settings import celery_setting
-from celery_lowkiq.integration.app.context import AppContext, context_of
+from celery_lowkiq.integration.app.context import context_of
 from celery_lowkiq.integration.calls.bulk_results import bulk_with_messages, bulk_without_messages
 from celery_lowkiq.integration.calls.call_form import CallForm
 from celery_lowkiq.integration.calls.fast_path import (
     has_publish_listeners,
     may_skip_message,
-    may_skip_message_with_record,
 )
 from celery_lowkiq.integration.calls.lazy_result import lazy_result
 from celery_lowkiq.integration.calls.message import NO_VALUES, HeaderValues, MessagedCall, take_header
@@ -31,7 +30,6 @@ from celery_lowkiq.integration.calls.producer import (
     retry_intervals,
 )
 from celery_lowkiq.integration.calls.published import announced, as_published, shown_arguments
-from celery_lowkiq.integration.calls.push_request import CallRequest, PushRequest
 from celery_lowkiq.integration.calls.send_task_overrides import send_whole
 from celery_lowkiq.integration.calls.validation import (
     WORDS,
@@ -98,49 +96,30 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         Takes Celery's options, too. Raises TypeError for wrong arguments, InvalidCall for a wrong value,
         StoreError.
         """
-        given = args, kwargs, task_id, producer, link, link_error, shadow
-        return self._make_call(self._request(*given, **options))
-
-    def _request(
-        self,
-        args: Any,
-        kwargs: Any,
-        task_id: str | None,
-        producer: Any = None,
-        link: Any = None,
-        link_error: Any = None,
-        shadow: str | None = None,
-        on_loop: bool = False,
-        **options: Any,
-    ) -> CallRequest[AsyncResult[R]]:
-        """Check a call. Raises as :meth:`apply_async`, except errors of the store.
-
-        ``on_loop``: prefer a push over a message, for which Celery asks the result backend.
-        """
         links = {"link": link, "link_error": link_error}
         if self.by is not None and self.is_plain:
-            return partial(
-                super().apply_async, args, kwargs, task_id, producer, **links, shadow=shadow, **options
+            return super().apply_async(  # type: ignore[no-any-return]
+                args, kwargs, task_id, producer, **links, shadow=shadow, **options
             )
         app = self._get_app()
         words, header, tracker = self._take_own(options) if options else NO_OPTIONS
         if celery_setting(app, "task_always_eager"):
             # With by= as a plain task, whose arguments Celery serializes first.
             run = self.apply if self.by is None else super().apply_async
-            return partial(run, args, kwargs, task_id=task_id, **links, **words, **options)
+            return run(args, kwargs, task_id=task_id, **links, **words, **options)
         if self.by is not None:
             args, kwargs, task_id = self._completed(args, kwargs, task_id)
         entry = self.entry_of(args, kwargs, task_id, header, **words)
         context = context_of(app)
         job = entry.job(context.codec_for(self.call_form.merges))
         needs_message = options or link or link_error or shadow or tracker
-        request = None if needs_message else self._push_request(context, entry, job, task_id, on_loop)
-        if request is not None:
-            return request
+        if not needs_message and may_skip_message(self, app, context.settings.track_calls):
+            self._publish((entry,), [job], app_retry_intervals(app))
+            return lazy_result(self, task_id)
         beyond = entry.beyond_message(tracker, words.get("eta") is not None)
         store = partial(self._store_message, entry, job, tracker)
         options |= {**links, "shadow": shadow}
-        return partial(self.make_message, args, kwargs, task_id, entry, store, beyond, **options)
+        return self.make_message(args, kwargs, task_id, entry, store, beyond, **options)
 
     def _take_own(self, options: dict[str, Any]) -> tuple[dict[str, Any], HeaderValues, str]:
         """Take out what is not Celery's: the words of a call, the values of its header, and its tracker's id.
@@ -152,20 +131,6 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         take_ignored(self, options)
         return words, take_header(options, app.timezone), tracker_of(options.pop("tracker", None), app)
 
-    def _push_request(
-        self, context: AppContext, entry: Entry, job: NewJob, task_id: str | None, on_loop: bool
-    ) -> PushRequest[AsyncResult[R]] | None:
-        """The push of a call without options; None if it needs a message."""
-        app = self._get_app()
-        jobs = [job]
-        if not may_skip_message(self, app, context.settings.track_calls):
-            if not (on_loop and may_skip_message_with_record(app)):
-                return None
-            task_id = task_id or uuid()
-            jobs, _ = bulk_without_messages(self, jobs, True, "", [task_id])
-        result = partial(lazy_result, self, task_id)
-        return PushRequest((entry,), jobs, app_retry_intervals(app), result)
-
     def _store_message(
         self, entry: Entry, job: NewJob, tracker: str, made: Mapping[str, Any], call: MessagedCall
     ) -> None:
@@ -175,13 +140,6 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             push = TrackedPush(context_of(self._get_app()), tracker, (call.headers["id"],), refuse=False)
         entry, job = self.stored_call(entry, job, made, call, tracker)
         self._publish((entry,), [job], intervals, push)
-
-    def _make_call(self, request: CallRequest[T]) -> T:
-        """Do what is left of a checked call. Raises StoreError."""
-        if not isinstance(request, PushRequest):
-            return request()
-        self._publish(request.entries, request.jobs, request.intervals)
-        return request.result()
 
     def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
         """With ``by=``: dump Pydantic arguments, and choose the id of the call, which its payload stores."""
@@ -277,12 +235,6 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         id) follows the calls. Celery makes a message of each call only if a signal or event needs one.
         Raises InvalidCall, which names the wrong job; then nothing is stored. Raises StoreError.
         """
-        return self._make_call(self._bulk_request(jobs, results, tracker))
-
-    def _bulk_request(
-        self, jobs: Iterable[BulkEntry], results: bool, tracker: Tracker | str | None
-    ) -> CallRequest[Sequence[AsyncResult[R]] | None]:
-        """Check a bulk call. Raises InvalidCall."""
         if self.by is not None:
             raise InvalidCall(
                 f"{self.name}.perform_async is not supported: its payloads are arguments (by={self.by!r}). "
@@ -294,28 +246,14 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         stored = to_jobs(entries, context.codec)
         tracker_id = tracker_of(tracker, app)
         if celery_setting(app, "task_always_eager"):
-            return partial(self._run_bulk, entries, results)
-        if tracker_id or has_publish_listeners(app):
-            return partial(self._publish_bulk, entries, stored, results, tracker_id)
-        stored, calls = bulk_without_messages(self, stored, results, tracker_id)
-        done = calls if results else None
-        return PushRequest(tuple(entries), stored, app_retry_intervals(app), lambda: done)
-
-    def _run_bulk(self, entries: list[Entry], results: bool) -> Sequence[AsyncResult[R]] | None:
-        done = eager.run_bulk(self, entries)
-        return done if results else None
-
-    def _publish_bulk(
-        self, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str
-    ) -> Sequence[AsyncResult[R]] | None:
-        """Store a bulk call that a tracker follows or that publish signals see."""
-        app = self._get_app()
+            done = eager.run_bulk(self, entries)
+            return done if results else None
         if has_publish_listeners(app):
-            jobs, calls = bulk_with_messages(self, entries, jobs, results, tracker)
+            stored, calls = bulk_with_messages(self, entries, stored, results, tracker_id)
         else:
-            jobs, calls = bulk_without_messages(self, jobs, results, tracker)
-        push = TrackedPush(context_of(app), tracker, calls.ids, refuse=True) if tracker else None
-        self._publish(tuple(entries), jobs, app_retry_intervals(app), push)
+            stored, calls = bulk_without_messages(self, stored, results, tracker_id)
+        push = TrackedPush(context, tracker_id, calls.ids, refuse=True) if tracker_id else None
+        self._publish(tuple(entries), stored, app_retry_intervals(app), push)
         return calls if results else None
 
     def track(self, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:

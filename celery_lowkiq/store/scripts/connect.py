@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ssl import VerifyMode
 from typing import Any, NamedTuple
 
 import redis
-from redis import asyncio
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.connection import DefaultParser
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool
 
-from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.text import host_port
-from celery_lowkiq.rules.validators import invalid
 
 from .cluster_map import ClusterMap
 from .keeping_pool import KeepingPool
 from .reply_limits import limited
-from .sentinels import AsyncNamedSentinels, NamedSentinels
+from .sentinels import NamedSentinels
 
 #: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
 RETRIES = 2
 #: RESP2 is parsed about twice as fast as RESP3.
 PROTOCOL = 2
-#: The asyncio connection class for each of redis-py's own.
-ASYNC_CLASSES: dict[type, Any] = {
-    redis.Connection: asyncio.Connection,
-    redis.SSLConnection: asyncio.SSLConnection,
-    redis.UnixDomainSocketConnection: asyncio.UnixDomainSocketConnection,
-}
 
 
 class _Master(NamedTuple):
@@ -69,7 +59,7 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
     ``pool_timeout`` s for a free one.
     """
     options, master = _split(parameters)
-    options["retry"] = Retry(_backoff(), RETRIES)
+    options["retry"] = Retry(ExponentialBackoff(cap=0.2, base=0.01), RETRIES)
     if master is None:
         pool: redis.ConnectionPool = KeepingPool(max_connections=pool_size, timeout=pool_timeout, **options)
     else:
@@ -79,38 +69,6 @@ def connect(parameters: Mapping[str, Any], *, pool_size: int, pool_timeout: floa
             master.name, manager, max_connections=pool_size, timeout=pool_timeout, **options
         )
     return redis.Redis(connection_pool=pool)
-
-
-def connect_async(parameters: Mapping[str, Any], *, pool_size: int) -> asyncio.Redis:
-    """Return an asyncio client for the same arguments, to be used on one event loop only.
-
-    Its pool does not wait: at most ``pool_size`` callers may use it at once. Raises ConfigurationError for a
-    connection class that has no asyncio form.
-    """
-    options, master = _split(parameters)
-    options["retry"] = asyncio.retry.Retry(_backoff(), RETRIES)
-    # A class that is given is one of parsers without asyncio.
-    options["parser_class"] = limited(asyncio.connection.DefaultParser)
-    for arguments in (options, master.options if master else {}):
-        if isinstance(reqs := arguments.get("ssl_cert_reqs"), VerifyMode):
-            # The asyncio client of redis-py 5.0 knows names only, and Celery makes constants of them.
-            arguments["ssl_cert_reqs"] = reqs.name.removeprefix("CERT_").lower()
-    if master is None:
-        given = options.pop("connection_class", redis.Connection)
-        if given not in ASYNC_CLASSES:
-            known = ", ".join(each.__name__ for each in ASYNC_CLASSES)
-            expected = f"one of redis-py's {known} for calls from asyncio"
-            raise ConfigurationError(invalid("connection_class", given, expected))
-        pool = asyncio.ConnectionPool(
-            connection_class=ASYNC_CLASSES[given], max_connections=pool_size, **options
-        )
-    else:
-        asking = {"retry": asyncio.retry.Retry(NoBackoff(), 0), **master.options}
-        manager = AsyncNamedSentinels(master.sentinels, master.least_others, sentinel_kwargs=asking)
-        pool = asyncio.sentinel.SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            master.name, manager, max_connections=pool_size, **options
-        )
-    return asyncio.Redis(connection_pool=pool)
 
 
 def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | None]:
@@ -135,10 +93,6 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
     elif options.pop("ssl", False):
         options.setdefault("connection_class", redis.SSLConnection)
     return options, None
-
-
-def _backoff() -> ExponentialBackoff:
-    return ExponentialBackoff(cap=0.2, base=0.01)
 
 
 def is_behind_sentinels(client: redis.Redis) -> bool:

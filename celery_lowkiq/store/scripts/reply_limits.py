@@ -67,39 +67,10 @@ class MeteredSocket:
         return getattr(self._socket, name)
 
 
-class MeteredStream:
-    """A stream of asyncio whose bytes are counted. How long a reply takes, asyncio's connections limit."""
-
-    def __init__(self, stream: Any, meter: Meter) -> None:
-        self._metered, self._count = stream, meter.count
-
-    async def read(self, size: int) -> bytes:
-        """Read bytes, as hiredis's parser does."""
-        data: bytes = await self._metered.read(size)
-        self._count(len(data))
-        return data
-
-    async def readexactly(self, size: int) -> bytes:
-        """Read a text, as redis-py's own parser does: not one that is too long."""
-        self._count(size)
-        data: bytes = await self._metered.readexactly(size)
-        return data
-
-    async def readline(self) -> bytes:
-        """Read a line, which the stream limits itself."""
-        data: bytes = await self._metered.readline()
-        self._count(len(data))
-        return data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._metered, name)
-
-
 class _Limited:
     """A parser of redis-py that reads no reply beyond the limits."""
 
     _read_response_of_parser: Any
-    _stream: Any
     _sock: Any
     _buffer: Any
 
@@ -111,22 +82,19 @@ class _Limited:
         """Count what comes over a new connection."""
         parser: Any = super()
         parser.on_connect(connection, *args, **options)
-        if hasattr(self, "_stream"):
-            self._stream = MeteredStream(self._stream, self._meter)
-            return
         self._sock = MeteredSocket(self._sock, self._meter)
         if hasattr(self._buffer, "_sock"):
             self._buffer._sock = self._sock
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        """Return a reply; of an asyncio parser, a coroutine. Raises InvalidResponse or TimeoutError."""
+        """Return a reply. Raises InvalidResponse or TimeoutError."""
         self._meter.is_new = True
         return self._read_response_of_parser(*args, **options)
 
 
 @cache
 def limited(parser: Any) -> Any:
-    """Return the class of a parser of redis-py, or of its asyncio, whose replies are limited."""
+    """Return the class of a parser of redis-py whose replies are limited."""
     # Not by super(), which costs as much as the rest.
     own = {"_read_response_of_parser": parser.read_response}
     return type(f"Limited{parser.__name__}", (_Limited, parser), own)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from redis import asyncio, exceptions, sentinel
+from redis import exceptions, sentinel
 
 from celery_lowkiq.rules.text import host_port
 
@@ -39,30 +39,6 @@ class NamedSentinels(sentinel.Sentinel):
         """Return host and port of the master. Raises MasterNotFoundError."""
         try:
             return cast("tuple[str, int]", super().discover_master(service_name))  # type: ignore[no-untyped-call]
-        except sentinel.MasterNotFoundError:
-            raise _not_found(service_name, self.sentinels, self._failures) from None
-
-
-class AsyncNamedSentinels(asyncio.Sentinel):
-    """Names the master to callers on an event loop."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
-        self._failures: dict[str, Exception] = {}
-        _have_asked(self.sentinels, self._ask)
-
-    async def _ask(self, address: str, ask: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
-        self._failures.pop(address, None)
-        try:
-            return await ask(*args, **options)
-        except _LOST as error:
-            self._failures[address] = error
-            raise
-
-    async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Return host and port of the master. Raises MasterNotFoundError."""
-        try:
-            return cast("tuple[str, int]", await super().discover_master(service_name))
         except sentinel.MasterNotFoundError:
             raise _not_found(service_name, self.sentinels, self._failures) from None
 

@@ -6,7 +6,7 @@ throws the error.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -51,19 +51,3 @@ def execute(steps: Steps[T], act: Callable[[Step], Any]) -> T:
     except StopIteration as end:
         done: T = end.value
         return done
-
-
-async def execute_async(steps: Steps[T], act: Callable[[Step], Awaitable[Any]]) -> T:
-    """Execute the steps by ``act`` on an event loop. Raises what the procedure raises."""
-    resume: Callable[[Any], Step] = steps.send
-    result: Any = None
-    while True:
-        try:
-            step = resume(result)
-        except StopIteration as end:
-            done: T = end.value
-            return done
-        try:
-            resume, result = steps.send, await act(step)
-        except BaseException as error:  # noqa: BLE001 - the procedure decides
-            resume, result = steps.throw, error

@@ -1,0 +1,156 @@
+"""Threads in which calls from asyncio are made, so that they do not block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+
+from celery_lowkiq.rules.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+
+class NoThreadFree(StoreUnavailable):
+    """A call found no free thread within ``lowkiq_pool_timeout``, and was not made."""
+
+
+class CallThreads:
+    """Makes the calls of all event loops of an app in at most ``size`` threads.
+
+    The timeout (s) counts from the last answer of Redis, so that many calls do not fail because they are
+    many.
+    """
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self._threads = DaemonThreads(size)
+        self._timeout = timeout
+        self._answered_at = 0.0
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Make a call with the context variables of the caller. Raises what the call raises, NoThreadFree.
+
+        If the awaiting task is cancelled, a call that has begun goes on in its thread; one that waits is not
+        made.
+        """
+        executor = self._executor()
+        if executor is None:
+            return call()
+        made = executor.submit(contextvars.copy_context().run, self._make, call)
+        result = asyncio.wrap_future(made)
+        if executor is self._threads and self._threads.is_crowded:
+            await self._until_begun(made, result)
+        return await result
+
+    def _executor(self) -> Executor | None:
+        """Choose where a call is made; None: in the thread of its caller.
+
+        A call made by another one, as in a client middleware, does not wait for a thread: each may be in use
+        by one that waits, too.
+        """
+        return None if self._threads.is_current else self._threads
+
+    def _make(self, call: Callable[[], T]) -> T:
+        answered = True
+        try:
+            return call()
+        except StoreUnavailable:
+            answered = False
+            raise
+        finally:
+            if answered:
+                self._answered_at = monotonic()
+
+    async def _until_begun(self, made: Future[T], result: asyncio.Future[T]) -> None:
+        """Wait until a thread has taken the call. Raises NoThreadFree."""
+        since = monotonic()
+        try:
+            while not (made.running() or made.done()):
+                left = max(since, self._answered_at) + self._timeout - monotonic()
+                if left <= 0 and made.cancel():
+                    raise NoThreadFree(
+                        f"Redis is not available: no connection was free within {self._timeout:g} s "
+                        "(lowkiq_pool_timeout, lowkiq_client_pool_size)"
+                    )
+                await asyncio.wait((result,), timeout=max(0.0, left))
+        except asyncio.CancelledError:
+            made.cancel()
+            raise
+
+
+class _Submitted(NamedTuple):
+    future: Future[Any]
+    function: Callable[[], Any]
+
+
+class _Shared:
+    """What the threads of an executor use: none of them keeps the executor itself."""
+
+    def __init__(self) -> None:
+        self.waiting: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self.lock = threading.Lock()
+        #: Calls that were submitted and have not ended.
+        self.open = 0
+        self.thread = threading.local()
+
+    def work(self) -> None:
+        """Make calls until the executor is deleted."""
+        self.thread.is_ours = True
+        while (submitted := self.waiting.get()) is not None:
+            _make(*submitted)
+            del submitted
+            with self.lock:
+                self.open -= 1
+        self.waiting.put(None)
+
+
+class DaemonThreads(Executor):
+    """An executor whose threads do not hold up the end of the process, as those of ThreadPoolExecutor do."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._started = 0
+        self._shared = _Shared()
+        weakref.finalize(self, self._shared.waiting.put, None)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether some calls wait for a thread."""
+        return self._shared.open > self._size
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is one of the threads."""
+        return hasattr(self._shared.thread, "is_ours")
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call the function in a thread."""
+        future: Future[T] = Future()
+        shared = self._shared
+        with shared.lock:
+            shared.open += 1
+            number = self._started
+            starts = number < min(shared.open, self._size)
+            self._started += starts
+        shared.waiting.put(_Submitted(future, partial(function, *args, **kwargs)))
+        if starts:
+            threading.Thread(target=shared.work, name=f"lowkiq-calls-{number}", daemon=True).start()
+        return future
+
+
+def _make(future: Future[Any], function: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # noqa: BLE001 - the caller gets it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
