@@ -89,13 +89,13 @@ class _Memory(NamedTuple):
 def _memory(bench: Bench, size: int, signer: Signing | None) -> _Memory:
     jobs = bench.count(5_000, 1_000)
     bench.empty()
-    bench.store.push_steps.signer = signer
+    bench.store.pusher.signer = signer
     try:
         # Scores that are made by Redis differ in length.
         made = [NewJob(str(n), b"x" * size, sent=1e9 + 0.123457, perform_in=2e9) for n in range(jobs)]
         bench.store.push(QUEUE, made)
     finally:
-        bench.store.push_steps.signer = None
+        bench.store.pusher.signer = None
     keys = [shard_keys(shard)["jobs"] for shard in QUEUE.shard_refs()]
     direct: Any = bench.direct
     allocated = sum(direct.memory_usage(key, samples=0) for key in keys)

@@ -36,7 +36,7 @@ from celery_lowkiq.store.jobs.claims import (
 )
 from celery_lowkiq.store.jobs.durability import Durability
 from celery_lowkiq.store.jobs.push import Sender, Stored
-from celery_lowkiq.store.jobs.push_steps import PushSteps
+from celery_lowkiq.store.jobs.pusher import Pusher
 from celery_lowkiq.store.leases.heartbeats import (
     MOST_NODES,
     beat_calls,
@@ -106,7 +106,7 @@ class RedisStore:
         self._lease_seconds = lease_seconds
         self._admission = Admission(self.client, Repairs(self.client), self._continue_migration)
         self._taking = Admission(self.client, BackgroundRepairs(self.client), self._continue_migration)
-        self.push_steps: PushSteps = PushSteps(self.client, self._admission, durability)
+        self.pusher: Pusher = Pusher(self.client, self._admission, durability)
         self._senders: list[Sender] = []
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class RedisStore:
         except IndexError:
             sender = Sender()
         try:
-            self.client.execute(self.push_steps.push(sender, queue, jobs, pauses, stored))
+            self.pusher.push(sender, queue, jobs, pauses, stored)
         finally:
             self._senders.append(sender)
 

@@ -60,15 +60,15 @@ class Producer(threading.Thread):
 def scripts(server, monkeypatch):
     """What each script call of this thread was handed, and what it answered."""
     client, me, seen = context_of(proj.app).store.client, threading.get_ident(), []
-    steps = client.call_steps
+    steps = client.calls
 
     def recorded(asked):
-        replies = yield from steps(asked)
+        replies = steps(asked)
         if threading.get_ident() == me:
             seen.extend(zip(asked, replies, strict=True))
         return replies
 
-    monkeypatch.setattr(client, "call_steps", recorded)
+    monkeypatch.setattr(client, "calls", recorded)
     return seen
 
 

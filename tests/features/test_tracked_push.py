@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq import QueueFull, StoreUnavailable, ordered_task, track
 from celery_lowkiq.rules.layout import shard_of
 from celery_lowkiq.rules.tracking import Counts
-from celery_lowkiq.store.jobs.push_steps import PushSteps
+from celery_lowkiq.store.jobs.pusher import Pusher
 
 SHARDS = 2
 FULL, FREE = ([str(n) for n in range(100) if shard_of(str(n), SHARDS) == shard] for shard in range(SHARDS))
@@ -54,13 +54,13 @@ def test_a_cancel_reaches_those_that_were_stored(lowkiq, tracker):
 def test_what_may_have_been_stored_has_failed_until_it_runs(lowkiq, few, lowkiq_app, monkeypatch):
     """All were stored, but perhaps not as durably as asked for."""
 
-    push = PushSteps._push
+    push = Pusher._push
 
     def unconfirmed(*args):
-        yield from push(*args)
+        push(*args)
         raise StoreUnavailable("not confirmed")
 
-    monkeypatch.setattr(PushSteps, "_push", unconfirmed)
+    monkeypatch.setattr(Pusher, "_push", unconfirmed)
     tracker = track("unconfirmed", lowkiq_app)
     with pytest.raises(StoreUnavailable):
         few.perform_async([{"id": FREE[0]}, {"id": FULL[0]}], tracker=tracker)

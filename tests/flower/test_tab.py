@@ -62,7 +62,7 @@ def test_a_queue_that_moves_to_other_shards_is_marked(site, app):
     migrations, former = Migrations(store.client, queue.name), queue.stored_spec().shards
     assert migrations.begin(former + 1)
     queue.pause_migration()
-    store.client.execute(migrations.begin_phase_steps(migrations.read(), Phase.FLIP))
+    migrations.begin_phase(migrations.read(), Phase.FLIP)
     while queue.migration().phase is Phase.FLIP:
         store.mover(queue.spec).turn()
     assert f"resharding {former} → {former + 1}" in site.get("/ordered")

@@ -31,12 +31,12 @@ FALLS_BEHIND, LAGS = 0.008, (50, 300, 900)
 SHARDS = 8
 #: How often a refused call looks at what is stored while there are faults.
 LOOKS = 0.2
-read_servers = durability.read_servers_steps
+ask_servers = durability.read_servers
 
 
-def read_servers_steps(client: Any, shards: Iterable[ShardRef]) -> Any:
+def read_servers(client: Any, shards: Iterable[ShardRef]) -> Any:
     """Without failovers, movers ask nothing: there is no replica."""
-    return (yield from read_servers(client, shards)) if client.of.fails else {}
+    return ask_servers(client, shards) if client.of.fails else {}
 
 
 class Lag(NamedTuple):
@@ -161,7 +161,7 @@ class Failovers:
     def reopen(self, layout: Layout, index: int) -> None:
         """As a caller whose call a shard has refused."""
         if self.fails and (not self.faults or self.fate.random() < LOOKS):
-            with contextlib.suppress(LowkiqError):
+            with contextlib.suppress(LowkiqError), self.client.alone():
                 shard = ShardRef(self.queue.name, index)
                 Registry(self.client).open_shards(self.known_as(layout), [shard], lambda queue: None)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.store.scripts.keys import queue_key
 from celery_lowkiq.store.scripts.script import load
-from celery_lowkiq.store.scripts.steps import Steps
 
 from .resharding_checks import Violation
 
@@ -18,25 +17,25 @@ HOLDERS = (("worker", 3), ("decider", 2))
 class Operators:
     """``held`` has the dead payloads that hold an id."""
 
-    def operator(self) -> Steps[None]:
+    def operator(self) -> None:
         """Pauses migrations, resumes and aborts them; a paused one is resumed at the end."""
         while self.faults:
-            yield None  # type: ignore[misc]
+            self.pause_actor()
             if self.perhaps(0.2):
-                yield from self.pause(self.chance.choice([True, False]))
+                self.pause(self.chance.choice([True, False]))
             if self.perhaps(self.aborts):
-                yield from self.abort()
-        yield from self.pause(False)
+                self.abort()
+        self.pause(False)
 
-    def abort(self) -> Steps[None]:
+    def abort(self) -> None:
         """Movers begin the migration again when it was taken back."""
         before = self.redis.hmget(queue_key(self.queue.name), "phase", "migration_aborted")
-        yield from self.one(load("abort_migration").call({"queue": queue_key(self.queue.name)}))
+        self.one(load("abort_migration").call({"queue": queue_key(self.queue.name)}))
         self.totals.aborts += before == [b"move", None]
 
-    def pause(self, wanted: bool) -> Steps[None]:
+    def pause(self, wanted: bool) -> None:
         call = load("pause_migration").call({"queue": queue_key(self.queue.name)}, wanted=int(wanted))
-        changed = yield from self.one(call)
+        changed = self.one(call)
         self.totals.pauses += wanted and changed == 1
 
     # -- ids that a death holds
@@ -52,30 +51,30 @@ class Operators:
         if self.held[job_id]:
             raise Violation(f"{job_id} runs, and is held by {self.held[job_id]}")
 
-    def decider(self) -> Steps[None]:
+    def decider(self) -> None:
         """Requeues held ids, or lets them go on; at the end requeues all, so that they come to rest."""
         while True:
-            yield None  # type: ignore[misc]
-            layout = yield from self.route()
+            self.pause_actor()
+            layout = self.route()
             if layout.former is not None and not self.perhaps(0.3):
                 continue  # Refused while a queue is being moved, unless its route was read before.
             index = self.chance.randrange(layout.count)
             name = "paused" if self.faults else "dead_ids"
-            (found,) = yield from self.client.command_steps([("ZRANGE", self.keys(index)[name], 0, -1)])
+            (found,) = self.client.commands([("ZRANGE", self.keys(index)[name], 0, -1)])
             if found:
                 job_id = self.chance.choice(found).decode()
-                yield from self.go_on(index, job_id) if self.perhaps(0.3) else self.requeue(index, job_id)
+                self.go_on(index, job_id) if self.perhaps(0.3) else self.requeue(index, job_id)
 
-    def requeue(self, index: int, job_id: str) -> Steps[None]:
+    def requeue(self, index: int, job_id: str) -> None:
         """In steps of few payloads; the shard may be moved between them, and the last ones may not come."""
         bounds = {"merge": self.queue.merge.value, "policy": self.queue.policy, "force": 0, "maximum": "+inf"}
         where = {"channel": "c", "index": index, "limit": self.chance.choice([1, 2, 100]), "max_bytes": 10**6}
         call = load("requeue").call(self.keys(index), [job_id], **bounds, **where)
         dealt = 0
         while not dealt and not self.perhaps(0.1):
-            yield None  # type: ignore[misc]
+            self.pause_actor()
             before = set(self.dead_of(index))
-            reply = yield from self.one(call)
+            reply = self.one(call)
             if isinstance(reply, LowkiqError):
                 return
             dealt = reply[0]
@@ -85,8 +84,8 @@ class Operators:
             self.held[job_id] -= back
             self.retries[job_id] = {}
 
-    def go_on(self, index: int, job_id: str) -> Steps[None]:
+    def go_on(self, index: int, job_id: str) -> None:
         call = load("hold_ids").call(self.keys(index), [job_id], wanted=0, channel="c", index=index)
-        if (yield from self.one(call)):
+        if self.one(call):
             self.totals.gone_on += 1
             self.let_go |= self.held.pop(job_id, set())

@@ -47,17 +47,25 @@ from celery_lowkiq.store.resharding.mover import Mover
 from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
 from celery_lowkiq.store.scripts.script import ScriptCall, load
-from celery_lowkiq.store.scripts.steps import Steps
 
 from . import failovers, operators
 from .resharding_checks import FinalChecks, RunChecks, Violation
-from .virtual import Patient, VirtualClient, clocked
+from .virtual import InTurns, Patient, VirtualClient, clocked
 
 QUEUE = "q"
 #: Us of virtual time in a step, and at the beginning.
 STEP, BEGIN = 10, 10**15
 #: Steps with faults; a run that does not come to rest within eight times as many has failed.
 STEPS = 2000
+catch_up = Migrations.catch_up
+
+
+def catch_up_at_once(migrations: Any, shards: int) -> None:
+    """Nobody else acts meanwhile."""
+    with migrations._client.alone():
+        catch_up(migrations, shards)
+
+
 #: Small, so that migrations have many turns, and ids many transfers.
 LIMITS = (
     (rules, "TURN_JOBS", 8),
@@ -65,9 +73,10 @@ LIMITS = (
     (rules, "TRANSFER_IDS", 3),
     (moving_shards, "TRANSFER_PAYLOADS", 4),
     (moving_shards, "TRANSFER_BYTES", 1500),
+    (Migrations, "catch_up", catch_up_at_once),
     (durability, "SystemClock", lambda: Patient),
-    (durability, "read_servers_steps", failovers.read_servers_steps),
-    (movers, "read_servers_steps", failovers.read_servers_steps),
+    (durability, "read_servers", failovers.read_servers),
+    (movers, "read_servers", failovers.read_servers),
 )
 #: Loaded before the first step, so that a seed replays.
 SCRIPTS = (
@@ -92,8 +101,8 @@ ACTORS = (("caller", 3), ("old", 1), ("worker", 3), ("mover", 3), ("operator", 1
 class Actor:
     """A process: what it does next is its next command."""
 
-    def __init__(self, kind: str, name: str, steps: Steps[None]) -> None:
-        self.kind, self.name, self.steps = kind, name, steps
+    def __init__(self, kind: str, name: str, code: InTurns) -> None:
+        self.kind, self.name, self.code = kind, name, code
         #: None before its first step.
         self.commands: Sequence[tuple[Any, ...]] = ()
         self.replies: list[Any] | None = None
@@ -219,22 +228,27 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
             actor.replies.append(self.send(actor.commands[position], actor.commands[position - 1]))
             if len(actor.replies) < len(actor.commands):
                 return
+        self.client.sender = actor.code
         try:
-            found = actor.steps.send(actor.replies)
+            actor.commands, actor.replies = actor.code.send(actor.replies), []
         except StopIteration:
             self.actors.remove(actor)
-        else:
-            actor.commands, actor.replies = () if found is None else found.commands, []
+        finally:
+            self.client.sender = None
 
-    def one(self, call: ScriptCall) -> Steps[Any]:
+    def pause_actor(self) -> None:
+        """Of an actor: let others go on before its next command."""
+        self.client.sender.wait(())
+
+    def one(self, call: ScriptCall) -> Any:
         """Run one script; a refusal that is none of the expected ones is a violation."""
-        (reply,) = yield from self.client.call_steps([call])
+        (reply,) = self.client.calls([call])
         if isinstance(reply, LowkiqError) and not isinstance(reply, (NotOwner, ShardCountDiffers)):
             raise Violation(f"{call.script.name}: {reply}")
         return reply
 
-    def route(self) -> Steps[Layout]:
-        (route,) = yield from self.client.command_steps([("HGET", queue_key(QUEUE), "shards")])
+    def route(self) -> Layout:
+        (route,) = self.client.commands([("HGET", queue_key(QUEUE), "shards")])
         layout = Layout.parse(route.decode())
         assert layout is not None
         return layout
@@ -244,19 +258,19 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
 
     # -- callers
 
-    def caller(self, old: bool) -> Steps[None]:
+    def caller(self, old: bool) -> None:
         """Calls that go on until they are stored; an ``old`` one knows no migration, and gives up."""
         sender, layout = Sender(), Layout(self.queue.shards)
         while self.faults and self.numbers < 400:
-            yield None  # type: ignore[misc]
+            self.pause_actor()
             count = min(self.chance.choice([1, 1, 2, 3]), len(self.ids))
             jobs = [self.new_job(job_id) for job_id in self.chance.sample(self.ids, count)]
             while jobs:
-                jobs = yield from self.push(sender, layout, jobs)
+                jobs = self.push(sender, layout, jobs)
                 if old:
                     break
                 if jobs or self.perhaps(0.05):
-                    layout = yield from self.route()
+                    layout = self.route()
 
     def new_job(self, job_id: str) -> NewJob:
         self.numbers += 1
@@ -265,18 +279,18 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
         record = b"a call" if self.chance.random() < 0.3 else None
         return NewJob(job_id, payload, record=record)
 
-    def push(self, sender: Sender, layout: Layout, jobs: list[NewJob]) -> Steps[list[NewJob]]:
+    def push(self, sender: Sender, layout: Layout, jobs: list[NewJob]) -> list[NewJob]:
         parts: dict[int, list[NewJob]] = defaultdict(list)
         for job in jobs:
             parts[layout.home(job.id)].append(job)
         refused = []
         for index, part in parts.items():
             call = push_call(self.known_as(layout), ShardRef(QUEUE, index), sender, part)
-            reply = yield from self.one(call)
+            reply = self.one(call)
             while self.perhaps(0.08):
                 self.totals.lost_replies += 1
-                yield None  # type: ignore[misc]
-                reply = yield from self.one(call)
+                self.pause_actor()
+                reply = self.one(call)
             if isinstance(reply, LowkiqError):
                 refused += part
                 self.reopen(layout, index)
@@ -287,17 +301,17 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
 
     # -- workers
 
-    def worker(self, me: str) -> Steps[None]:
+    def worker(self, me: str) -> None:
         while True:
-            yield None  # type: ignore[misc]
+            self.pause_actor()
             index = self.a_shard()
-            lease = yield from self.acquire(me, ShardRef(QUEUE, index))
+            lease = self.acquire(me, ShardRef(QUEUE, index))
             if lease is None:
                 continue
             self.requests[lease] += 1
             settled = OpenClaims(self.last_claims.get(lease.shard, 0))
             wish = ClaimRequest(self.queue, lease, self.requests[lease], settled)
-            reply = yield from self.one(claim_call(wish))
+            reply = self.one(claim_call(wish))
             if isinstance(reply, LowkiqError):
                 continue
             claim = claimed(wish, reply)
@@ -308,8 +322,8 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
                 self.begins(me, job, index)
             for job in claim.jobs:
                 for _ in range(self.chance.choice([1, 1, 5, 40]) if self.faults else 1):
-                    yield None  # type: ignore[misc]
-                yield from self.settle(lease, job)
+                    self.pause_actor()
+                self.settle(lease, job)
 
     def a_shard(self) -> int:
         """Any shard; after the faults one that has work, or is to be taken anew, so that a run ends soon."""
@@ -322,31 +336,31 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
         busy += [n for n, server in servers.items() if server not in (None, self.server.encode())]
         return self.chance.choice(busy or shards)
 
-    def acquire(self, me: str, shard: ShardRef) -> Steps[Lease | None]:
+    def acquire(self, me: str, shard: ShardRef) -> Lease | None:
         """The worker's lease of a shard; None when the shard has another living owner."""
         fields = ("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "counter", "server")
-        (found,) = yield from self.client.command_steps([fields])
+        (found,) = self.client.commands([fields])
         owner, epoch, counter, server = ((value or b"").decode() for value in found)
         if owner == me and server == self.server:
             return Lease(shard, me, int(epoch), server)
         if owner == me:
             # It gives up what another server has given; a claim returns jobs that are still in processing.
             lease = Lease(shard, me, int(epoch), self.server)
-            reply = yield from self.one(release_call(lease))
+            reply = self.one(release_call(lease))
             return lease if reply == 0 else None
         if owner in {actor.name for actor in self.actors}:
             return None
-        yield None  # type: ignore[misc]
-        layout = yield from self.route()
+        self.pause_actor()
+        layout = self.route()
         seen = LeaseState(owner, int(epoch or 0), int(counter or 0), self.server, server)
         wish = LeaseWatch(self.known_as(layout), shard, seen, known_epoch=0)
-        reply = yield from self.one(redis_store._acquire_call(wish, me))
+        reply = self.one(redis_store._acquire_call(wish, me))
         if isinstance(reply, LowkiqError):
             self.reopen(layout, shard.index)
             return None
         return Lease(shard, me, int(reply[0]), reply[1].decode())
 
-    def settle(self, lease: Lease, job: Job) -> Steps[None]:
+    def settle(self, lease: Lease, job: Job) -> None:
         fate = self.chance.choices(
             [Disposition.DONE, Disposition.RETRY, Disposition.DIE, Disposition.RETURN],
             [7, 2, 3 if self.holds else 0.5 * (not self.fails), 0.5],
@@ -362,7 +376,7 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
         settlement = Settlement(job.id, job.claim, fate, job.retry_count + 1, delay, b"boom", ended=ended)
         self.ending.update(payload.data for payload in job.payloads[:ends])
         settle, began_at = settle_calls(SettleRequest(self.queue, lease, (settlement,))), self.step
-        replies = yield from self.client.call_steps(settle.calls)
+        replies = self.client.calls(settle.calls)
         reply = settle.reply(replies)
         if not isinstance(reply, (LowkiqError, type(None))) and job.id in reply.accepted:
             retry = -1 if ends else job.retry_count + (fate is Disposition.RETRY)
@@ -380,22 +394,22 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
         self.running.pop(job.id, None)
         while self.perhaps(0.05):
             self.totals.lost_replies += 1
-            yield None  # type: ignore[misc]
-            yield from self.client.call_steps(settle.calls)
+            self.pause_actor()
+            self.client.calls(settle.calls)
 
     # -- movers
 
-    def mover(self) -> Steps[None]:
+    def mover(self) -> None:
         mover = Mover(self.client, self.queue, lease_seconds=math.inf)
         migrations = Migrations(self.client, QUEUE)
         while True:
             with suppress(StoreUnavailable):
-                yield None  # type: ignore[misc]
-                if (yield from migrations.read_steps()) is not None:
-                    yield from mover.turn_steps()
-                elif (yield from self.route()) != Layout(self.wanted):
+                self.pause_actor()
+                if migrations.stored() is not None:
+                    mover.turn()
+                elif self.route() != Layout(self.wanted):
                     migrations.catch_up(self.wanted)
-                    begun = yield from migrations.begin_steps(self.wanted)
+                    begun = migrations.begin_caught_up(self.wanted)
                     self.totals.migrations += begun
 
     # -- the run
@@ -403,15 +417,15 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
     def add(self, kind: str) -> None:
         self.born += 1
         name = f"{kind}-{self.born}"
-        steps = {
+        code = {
             "caller": lambda: self.caller(old=False),
             "old": lambda: self.caller(old=True),
             "worker": lambda: self.worker(name),
             "mover": self.mover,
             "operator": self.operator,
             "decider": self.decider,
-        }[kind]()
-        self.actors.append(Actor(kind, name, steps))
+        }[kind]
+        self.actors.append(Actor(kind, name, InTurns(code)))
         self.weights[name] = self.weight()
 
     def weight(self) -> float:
@@ -453,6 +467,7 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
     def crash(self, actor: Actor) -> None:
         self.totals.crashes += 1
         self.actors.remove(actor)
+        actor.code.close()
         self.running = {job_id: run for job_id, run in self.running.items() if run[0] != actor.name}
         self.add(actor.kind)
 
@@ -480,10 +495,14 @@ def limits() -> Iterator[None]:
 def simulate(client: redis.Redis, seed: int, steps: int = STEPS) -> Totals:
     """Run one seed. Raises Violation."""
     with limits():
+        simulation = Simulation(client, seed, steps)
         try:
-            return Simulation(client, seed, steps).run()
+            return simulation.run()
         except Violation as violation:
             raise Violation(f"python -m tests.simulation.resharding {seed}: {violation}") from violation
+        finally:
+            for actor in simulation.actors:
+                actor.code.close()
 
 
 def main(seed: int, runs: int) -> None:

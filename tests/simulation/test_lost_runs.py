@@ -19,7 +19,6 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.resharding import SilentOwners, is_finished
 from celery_lowkiq.store.resharding import mover as movers
 from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.steps import Send
 from tests.chaos.mutants import script
 from tests.simulation.test_resharding import seeded, without
 from tests.store import resharding as words
@@ -54,7 +53,6 @@ class Moving:
     def _confirm(self, shards, servers):
         if self.lagging.intersection(shards):
             raise StoreUnavailable("not confirmed")
-        return iter(())
 
     def on_clock(self):
         """Another mover, with a clock of its own."""
@@ -67,16 +65,16 @@ class Moving:
         """Redis does not answer, or on a cluster, the masters of some shards."""
         client, keys = self.store.client, [words.key("meta", index) for index in shards]
 
-        def answer(step, act=client.act):
+        def answer(commands, send=client._send):
             if not shards:
                 raise StoreUnavailable("away")
-            lost = [any(key in command for key in keys) for command in step.commands]
+            lost = [any(key in command for key in keys) for command in commands]
             return [
-                exceptions.ConnectionError() if gone else act(Send([command]))[0]
-                for gone, command in zip(lost, step.commands, strict=True)
+                exceptions.ConnectionError() if gone else send([command])[0]
+                for gone, command in zip(lost, commands, strict=True)
             ]
 
-        with mock.patch.multiple(client, act=answer, check_away=lambda replies: None):
+        with mock.patch.multiple(client, _send=answer, check_away=lambda replies: None):
             yield
 
     def turns(self):

@@ -16,7 +16,6 @@ from celery_lowkiq.store.scripts.cluster_client import ClusterClient
 from celery_lowkiq.store.scripts.cluster_map import slot_of
 from celery_lowkiq.store.scripts.keys import reports_key
 from celery_lowkiq.store.scripts.script import ScriptCall, library
-from celery_lowkiq.store.scripts.steps import Steps
 
 T = TypeVar("T")
 
@@ -41,8 +40,8 @@ class SkewedClient(Client):
     def check_away(self, replies: Iterable[Any]) -> None:
         pass
 
-    def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        return super().call_steps(
+    def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        return super().calls(
             [
                 call._replace(
                     script=replace(call.script, body=self._clock(slot_of(call.keys[0])) + call.script.body)

@@ -10,7 +10,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.jobs import durability, push
-from celery_lowkiq.store.jobs.durability import Durability, Level, read_servers_steps
+from celery_lowkiq.store.jobs.durability import Durability, Level, read_servers
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.store.scripts.keys import shard_keys
@@ -109,21 +109,21 @@ def test_a_server_that_took_the_place_of_another_one_does_not_confirm_a_move(lev
         store = store_on(master, level)
         next_master = store.client.redis
         store.client.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
-        confirm = store._durability.confirm_move_steps
-        servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
+        confirm = store._durability.confirm_move
+        servers = read_servers(store.client, [SHARD])
         store.client.redis = next_master
         with pytest.raises(StoreUnavailable, match="took over a shard while jobs moved"):
-            store.client.execute(confirm(store.client, [SHARD], servers))
-        servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
-        store.client.execute(confirm(store.client, [SHARD], servers))
+            confirm(store.client, [SHARD], servers)
+        servers = read_servers(store.client, [SHARD])
+        confirm(store.client, [SHARD], servers)
 
 
 def test_a_service_that_renames_info_lets_jobs_move():
     with EmbeddedServer(config={"rename-command INFO": "hidden"}) as server:
         store = store_on(server, Level.FAST)
-        servers = store.client.execute(read_servers_steps(store.client, [SHARD]))
+        servers = read_servers(store.client, [SHARD])
         assert servers == {}
-        store.client.execute(store._durability.confirm_move_steps(store.client, [SHARD], servers))
+        store._durability.confirm_move(store.client, [SHARD], servers)
 
 
 def test_fsynced_waits_for_the_disk():

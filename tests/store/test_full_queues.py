@@ -19,7 +19,7 @@ from .shard import Shard
 def told(store):
     """The records of calls that the store tells of."""
     found = []
-    store.push_steps.dropped = lambda queue, calls: found.extend(call.data for call in calls)
+    store.pusher.dropped = lambda queue, calls: found.extend(call.data for call in calls)
     return found
 
 
@@ -149,9 +149,7 @@ def test_a_repeated_push_spares_calls_that_were_running_and_wait_again(store, to
     replies = [store.client.call(call)]
     shard.end(job, Disposition.RETRY)
     replies.append(store.client.call(call))
-    drops = DroppedCallReporter(
-        store.client, shard.spec, {shard.lease.shard: second}, store.push_steps.dropped
-    )
+    drops = DroppedCallReporter(store.client, shard.spec, {shard.lease.shard: second}, store.pusher.dropped)
     drops.read(replies[1:])
     assert replies[1] == replies[0]
     assert told == [b"waiting"]

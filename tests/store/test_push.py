@@ -44,15 +44,15 @@ def test_a_repeated_push_changes_nothing_even_over_a_newer_one(store):
 
 def test_a_push_whose_reply_was_lost_is_repeated_under_its_number(store, monkeypatch):
     push(store, "0", ("registers", 1))
-    steps, lost = store.client.call_steps, iter([True])
+    steps, lost = store.client.calls, iter([True])
 
     def loses_one(sent):
-        replies = yield from steps(sent)
+        replies = steps(sent)
         if next(lost, False):
             raise StoreUnavailable("the reply was lost")
         return replies
 
-    monkeypatch.setattr(store.client, "call_steps", loses_one)
+    monkeypatch.setattr(store.client, "calls", loses_one)
     store.push(ONE, [NewJob("1", b"a", 1, record=b"of the call")], pauses=[0.0])
     assert waiting(store, "1") == [("a", 1)]
     assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 1

@@ -86,7 +86,7 @@ def test_what_a_migration_must_move_is_found(server, store):
     migration, search = Migration(1, Phase.MOVE, Layout(2, 1)), StraySearch()
     steps = 0
     while not search.is_done(0):
-        if not store.client.execute(search.steps(store.client, ONE.name, migration, [0])):
+        if not search.go_on(store.client, ONE.name, migration, [0]):
             break
         steps += 1
         if steps == 3:

@@ -25,7 +25,7 @@ KEYS = shard_keys(SHARD)
 
 
 def push(store, signer, *jobs, queue=ONE):
-    store.push_steps.signer = signer
+    store.pusher.signer = signer
     store.push(
         queue, [NewJob(job_id, data, score, 1.0, record=record) for job_id, data, score, record in jobs]
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import socketserver
 import threading
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 import pytest
 from redis import exceptions
 from redis._parsers import _RESP2Parser
-from redis.asyncio import connection as asyncio_connection
 from redis.connection import DefaultParser
 
 from celery_lowkiq.rules.errors import StoreUnavailable
@@ -20,7 +18,7 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.scripts import connect as connecting
 from celery_lowkiq.store.scripts import reply_limits
-from celery_lowkiq.store.scripts.connect import connect, connect_async
+from celery_lowkiq.store.scripts.connect import connect
 
 MAX_BYTES = 256 * 1024
 #: What the server sends at most, so that a test without limits ends, too.
@@ -103,25 +101,6 @@ def test_a_reply_that_comes_byte_by_byte_ends_in_time(parser, monkeypatch):
         with pytest.raises(exceptions.TimeoutError, match="a reply did not end within"):
             client.get("x")
         client.close()
-
-
-@pytest.mark.parametrize("parser", [asyncio_connection._AsyncRESP2Parser, asyncio_connection.DefaultParser])
-@pytest.mark.parametrize("reply", ["text", "numbers", "texts"])
-def test_a_caller_on_an_event_loop_reads_a_reply_up_to_a_size(reply, parser, monkeypatch):
-    monkeypatch.setattr(asyncio_connection, "DefaultParser", parser)
-
-    async def call(port):
-        options = {"host": "127.0.0.1", "port": port, "socket_timeout": 30}
-        client = connect_async(options, pool_size=1)
-        try:
-            with pytest.raises(exceptions.InvalidResponse, match=f"more than {MAX_BYTES} bytes"):
-                await client.get("x")
-        finally:
-            await client.aclose()
-
-    with Endless(*REPLIES[reply]) as server:
-        asyncio.run(call(server.port))
-        assert server.sent < ENOUGH
 
 
 def test_replies_one_after_the_other_have_a_limit_each():

@@ -84,8 +84,8 @@ class AppContext:
         with self._lock:
             if self._store is None:
                 self._store = self.open_store(self.settings.client_pool_size)
-                self._store.push_steps.dropped = self._dropped
-                self._store.push_steps.signer = None if self.signing.mode == "off" else self.signing
+                self._store.pusher.dropped = self._dropped
+                self._store.pusher.signer = None if self.signing.mode == "off" else self.signing
             return self._store
 
     @cached_property

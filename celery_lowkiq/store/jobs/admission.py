@@ -13,7 +13,6 @@ from celery_lowkiq.store.repairs.repairs import Repairs
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.redis_errors import InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.scripts.script import ScriptCall
-from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .claims import errors_differ
 from .registry import ContinueMigration, Registry
@@ -46,21 +45,17 @@ class Admission:
 
     def replies(self, calls: Sequence[ShardCall]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies."""
-        return self._client.execute(self.reply_steps(calls))
-
-    def reply_steps(self, calls: Sequence[ShardCall]) -> Steps[list[Any]]:
-        """Steps of :meth:`replies`."""
-        replies = yield from self._client.call_steps([each.call for each in calls])
+        replies = self._client.calls([each.call for each in calls])
         for _ in range(ADMISSIONS):
             if not any(isinstance(reply, CLEARABLE) for reply in replies):
                 break
-            cleared = yield Block(partial(self._clear, calls, replies))
+            cleared = self._clear(calls, replies)
             if not cleared:
                 break
             for place, refused in cleared.items():
                 replies[place] = refused
             again = [place for place, refused in cleared.items() if refused is None]
-            repeated = yield from self._client.call_steps([calls[n].call for n in again])
+            repeated = self._client.calls([calls[n].call for n in again])
             for place, reply in zip(again, repeated, strict=True):
                 replies[place] = reply
         return replies

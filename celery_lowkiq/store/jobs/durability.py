@@ -14,7 +14,6 @@ from celery_lowkiq.rules.text import QUOTED, shard_names, shortened
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import parse_whole
-from celery_lowkiq.store.scripts.steps import Steps
 
 #: Timeout of one WAIT in ms, and of all its repetitions in s.
 WAIT_MS = 500
@@ -66,7 +65,7 @@ class Durability:
     level: Level = Level.FAST
     replicas: int = 1
 
-    def check_steps(self, client: Client, shards: Iterable[ShardRef], sender: str) -> Steps[bool]:
+    def check(self, client: Client, shards: Iterable[ShardRef], sender: str) -> bool:
         """Check before a push that the servers support the level; return whether all of them have answered.
 
         Raises ConfigurationError when one does not: nothing was stored.
@@ -76,20 +75,20 @@ class Durability:
         # WAITAOF has no key: on a cluster it goes where the command before it goes.
         reads = [("HGET", shard_keys(shard)["senders"], sender) for shard in client.streams(shards)]
         try:
-            replies = yield from client.answer_steps([each for read in reads for each in (read, TRY_FSYNC)])
+            replies = client.command_answers([each for read in reads for each in (read, TRY_FSYNC)])
         except StoreUnavailable:
             return False
         except StoreError as error:
             raise ConfigurationError(f"{NEEDS}: {error}") from error
         return not any(isinstance(reply, StoreUnavailable) for reply in replies)
 
-    def confirm_steps(
+    def confirm(
         self,
         client: Client,
         shards: Iterable[ShardRef],
         clock: Clock | None = None,
         push: Pushed | None = None,
-    ) -> Steps[None]:
+    ) -> None:
         """Wait until earlier writes to the shards have reached the level, those of ``push`` among them.
 
         Raises StoreUnavailable, which names the shards, when some have not within CONFIRM_SECONDS, when their
@@ -103,27 +102,27 @@ class Durability:
         shards = list(shards)
         left, away = client.streams(shards), Away()
         # The others are waited for, so that the error tells what they have.
-        while left := (yield from self._unconfirmed(client, left, push, away)):
+        while left := self._unconfirmed(client, left, push, away):
             if now() >= deadline:
                 break
         if left or away:
-            raise StoreUnavailable((yield from self._not_confirmed(client, shards, left, away)))
+            raise StoreUnavailable(self._not_confirmed(client, shards, left, away))
 
-    def confirm_move_steps(self, client: Client, shards: Iterable[ShardRef], servers: Servers) -> Steps[None]:
-        """As :meth:`confirm_steps`, for writes of a migration; at FAST, wait for a replica if there is one.
+    def confirm_move(self, client: Client, shards: Iterable[ShardRef], servers: Servers) -> None:
+        """As :meth:`confirm`, for writes of a migration; at FAST, wait for a replica if there is one.
 
         What is written anew was stored long before: a failover is to lose last calls only. ``servers``: from
-        :func:`read_servers_steps`, before the writes. Raises StoreUnavailable when another one has taken the
+        :func:`read_servers`, before the writes. Raises StoreUnavailable when another one has taken the
         place of one of them: it may lack the writes, and its own replicas confirm.
         """
         streams = client.streams(shards)
         if not streams:
             return
         if self.level is not Level.FAST:
-            yield from self.confirm_steps(client, streams)
+            self.confirm(client, streams)
         elif replicated := [one for one in streams if _at(servers, client, one).has_replica]:
-            yield from Durability(Level.REPLICATED).confirm_steps(client, replicated)
-        found = yield from read_servers_steps(client, streams)
+            Durability(Level.REPLICATED).confirm(client, replicated)
+        found = read_servers(client, streams)
         for shard in streams:
             if _at(found, client, shard).replication_id != _at(servers, client, shard).replication_id:
                 name = client.master_name(shard)
@@ -133,10 +132,10 @@ class Durability:
 
     def _not_confirmed(
         self, client: Client, shards: Sequence[ShardRef], left: Sequence[ShardRef], away: Away
-    ) -> Steps[str]:
+    ) -> str:
         reasons = []
         if left:
-            reasons.append((yield from self._reason(client, left)))
+            reasons.append(self._reason(client, left))
         if away:
             reasons.append(f"{_names(client, away)} did not confirm: {next(iter(away.values()))}")
         within = f" within {CONFIRM_SECONDS:.0f} s" if left else ""
@@ -147,12 +146,12 @@ class Durability:
             "to call again may run it twice"
         )
 
-    def _reason(self, client: Client, shards: Sequence[ShardRef]) -> Steps[str]:
+    def _reason(self, client: Client, shards: Sequence[ShardRef]) -> str:
         """Say which masters did not confirm, and what to do."""
         if self.level is Level.FSYNCED:
             return f"the disk of {_names(client, shards)} is too slow, look at its load and at appendfsync"
         try:
-            servers = yield from read_servers_steps(client, shards)
+            servers = read_servers(client, shards)
         except StoreError:
             servers = {}
         known = [one for one in shards if client.master_of(one) in servers]
@@ -167,7 +166,7 @@ class Durability:
 
     def _unconfirmed(
         self, client: Client, shards: Sequence[ShardRef], push: Pushed | None, away: Away
-    ) -> Steps[list[ShardRef]]:
+    ) -> list[ShardRef]:
         """Return the shards whose server has answered and not confirmed; add those without an answer to
         ``away``.
         """
@@ -180,7 +179,7 @@ class Durability:
         gone = {client.master_of(shard) for shard in away}
         pushed = [shard for shard in push.shards if client.master_of(shard) not in gone] if push else []
         reads = [("HGET", shard_keys(shard)["senders"], push.sender) for shard in pushed] if push else []
-        replies = yield from self._replies(client, [*commands, *reads])
+        replies = self._replies(client, [*commands, *reads])
         sent = dict(zip(pushed, replies[len(commands) :], strict=True))
         if push:
             _check_sent(sent, push, self.level)
@@ -196,10 +195,10 @@ class Durability:
         answers = zip(shards, waited, strict=True)
         return [shard for shard, reply in answers if shard not in away and not self._is_enough(reply)]
 
-    def _replies(self, client: Client, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
+    def _replies(self, client: Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands; the reply of a server that is away is its StoreUnavailable."""
         try:
-            return (yield from client.answer_steps(commands))
+            return client.command_answers(commands)
         except StoreUnavailable as error:
             return [error] * len(commands)
         except StoreError as error:
@@ -247,7 +246,7 @@ def _at(servers: Servers, client: Client, shard: ShardRef) -> Server:
     return servers.get(client.master_of(shard)) or UNKNOWN
 
 
-def read_servers_steps(client: Client, shards: Iterable[ShardRef]) -> Steps[Servers]:
+def read_servers(client: Client, shards: Iterable[ShardRef]) -> Servers:
     """Return the servers that have the shards; those that are away, or that forbid INFO, are left out."""
     streams = client.streams(shards)
     if not streams:
@@ -255,7 +254,7 @@ def read_servers_steps(client: Client, shards: Iterable[ShardRef]) -> Steps[Serv
     # INFO has no key: on a cluster it goes where the command before it goes.
     commands = [(("HLEN", shard_keys(shard)["meta"]), ("INFO", "replication")) for shard in streams]
     try:
-        replies = yield from client.answer_steps([command for pair in commands for command in pair])
+        replies = client.command_answers([command for pair in commands for command in pair])
     except StoreError as error:
         # Some services rename INFO instead.
         if isinstance(error, AccessDenied) or "unknown command" in str(error):

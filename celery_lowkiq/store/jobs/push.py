@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,6 @@ from celery_lowkiq.rules.priorities import MOST_URGENT
 from celery_lowkiq.store.scripts.keys import channel, shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes, number_text
 from celery_lowkiq.store.scripts.script import ScriptCall, Value, load
-from celery_lowkiq.store.scripts.steps import Pause, Steps
 
 from .call_records import digest
 
@@ -158,15 +158,15 @@ def refused(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -
     return [job for jobs, reply in answers if isinstance(reply, LowkiqError) for job in jobs]
 
 
-def retried(pauses: Iterator[float], attempt: Callable[[], Steps[T]]) -> Steps[T]:
-    """Repeat steps after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
+def retried(pauses: Iterator[float], attempt: Callable[[], T]) -> T:
+    """Repeat an attempt after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
     last.
     """
     while True:
         try:
-            return (yield from attempt())
+            return attempt()
         except StoreUnavailable:
             pause = next(pauses, None)
             if pause is None:
                 raise
-        yield Pause(pause)
+        threading.Event().wait(pause)

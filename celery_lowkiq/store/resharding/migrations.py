@@ -15,7 +15,6 @@ from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall, load
-from celery_lowkiq.store.scripts.steps import Steps
 
 #: Fields of a queue's key: when its migration began, was paused, and was aborted.
 TIMES = ("migration_began", "migration_paused", "migration_aborted")
@@ -59,7 +58,7 @@ class Migrations:
         """
         self.catch_up(shards)
         self._check_masters(shards)
-        return self._client.execute(self.begin_steps(shards))
+        return self.begin_caught_up(shards)
 
     def catch_up(self, shards: int) -> None:
         """Let a queue's own key that a failover has taken back have the last migration of its shards.
@@ -80,17 +79,17 @@ class Migrations:
             refs = QueueSpec(self._queue, shards=max(shards, layout.count)).shard_refs()
             self._client.commands([("HGET", shard_keys(shard)["meta"], "shards") for shard in refs])
 
-    def begin_steps(self, shards: int) -> Steps[bool]:
-        """Steps of :meth:`begin`."""
+    def begin_caught_up(self, shards: int) -> bool:
+        """Begin as :meth:`begin` does, after :meth:`catch_up`, whether masters are there or not."""
         fields = ("HMGET", self._keys["queue"], "gen", "shards")
-        ((gen, former),) = yield from self._client.command_steps([fields])
+        ((gen, former),) = self._client.commands([fields])
         call = load("begin_migration").call(self._keys, gen=gen or 0, shards=former or "", wanted=shards)
-        return (yield from self._begin_steps(call))
+        return self._begin_by(call)
 
-    def read_steps(self) -> Steps[StoredMigration | None]:
-        """Read the migration that is going on; None without one."""
+    def stored(self) -> StoredMigration | None:
+        """Return the migration that is going on, as it is stored; None without one."""
         fields = ("shards", "format", "gen", "phase", "migration", "pause", "paused", *TIMES)
-        (stored,) = yield from self._client.command_steps([("HMGET", self._keys["queue"], *fields)])
+        (stored,) = self._client.commands([("HMGET", self._keys["queue"], *fields)])
         shards, stored_format, *texts = ((value or b"").decode() for value in stored)
         if shards or stored_format:
             check_format(self._queue, stored_format)
@@ -122,10 +121,6 @@ class Migrations:
         """Return the migration that is going on; None without one."""
         stored = self.stored()
         return stored and stored.migration
-
-    def stored(self) -> StoredMigration | None:
-        """Return the migration that is going on, as it is stored; None without one."""
-        return self._client.execute(self.read_steps())
 
     def state(self) -> MigrationState | None:
         """Return the migration that is going on, with the counts of its shards; None without one."""
@@ -175,13 +170,13 @@ class Migrations:
             found.append(round(count * leaving / max(1, len(ids))))
         return found
 
-    def restart_steps(self, gen: int, phase: Phase) -> Steps[bool]:
-        """Steps that begin migration ``gen``, in this phase, once more under the next number: a failover has
+    def restart(self, gen: int, phase: Phase) -> bool:
+        """Begin migration ``gen``, in this phase, once more under the next number: a failover has
         lost what it did in a shard, and sealed shards take no transfer.
         """
-        return (yield from self._begin_steps(restart_call(self._queue, gen, phase)))
+        return self._begin_by(restart_call(self._queue, gen, phase))
 
-    def begin_phase_steps(self, migration: Migration, phase: Phase) -> Steps[bool]:
+    def begin_phase(self, migration: Migration, phase: Phase) -> bool:
         """Begin the next phase of a migration. False when another mover was first."""
         layout = migration.layout
         route = layout.route if phase in (Phase.FLIP, Phase.MOVE) else str(layout.shards)
@@ -192,11 +187,11 @@ class Migrations:
             next=phase.value,
             shards=route,
         )
-        return (yield from self._begin_steps(call))
+        return self._begin_by(call)
 
-    def _begin_steps(self, call: ScriptCall) -> Steps[bool]:
+    def _begin_by(self, call: ScriptCall) -> bool:
         # A worker on a cluster goes on with other masters: a missing right is a StoreUnavailable there.
-        replies = self._client.but_away((yield from self._client.call_steps([call])))
+        replies = self._client.but_away(self._client.calls([call]))
         (begun,) = raise_refused(replies)
         return bool(begun == 1)
 

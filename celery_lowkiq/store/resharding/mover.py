@@ -29,12 +29,11 @@ from celery_lowkiq.rules.resharding import (
     turn,
     turns_of_round,
 )
-from celery_lowkiq.store.jobs.durability import Durability, Servers, read_servers_steps
+from celery_lowkiq.store.jobs.durability import Durability, Servers, read_servers
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import ScriptCall
-from celery_lowkiq.store.scripts.steps import Steps
 
 from .migrations import Migrations, StoredMigration
 from .moving_shards import MovingShards
@@ -87,20 +86,15 @@ class Mover:
 
     def turn(self) -> bool:
         """Do one turn. False when there was nothing to do in any shard."""
-        return self.client.execute(self.turn_steps())
-
-    def turn_steps(self) -> Steps[bool]:
-        """Steps of :meth:`turn`."""
         began_at = self._now()
         try:
             if self._is_behind:
                 self._is_behind = False
-                # Waits for its replies, unlike a step: only simulations have several movers in a thread.
                 self._migrations.catch_up(self._queue.shards)
             asked_at = self._now()
-            stored = yield from self._migrations.read_steps()
+            stored = self._migrations.stored()
             self._pace.asked(self._now() - asked_at)
-            return stored is not None and (yield from self._turn(stored))
+            return stored is not None and self._turn(stored)
         except StoreUnavailable:
             self._shards.doubt()
             raise
@@ -111,43 +105,41 @@ class Mover:
         """Return how many seconds to wait after the last turn, beside other movers; ``movers``: of all."""
         return self._pace.pause_after(self._took, movers)
 
-    def _turn(self, stored: StoredMigration) -> Steps[bool]:
+    def _turn(self, stored: StoredMigration) -> bool:
         migration = stored.migration
         if migration.gen != self._gen:
             self._begin(migration.gen)
         if migration.phase is Phase.PREPARE:
             if stored.is_paused:
                 return False
-            return (yield from self._migrations.begin_phase_steps(migration, Phase.FLIP))
+            return self._migrations.begin_phase(migration, Phase.FLIP)
         if migration.phase is Phase.FLIP:
-            if not (yield from self._flip(stored)):
+            if not self._flip(stored):
                 return False
-            return (yield from self._migrations.begin_phase_steps(migration, Phase.MOVE))
+            return self._migrations.begin_phase(migration, Phase.MOVE)
         if migration.phase is Phase.MOVE:
-            return (yield from self._move(stored))
-        return (yield from self._seal(migration))
+            return self._move(stored)
+        return self._seal(migration)
 
     # -- flip
 
-    def _flip(self, stored: StoredMigration) -> Steps[bool]:
+    def _flip(self, stored: StoredMigration) -> bool:
         """Close all shards of both numbers, then open them. Return whether all are open."""
         migration = stored.migration
         route = migration.layout.route
-        servers = yield from self._servers(migration.shards)
-        closed = yield from self._close(migration, route)
+        servers = self._servers(migration.shards)
+        closed = self._close(migration, route)
         if any(int(gen) != migration.gen for _, gen, *_ in closed):
             self._is_behind = True
             return False
-        yield from self._confirm(migration.shards, servers)
-        if any(transfers for *_, transfers, _ in closed) and not (yield from self._deliver(migration)):
+        self._confirm(migration.shards, servers)
+        if any(transfers for *_, transfers, _ in closed) and not self._deliver(migration):
             return False
         floors = {
             "score": max(int(score) for _, _, score, *_ in closed),
             "last_call": max(int(call) for _, _, _, call, *_ in closed),
         }
-        opened = yield from self._shards.send(
-            [self._open_call(stored, index, floors) for index in migration.shards]
-        )
+        opened = self._shards.send([self._open_call(stored, index, floors) for index in migration.shards])
         # Some are sealed already when the queue's own key was lost.
         routes = [(route, migration.sealed(index)) for index in migration.shards]
         return all(
@@ -155,26 +147,26 @@ class Mover:
             for (stored_route, gen), expected in zip(opened, routes, strict=True)
         )
 
-    def _close(self, migration: Migration, route: str) -> Steps[list[Any]]:
+    def _close(self, migration: Migration, route: str) -> list[Any]:
         """Close all shards, in as many steps as the fullest one needs, and return their last replies."""
         fences = [
             self._shards.call("fence", index, gen=migration.gen, route=route) for index in migration.shards
         ]
-        closed = yield from self._shards.send(fences)
+        closed = self._shards.send(fences)
         while left := [place for place, (*_, is_left) in enumerate(closed) if is_left]:
-            again = yield from self._shards.send([fences[place] for place in left])
+            again = self._shards.send([fences[place] for place in left])
             for place, reply in zip(left, again, strict=True):
                 closed[place] = reply
         return closed
 
-    def _deliver(self, migration: Migration) -> Steps[bool]:
+    def _deliver(self, migration: Migration) -> bool:
         """Deliver the transfers of a migration that was aborted. Return whether none is left."""
-        moves = yield from self._read(migration, migration.shards)
+        moves = self._read(migration, migration.shards)
         if len(moves) < len(migration.shards):
             return False
         left = [Export(index, shard) for index, found in moves.items() for shard in found.pending]
-        yield from self._transfer(migration, moves, left, ())
-        moves = yield from self._read(migration, migration.shards)
+        self._transfer(migration, moves, left, ())
+        moves = self._read(migration, migration.shards)
         return not any(found.pending for found in moves.values())
 
     def _open_call(self, stored: StoredMigration, index: int, floors: Mapping[str, int]) -> ScriptCall:
@@ -191,13 +183,13 @@ class Mover:
 
     # -- move
 
-    def _move(self, stored: StoredMigration) -> Steps[bool]:
+    def _move(self, stored: StoredMigration) -> bool:
         migration = stored.migration
         # A mover that has nothing to do waits between its turns: each looks at all shards then.
         is_idle = self._idle_turns >= turns_of_round(migration)
         shards = migration.shards if is_idle else shards_of_turn(migration, self._turns)
         self._turns += 1
-        moves = yield from self._read(migration, shards)
+        moves = self._read(migration, shards)
         gens = {found.gen for found in moves.values()}
         if max(gens) > migration.gen:
             self._is_behind = True
@@ -205,16 +197,14 @@ class Mover:
         if min(gens) < migration.gen or any(found.route == "closed" for found in moves.values()):
             # A Redis that has lost its last writes: what was finished may not be.
             self._begin(migration.gen)
-            return (yield from self._flip(stored))
+            return self._flip(stored)
         if any(found.route == migration.sealed(index) for index, found in moves.items()):
             # A failover of the queue's own key has lost the next phase, and sealed shards give no answers.
-            return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
+            return self._migrations.restart(migration.gen, Phase.MOVE)
         if stored.is_paused:
-            return (yield from self._pause(migration, moves))
+            return self._pause(migration, moves)
         if staying := [index for index, found in moves.items() if found.staying]:
-            yield from self._shards.send(
-                [self._shards.call("hold", index, gen=migration.gen) for index in staying]
-            )
+            self._shards.send([self._shards.call("hold", index, gen=migration.gen) for index in staying])
             return True
         if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(moves)):
             # Another mover has found that out, and has closed the shard again.
@@ -222,49 +212,49 @@ class Mover:
         ready = [n for n in moves if n < migration.former and has_sorted(migration, n, moves[n])]
         # Searched before the shard was read: what has left it since is not on its way now.
         searched = [index for index in ready if self._search.is_done(index)]
-        searching = yield from self._search.steps(self.client, self._queue.name, migration, ready)
+        searching = self._search.go_on(self.client, self._queue.name, migration, ready)
         done = turn(migration, moves, self._search.strays)
         last = [found for index in searched if (found := last_export(migration, index, moves[index]))]
         self._finished.update(n for n in searched if is_finished(migration, n, moves[n]))
         if len(self._finished) == migration.former:
-            return (yield from self._finish(migration))
+            return self._finish(migration)
         relays = [self._shards.release("relay", migration, *of_shard) for of_shard in done.relays.items()]
         self.sorted_jobs += sum(map(len, done.relays.values()))
-        moved = yield from self._transfer(migration, moves, [*done.exports, *last], relays)
+        moved = self._transfer(migration, moves, [*done.exports, *last], relays)
         return self._goes_on(migration, bool(relays or moved or searching))
 
     def _goes_on(self, migration: Migration, done: bool) -> bool:
         self._idle_turns = 0 if done else self._idle_turns + 1
         return self._idle_turns < turns_of_round(migration)
 
-    def _finish(self, migration: Migration) -> Steps[bool]:
+    def _finish(self, migration: Migration) -> bool:
         """Begin the last phase, if no failover has brought anything back to a source meanwhile."""
-        servers = yield from self._servers(migration.shards)
-        moves = yield from self._read(migration, migration.sources)
+        servers = self._servers(migration.shards)
+        moves = self._read(migration, migration.sources)
         if any(has_come_back(migration, index, found) for index, found in moves.items()):
             self._begin(migration.gen)
             return True
         # What is sealed takes no transfer, and lets calls run: no failover may bring a job back from now on.
-        yield from self._confirm(migration.shards, servers)
+        self._confirm(migration.shards, servers)
         if len(moves) < migration.former:
             return False
-        return (yield from self._migrations.begin_phase_steps(migration, Phase.SEAL))
+        return self._migrations.begin_phase(migration, Phase.SEAL)
 
-    def _pause(self, migration: Migration, moves: Mapping[int, ShardMoves]) -> Steps[bool]:
+    def _pause(self, migration: Migration, moves: Mapping[int, ShardMoves]) -> bool:
         """Hold nothing back: jobs that leave may be claimed where they are, unless calls wait for them."""
         staying, done = paused_turn(migration, moves)
         stays = [self._shards.release("stay", migration, *of_shard) for of_shard in staying.items()]
         relays = [self._shards.release("relay", migration, *of_shard) for of_shard in done.relays.items()]
-        parted = yield from self._shards.send(stays)
+        parted = self._shards.send(stays)
         rest = [
             Export(index, migration.layout.home(job_id), (job_id,))
             for index, ids in zip(staying, parted, strict=True)
             for job_id in map(parse_id, ids)
         ]
-        moved = yield from self._transfer(migration, moves, [*done.exports, *rest], relays)
+        moved = self._transfer(migration, moves, [*done.exports, *rest], relays)
         return self._goes_on(migration, bool(stays or relays or moved))
 
-    def _read(self, migration: Migration, shards: range) -> Steps[dict[int, ShardMoves]]:
+    def _read(self, migration: Migration, shards: range) -> dict[int, ShardMoves]:
         """Read what shards have to do. Leaves out those whose masters are away, unless that is all."""
         pages = pages_of(migration, shards)
         limits = {index: page + min(self._stuck[index], STUCK_IDS) for index, page in pages.items()}
@@ -276,17 +266,17 @@ class Mover:
         moves: Mapping[int, ShardMoves],
         exports: Sequence[Export],
         relays: Sequence[ScriptCall],
-    ) -> Steps[bool]:
+    ) -> bool:
         """Take ids from their sources to their shards. Return whether any has moved, or was complete.
 
         What comes from a master that is away, or goes to one, has its turn later.
         """
         shards = self._shards
-        servers = yield from self._servers(index for each in exports for index in (each.source, each.shard))
-        numbers = yield from shards.received(exports)
+        servers = self._servers(index for each in exports for index in (each.source, each.shard))
+        numbers = shards.received(exports)
         exports = [export for export in exports if export in numbers]
         calls = [shards.export(migration, export, numbers[export]) for export in exports]
-        replies = yield from shards.send_here([*calls, *relays])
+        replies = shards.send_here([*calls, *relays])
         for index in moves:
             self._stuck[index] = 0
         taken: list[tuple[Export, int]] = []
@@ -306,20 +296,20 @@ class Mover:
         # A source that a failover takes back to before an export would send the same payloads again, and one
         # that it takes back to before the end of a run would run that again beside others of the id.
         told = (export.source for export, reply in zip(exports, replies, strict=False) if _has_told(reply))
-        yield from self._confirm(told, servers)
-        received = yield from shards.send_here([*imports, *answered])
+        self._confirm(told, servers)
+        received = shards.send_here([*imports, *answered])
         if STALE in received:
             # A failover has lost the end of a transfer, and the phase after it, in which shards were sealed.
-            return (yield from self._migrations.restart_steps(migration.gen, Phase.MOVE))
+            return self._migrations.restart(migration.gen, Phase.MOVE)
         arrived = [each for each, reply in zip(taken, received, strict=False) if reply not in (STALE, None)]
-        yield from self._confirm((export.shard for export, _ in arrived), servers)
+        self._confirm((export.shard for export, _ in arrived), servers)
         forgets = [
             shards.call(
                 "forget_transfer", export.source, gen=migration.gen, shard=export.shard, number=number
             )
             for export, number in arrived
         ]
-        yield from shards.send_here(forgets)
+        shards.send_here(forgets)
         return bool(arrived or answered)
 
     def _count_stuck(
@@ -338,36 +328,36 @@ class Mover:
 
     # -- seal
 
-    def _seal(self, migration: Migration) -> Steps[bool]:
+    def _seal(self, migration: Migration) -> bool:
         """End the migration in each shard. Calls that came since the last turn have nothing elsewhere."""
         ends = {"shards": migration.layout.route, "gen": migration.gen}
         seals = [self._shards.call("seal", n, sealed=migration.sealed(n), **ends) for n in migration.shards]
-        servers = yield from self._servers(migration.shards)
-        replies = yield from self._shards.send(seals)
+        servers = self._servers(migration.shards)
+        replies = self._shards.send(seals)
         if all(sealed and not left for sealed, left in replies):
             # The end stands in the queue's own key, which on a cluster is another master's: a failover that
             # loses a seal would leave a shard in a migration that nobody goes on with.
-            yield from self._confirm(migration.shards, servers)
-            return (yield from self._migrations.begin_phase_steps(migration, Phase.IDLE))
-        moves = yield from self._read(migration, migration.shards)
+            self._confirm(migration.shards, servers)
+            return self._migrations.begin_phase(migration, Phase.IDLE)
+        moves = self._read(migration, migration.shards)
         if any(found.gen < migration.gen or found.route == "closed" for found in moves.values()):
             # A failover has lost that the shard took part: it is to be emptied, and sealed ones take nothing.
-            return (yield from self._migrations.restart_steps(migration.gen, Phase.SEAL))
+            return self._migrations.restart(migration.gen, Phase.SEAL)
         relays = [
             self._shards.release("relay", migration, n, found.moving)
             for n, found in moves.items()
             if found.moving
         ]
-        yield from self._shards.send(relays)
+        self._shards.send(relays)
         return bool(relays)
 
     # -- Redis
 
-    def _servers(self, shards: Iterable[int]) -> Steps[Servers]:
-        return read_servers_steps(self.client, map(self._shards.ref, shards))
+    def _servers(self, shards: Iterable[int]) -> Servers:
+        return read_servers(self.client, map(self._shards.ref, shards))
 
-    def _confirm(self, shards: Iterable[int], servers: Servers) -> Steps[None]:
-        return self._durability.confirm_move_steps(self.client, map(self._shards.ref, shards), servers)
+    def _confirm(self, shards: Iterable[int], servers: Servers) -> None:
+        return self._durability.confirm_move(self.client, map(self._shards.ref, shards), servers)
 
 
 def _has_told(reply: list[Any] | None) -> bool:

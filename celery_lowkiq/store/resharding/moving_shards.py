@@ -13,7 +13,6 @@ from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import announcement, shard_keys, shard_of_key
 from celery_lowkiq.store.scripts.records import id_bytes, parse_id
 from celery_lowkiq.store.scripts.script import ScriptCall, load
-from celery_lowkiq.store.scripts.steps import Steps
 
 #: Limits of a transfer: payloads and call records, and their bytes.
 TRANSFER_PAYLOADS = 1000
@@ -39,18 +38,17 @@ class MovingShards:
         """Return the call of a script for a shard."""
         return load(name).call(shard_keys(self.ref(index)), rest, **args)
 
-    def send(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        """Steps that send scripts. Raise StoreError when one is refused."""
+    def send(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Send scripts. Raises StoreError when one is refused."""
         if not calls:
             return []
-        replies = yield from self._client.call_steps(calls)
-        return raise_refused(replies)
+        return raise_refused(self._client.calls(calls))
 
-    def send_here(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
+    def send_here(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """As :meth:`send`; on a cluster, None from a master that is away."""
         if not calls:
             return []
-        replies = self._client.but_away((yield from self._client.call_steps(calls)))
+        replies = self._client.but_away(self._client.calls(calls))
         answers = [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
         silent = [call.keys[0] for call, answer in zip(calls, answers, strict=True) if answer is None]
         self._owners.doubted(shard.index for shard in map(shard_of_key, silent) if shard is not None)
@@ -58,13 +56,13 @@ class MovingShards:
 
     # -- what shards have to do
 
-    def read(self, limits: Mapping[int, int]) -> Steps[dict[int, ShardMoves]]:
+    def read(self, limits: Mapping[int, int]) -> dict[int, ShardMoves]:
         """Read what shards have to do; ``limits``: by shard, how many ids that wait to be sorted.
 
         Leaves out shards whose masters are away, unless that is all.
         """
         calls = [self.call("read_moves", index, limit=limit) for index, limit in limits.items()]
-        replies = dict(zip(limits, (yield from self.send_here(calls)), strict=True))
+        replies = dict(zip(limits, self.send_here(calls), strict=True))
         if not any(replies.values()):
             raise StoreUnavailable("Redis is not available: the masters of these shards are away")
         return {index: self._moves(index, reply) for index, reply in replies.items() if reply is not None}
@@ -89,13 +87,13 @@ class MovingShards:
             "" if self._owners.silent(index, now) else owner,
         )
 
-    def received(self, exports: Sequence[Export]) -> Steps[dict[Export, int]]:
+    def received(self, exports: Sequence[Export]) -> dict[Export, int]:
         """Read the numbers of the last transfers by source and shard, but of masters that are away."""
         keys = [shard_keys(self.ref(export.shard))["outbox"] for export in exports]
         commands = [
             ("HGET", key, f"received:{export.source}") for key, export in zip(keys, exports, strict=True)
         ]
-        replies = (yield from self._client.answer_steps(commands)) if commands else []
+        replies = self._client.command_answers(commands)
         found = zip(exports, replies, strict=True)
         return {export: int(reply or 0) for export, reply in found if not isinstance(reply, StoreUnavailable)}
 

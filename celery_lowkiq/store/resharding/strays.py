@@ -13,7 +13,6 @@ from celery_lowkiq.store.scripts.client import Client, raise_refused
 from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.scripts.records import parse_id
 from celery_lowkiq.store.scripts.script import ScriptCall
-from celery_lowkiq.store.scripts.steps import Steps
 
 #: Keys that may have entries of an id without a job in ``moving``. All else belongs to one of these.
 SEARCHED = (
@@ -54,12 +53,12 @@ class StraySearch:
         for job_id in ids:
             self.strays[index].pop(job_id, None)
 
-    def steps(self, client: Client, queue: str, migration: Migration, shards: Sequence[int]) -> Steps[bool]:
+    def go_on(self, client: Client, queue: str, migration: Migration, shards: Sequence[int]) -> bool:
         """Search the next part of each shard that has not been searched. Return whether there was one."""
-        yield from self._skip_empty(client, [ShardRef(queue, n) for n in shards if n not in self._places])
+        self._skip_empty(client, [ShardRef(queue, n) for n in shards if n not in self._places])
         left = [index for index in shards if self._places[index].key < len(SEARCHED)]
         calls = [self._call(ShardRef(queue, index)) for index in left]
-        replies = raise_refused((yield from client.call_steps(calls))) if calls else []
+        replies = raise_refused(client.calls(calls)) if calls else []
         for index, reply in zip(left, replies, strict=True):
             place = self._places[index]
             place.position, found = scanned(reply)
@@ -71,9 +70,9 @@ class StraySearch:
                 place.key += 1
         return bool(left)
 
-    def _skip_empty(self, client: Client, shards: Sequence[ShardRef]) -> Steps[None]:
+    def _skip_empty(self, client: Client, shards: Sequence[ShardRef]) -> None:
         commands = [("EXISTS", *(shard_keys(shard)[name] for name in SEARCHED)) for shard in shards]
-        replies = (yield from client.command_steps(commands)) if commands else []
+        replies = client.commands(commands)
         for shard, count in zip(shards, replies, strict=True):
             self._places[shard.index] = _Place(0 if count else len(SEARCHED))
 

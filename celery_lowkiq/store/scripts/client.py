@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -23,7 +22,6 @@ from .exchange import exchange
 from .keys import with_prefix
 from .redis_errors import is_wrong_type, script_error, store_error
 from .script import Script, ScriptCall
-from .steps import Pause, Send, Step, Steps, execute
 
 T = TypeVar("T")
 #: What tells one of several servers in a SCRIPT LOAD.
@@ -161,38 +159,30 @@ class Client:
 
     # -- scripts and commands
 
-    def execute(self, steps: Steps[T]) -> T:
-        """Execute a procedure, blocking this thread. Raises what the procedure raises."""
-        return execute(steps, self.act)
-
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip; the reply of a refused call is its StoreError.
 
         Raises StoreUnavailable when the outcome of all calls is unknown.
         """
-        return self.execute(self.call_steps(calls))
-
-    def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        """Steps of :meth:`calls`."""
-        replies = yield Send([self._evalsha(call) for call in calls])
+        replies = self._send([self._evalsha(call) for call in calls])
         for reply in replies:
             if isinstance(reply, exceptions.RedisError):
-                return (yield from self._repeat_steps(calls, replies))
-        return replies  # type: ignore[no-any-return]
+                return self._repeat(calls, replies)
+        return replies
 
-    def _repeat_steps(self, calls: Sequence[ScriptCall], replies: list[Any]) -> Steps[list[Any]]:
+    def _repeat(self, calls: Sequence[ScriptCall], replies: list[Any]) -> list[Any]:
         for _ in range(LOAD_ROUNDS):
             missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
             if not missing:
                 break
-            refused = yield from self._load_steps([(calls[i].script, replies[i]) for i in missing])
+            refused = self._load([(calls[i].script, replies[i]) for i in missing])
             # A refusal is of one master of a cluster: the replies of the others stand.
             for i in missing:
                 replies[i] = refused.get((calls[i].script, self._server_of(replies[i])), replies[i])
             missing = [i for i in missing if self._must_load(replies[i])]
             if not missing:
                 continue
-            again = yield Send([self._evalsha(calls[i]) for i in missing])
+            again = self._send([self._evalsha(calls[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return [
@@ -210,18 +200,16 @@ class Client:
 
     def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip. Raises StoreError."""
-        return self.execute(self.command_steps(commands)) if commands else []
+        return raise_refused(self.command_answers(commands))
 
-    def command_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
-        """Steps of :meth:`commands`."""
-        return raise_refused((yield from self.answer_steps(commands)))
-
-    def answer_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
-        """Steps that run commands in one round trip. Raise StoreError.
+    def command_answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run commands in one round trip. Raises StoreError.
 
         On a cluster, the StoreUnavailable of a master that is away stays a reply.
         """
-        replies = yield Send(self._with_prefix(commands))
+        if not commands:
+            return []
+        replies = self._send(self._with_prefix(commands))
         answers = [
             script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
             for command, reply in zip(commands, replies, strict=True)
@@ -233,13 +221,6 @@ class Client:
         self.check_away(replies)
         raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
         return replies
-
-    def command_answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run commands in one round trip. Raises StoreError.
-
-        On a cluster, the StoreUnavailable of a master that is away stays a reply.
-        """
-        return self.execute(self.answer_steps(commands)) if commands else []
 
     def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
@@ -257,14 +238,6 @@ class Client:
             return answers(self._send(self._with_prefix(commands)))
         except StoreError as error:
             return [error] * len(commands)
-
-    def act(self, step: Step) -> Any:
-        """Do one step of a procedure. Raises StoreError."""
-        if isinstance(step, Send):
-            return self._send(step.commands)
-        if isinstance(step, Pause):
-            return threading.Event().wait(step.seconds)
-        return step.function()
 
     def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:
@@ -304,18 +277,18 @@ class Client:
         self._flags = False
         return True
 
-    def _load_steps(
+    def _load(
         self, missing: Sequence[tuple[Script, Any]]
-    ) -> Steps[dict[tuple[Script, Server], exceptions.RedisError]]:
+    ) -> dict[tuple[Script, Server], exceptions.RedisError]:
         """Load scripts in one round trip, given with the replies of servers that do not have them. Return
         what was refused.
         """
         wanted = self._to_load([(script, self._server_of(reply)) for script, reply in missing])
-        replies = yield Send(
+        replies = self._send(
             [("SCRIPT LOAD", script.text(self._flags), *server) for script, server in wanted]
         )
         if any(map(self._rejects_flags, replies)):
-            replies = yield Send([("SCRIPT LOAD", script.text(False), *server) for script, server in wanted])
+            replies = self._send([("SCRIPT LOAD", script.text(False), *server) for script, server in wanted])
         return {
             each: reply
             for each, reply in zip(wanted, replies, strict=True)

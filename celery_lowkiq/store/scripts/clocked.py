@@ -13,7 +13,6 @@ from typing import Any
 from .client import Client
 from .keys import CLOCK_KEY
 from .script import Script, ScriptCall, library
-from .steps import Steps
 
 _NOW = "return redis.call('TIME')"
 
@@ -21,13 +20,13 @@ _NOW = "return redis.call('TIME')"
 class FakeClockClient(Client):
     """Runs scripts with the time of the test's clock."""
 
-    def call_steps(self, calls: Sequence[ScriptCall]) -> Steps[list[Any]]:
-        """Steps of :meth:`calls`; the scripts have the test's clock."""
-        return super().call_steps([call._replace(script=_clocked(call.script)) for call in calls])
+    def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts, with the test's clock. See :meth:`Client.calls`."""
+        return super().calls([call._replace(script=_clocked(call.script)) for call in calls])
 
-    def command_steps(self, commands: Sequence[tuple[Any, ...]]) -> Steps[list[Any]]:
-        """Steps of :meth:`commands`; TIME returns the test's clock."""
-        return super().command_steps(
+    def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run commands; TIME returns the test's clock. See :meth:`Client.commands`."""
+        return super().commands(
             [("EVAL", _prelude() + _NOW, 0) if command == ("TIME",) else command for command in commands]
         )
 

@@ -75,12 +75,12 @@ def _reading(function: Any) -> Any:
             raise UnexpectedReply(error) from error
 
     @wraps(function)
-    def read_in_steps(*args: Any, **kwargs: Any) -> Any:
+    def read_each(*args: Any, **kwargs: Any) -> Any:
         try:
-            return (yield from function(*args, **kwargs))
+            yield from function(*args, **kwargs)
         except UNREADABLE as error:
             if _is_ours(error):
                 raise
             raise UnexpectedReply(error) from error
 
-    return read_in_steps if inspect.isgeneratorfunction(function) else read
+    return read_each if inspect.isgeneratorfunction(function) else read

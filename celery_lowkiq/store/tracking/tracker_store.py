@@ -36,7 +36,6 @@ from celery_lowkiq.store.scripts.records import (
 )
 from celery_lowkiq.store.scripts.replies import reads_replies
 from celery_lowkiq.store.scripts.script import Value, load
-from celery_lowkiq.store.scripts.steps import Steps
 
 #: Maximum number of trackers in the list; older ones can be read by id until they expire.
 LISTED = 10_000
@@ -82,16 +81,16 @@ class TrackerStore:
         while Redis is unavailable. Raises UnknownTracker for a tracker that has expired.
         """
         keys = TrackerKeys(tracker)
-        steps = []
+        added = []
         for part in parts(calls):
             rest: list[Value] = [value for call in part for value in (call.call, _what(call))]
-            steps.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
+            added.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
 
-        def attempt() -> Steps[list[Any]]:
+        def attempt() -> list[Any]:
             # On a cluster, and after a failover, the StoreUnavailable is a reply.
-            return raise_refused((yield from self._client.call_steps(steps)))
+            return raise_refused(self._client.calls(added))
 
-        replies = self._client.execute(retried(iter(pauses), attempt))
+        replies = retried(iter(pauses), attempt)
         if UNKNOWN in replies:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies

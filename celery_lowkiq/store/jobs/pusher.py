@@ -1,4 +1,4 @@
-"""The steps of a push, for threads and for event loops."""
+"""Pushes jobs to their shards, and repeats what was refused or may be lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store.scripts.client import Client
 from celery_lowkiq.store.scripts.replies import reads_replies
-from celery_lowkiq.store.scripts.steps import Block, Steps
 
 from .admission import Admission, ShardCall
 from .durability import Durability, Level, Pushed, part_of
@@ -20,8 +19,8 @@ from .push_drops import Dropped, DroppedCallReporter
 
 
 @reads_replies
-class PushSteps:
-    """Makes the steps of pushes to one store."""
+class Pusher:
+    """Pushes to one store."""
 
     def __init__(self, client: Client, admission: Admission, durability: Durability) -> None:
         self._client = client
@@ -43,13 +42,13 @@ class PushSteps:
         jobs: Sequence[NewJob],
         pauses: Iterable[float],
         stored: Stored | None = None,
-    ) -> Steps[None]:
+    ) -> None:
         """See ``RedisStore.push``. ``sender`` is not used by another push meanwhile."""
         left, waiting = iter(pauses), jobs
         while waiting:
             layout = self._layouts.get(queue.name)
             as_stored = queue if layout is None else queue.with_layout(layout)
-            waiting = yield from self._push(sender, as_stored, waiting, left, stored)
+            waiting = self._push(sender, as_stored, waiting, left, stored)
 
     def _push(
         self,
@@ -58,36 +57,36 @@ class PushSteps:
         jobs: Sequence[NewJob],
         pauses: Iterator[float],
         stored: Stored | None,
-    ) -> Steps[Sequence[NewJob]]:
+    ) -> Sequence[NewJob]:
         """Push jobs; return those that shards refused since the queue has another number of shards."""
         rest = iter(turns(queue, jobs))
         confirms = self._durability.level is not Level.FAST
         for turn in rest:
             if confirms:
-                yield from self._check_durability(turn, sender)
+                self._check_durability(turn, sender)
             before = next(sender.numbers) if confirms else 0
             calls = [
                 ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
                 for shard, chunk in turn.items()
             ]
             reporter = self._reporter(queue, turn)
-            replies = yield from retried(pauses, partial(self._send, calls, turn, stored, reporter))
+            replies = retried(pauses, partial(self._send, calls, turn, stored, reporter))
             if confirms:
                 # Before the next turn: its numbers would hide that a failover has lost this one.
                 answers = zip(turn, replies, strict=True)
                 there = [shard for shard, reply in answers if not isinstance(reply, QueueResharded)]
                 push = Pushed(there, sender.id, before)
-                yield from self._durability.confirm_steps(self._client, there, push=push)
+                self._durability.confirm(self._client, there, push=push)
             resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
             if resharded is not None:
                 later = [job for turn in rest for chunk in turn.values() for job in chunk]
                 return [*refused(turn, replies), *later]
         return ()
 
-    def _check_durability(self, shards: Iterable[ShardRef], sender: Sender) -> Steps[None]:
+    def _check_durability(self, shards: Iterable[ShardRef], sender: Sender) -> None:
         """Check servers that were not checked before. Raises ConfigurationError: nothing was stored."""
         new = {self._client.master_of(shard) for shard in shards} - self._checked
-        if new and (yield from self._durability.check_steps(self._client, shards, sender.id)):
+        if new and self._durability.check(self._client, shards, sender.id):
             self._checked |= new
 
     def _reporter(
@@ -103,12 +102,12 @@ class PushSteps:
         turn: Mapping[ShardRef, Sequence[NewJob]],
         stored: Stored | None,
         reporter: DroppedCallReporter | None,
-    ) -> Steps[list[Any]]:
-        replies = yield from self._admission.reply_steps(calls)
+    ) -> list[Any]:
+        replies = self._admission.replies(calls)
         if stored is not None:
             stored(taken(turn, replies))
         if reporter is not None and reporter.finds_drops(replies):
-            yield Block(partial(reporter.read, replies))
+            reporter.read(replies)
         for reply in replies:
             # Also when another shard's master is away, for the next call.
             if isinstance(reply, QueueResharded):
