@@ -14,8 +14,8 @@ QUESTIONS = re.findall(r"^\| (.+\?) \| (.+) \|$", TEXT, re.MULTILINE)
 
 
 def test_thirty_questions_have_an_answer():
-    assert len(QUESTIONS) == 30
-    assert len({question for question, _ in QUESTIONS}) == 30
+    assert len(QUESTIONS) >= 30
+    assert len({question for question, _ in QUESTIONS}) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize("question, files", QUESTIONS)
