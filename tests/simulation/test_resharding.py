@@ -185,7 +185,7 @@ FAULTS = {
     ),
     "an id of which a part has left is requeued": (
         HOLDING,
-        script("lib/at_rest.lua", "if route and string.find(route, '%D') then", "if false then"),
+        script("lib/morgue.lua", "if route and string.find(route, '%D') then", "if false then"),
     ),
     "a job leaves before its dead payloads": (
         HOLDING,

@@ -12,7 +12,7 @@ from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.store.scripts.records import id_bytes
 
 INDEXES = ("due", "due_prioritized", "due_paused", "moving")
-#: As PRIORITY_SPAN of priority_score.lua.
+#: As PRIORITY_SPAN of waiting_index.lua.
 SPAN = 2**34
 
 

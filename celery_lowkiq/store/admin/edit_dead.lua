@@ -6,7 +6,7 @@
 -- ARGV: merge policy channel index id payload replaced other signatures signed_score
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
 --   signatures, signed_score: see lib/payload_set_edit.lua
--- USES: format at_rest time waiting_index wake payload_set_edit morgue holds forget_history
+-- USES: format morgue time waiting_index wake payload_set_edit holds forget_history
 -- Returns: 1, or 0 when the job has no such payload. Error SHARDS <stored route> in a migration.
 -- Cost: O(log n), or the length of a packed record. Repeated: no effect, since the payload is gone.
 local refused = refuse_in_migration()

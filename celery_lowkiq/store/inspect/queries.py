@@ -75,7 +75,7 @@ COUNTS = (
 )
 #: Bytes of the longest log of tries: a longer one is foreign.
 LONGEST_LOG = 65536
-#: A line of ``scripts/lib/tries.lua``.
+#: A line of ``jobs/settle.lua``.
 _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 
 

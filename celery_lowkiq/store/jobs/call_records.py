@@ -1,4 +1,4 @@
-"""Call records of a shard: parses, reads and deletes them; ``scripts/lib/call_records.lua`` writes them.
+"""Call records of a shard: parses, reads and deletes them; ``push.lua`` writes them.
 
 A record belongs to a payload by its digest, so it stays while the job is claimed, fails, is merged, or is
 recovered. Its number shows whether the call arrived after a claim.

@@ -12,11 +12,11 @@
 --   suspects: '0' skips suspects; otherwise a suspect is a batch of its own
 --   max_payloads, max_bytes: limits of one id; a batch that has reached one takes no further id
 --   max_wait: s after which a due job precedes more urgent ones
--- USES: format time owner key_consistency next_due
+-- USES: format time owner claim_checks next_due
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for an old request), kind, [id, processing record]..., first calls, unwanted}
 --   kind: 1 when the batch is a suspect, 2 when only suspects are due; plus 4 when keys of failed jobs differ
---   first calls: see lib/call_records_read.lua; only when jobs with call records were moved, or before `unwanted`
+--   first calls: see `first_calls`; only when jobs with call records were moved, or before `unwanted`
 --   unwanted: {id, number of payloads, from the smallest score, that policies drop, ...}, or absent
 --   error NOTOWNER <epoch>; error SHARDS 0 or DAMAGED <key> when keys of the shard were lost (store/repairs/repairs.py)
 -- Cost: O(limit log n + jobs in processing), at most about 2 max_payloads payloads.
@@ -142,7 +142,29 @@ if is_new and policy == '' and not (any_special or any_long) and suspected + bus
   end
 end
 
--- USES: unacknowledged recover payload_set_read payload_set suspects call_records_read policy_keep policy_drop_stale policy_rate_per_id
+-- USES: claim_checks recover payload_set_read payload_set suspects policy_keep policy_drop_stale policy_rate_per_id
+-- Reads the first records of claimed jobs, for the reply of a claim.
+-- Returns {id, '1' when it has more, {member, ...}, ...}. Python sorts the members by payload, and reads the others page by
+-- page.
+local RECORDS = 100
+local RECORDS_OF_CLAIM = 1000
+
+local function first_calls(ids)
+  local reply, left = {}, RECORDS_OF_CLAIM
+  for _, id in ipairs(ids) do
+    local most = math.min(RECORDS, left)
+    -- The claim has moved its jobs, so an error must not end it. Python meets the error when it reads the other records.
+    local found = redis.pcall('ZRANGEBYLEX', calls, lex_min(id), lex_max(id), 'LIMIT', 0, most + 1)
+    local more = found.err or #found > most
+    found[most + 1], found.err = nil, nil
+    left = left - #found
+    for _, value in ipairs({id, more and '1' or '0', found}) do
+      reply[#reply + 1] = value
+    end
+  end
+  return reply
+end
+
 local recorded = {}
 -- True when a due job has lost its payloads.
 local payloads_lost = false

@@ -41,7 +41,7 @@ ERRORS_DIFFER = 4
 
 
 def open_claims(in_hand: OpenClaims | None) -> str:
-    """Argument ``open`` of ``lib/unacknowledged.lua``."""
+    """Argument ``open`` of ``lib/claim_checks.lua``."""
     return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
 

@@ -10,7 +10,7 @@
 --   policy arriving=<index>,...: in a migration, the jobs, from 0, whose ids may have more in another shard
 --   signatures: '', or those of all payloads, 24 bytes each (rules/signatures.py)
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
--- USES: format dropped_calls_reply
+-- USES: format
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
 --   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored route> when the route differs,
 --   or FULL <length> <allowed>, with the id when that is held.
@@ -24,6 +24,18 @@ if stored[1] and is_foreign(stored[3]) then
   return refuse_format(stored[3])
 end
 
+-- Reads the reply of a push that dropped calls from its text (drops_text).
+local function drops_reply(text)
+  local reply = {string.match(text, '^[%d ]*')}
+  local at = #reply[1] + 1
+  while at <= #text do
+    local _, stop, length = string.find(text, '^\n(%d+) ', at)
+    at = stop + 1 + length
+    reply[#reply + 1] = string.sub(text, stop + 1, at - 1)
+  end
+  return reply
+end
+
 -- '<n> <s>', or, when calls were dropped, '<n> <text of the reply>|<s>'.
 local last = redis.call('HGET', senders, sender)
 if last and tonumber(string.match(last, '^%d+') or 0) >= tonumber(n) then
@@ -35,7 +47,42 @@ if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 
--- USES: due_time delete_old_fields due_index wake call_records
+-- USES: time delete_old_fields due_index wake
+-- Stores records of calls.
+-- A call whose result or headers are needed later has a record: a member of the sorted set `calls`, whose scores are all 0.
+-- A member is id, \0, digest of the payload (10 bytes), number of the record in the shard (12 hex digits), record. It stays
+-- while its payload is claimed, restored or recovered; the owner of the shard deletes it after it has stored the result.
+local NONE = {}
+
+-- The flags of jobs with records, by the index of the job in ARGV. The records follow the last job.
+local function call_flags(last_job)
+  if last_job == #ARGV then
+    return NONE
+  end
+  local flags = {}
+  for i = last_job + 1, #ARGV, 3 do
+    flags[rest + 4 * ARGV[i]] = 'R'
+  end
+  return flags
+end
+
+-- Stores the records. Returns the stored members by the index of the job in ARGV.
+local function record_calls(last_job)
+  if last_job == #ARGV then
+    return NONE
+  end
+  redis.call('ZCARD', calls)
+  local members = {}
+  local number = redis.call('HINCRBY', meta, 'last_call', (#ARGV - last_job) / 3) - (#ARGV - last_job) / 3
+  for i = last_job + 1, #ARGV, 3 do
+    local job = rest + 4 * ARGV[i]
+    number = number + 1
+    members[job] = ARGV[job] .. '\0' .. ARGV[i + 1] .. string.format('%012x', number) .. ARGV[i + 2]
+    redis.call('ZADD', calls, 0, members[job])
+  end
+  return members
+end
+
 local now = now_us()
 local now_s = seconds(now)
 local score_us = tonumber(stored[2] or 0)
@@ -143,7 +190,38 @@ end
 -- In a migration, calls may bring jobs that no claim takes before a mover has sorted them.
 any_moving = any_moving or string.find(policy, 'arriving=', 1, true) ~= nil
 
--- USES: waiting_index moving_job payload_set waiting policies policy_per_run policy_priority policy_keep policy_drop_stale policy_max_length policy_hold policy_debounce policy_due_on_push dropped_calls
+-- USES: waiting_index payload_set waiting policies policy_per_run policy_keep policy_drop_stale policy_max_length policy_hold policy_due
+-- Lists the calls that policies dropped, for the reply of a push: positions of its own dropped calls, then orphans.
+-- The sender's entry keeps the reply as text, for a repeated push: positions in a line, then each value behind its
+-- length. The processing records are those of the eviction: a payload that was in processing then may be waiting again
+-- when the push is repeated, and its calls with it.
+local drop_call, drops_text
+if hooks.drops_call then
+  local positions = {}
+  evicted = evicted or {}
+
+  -- Drops the call of the job in ARGV from `i` on, with its record.
+  function drop_call(i, record)
+    redis.call('HINCRBY', meta, 'dropped', 1)
+    if record then
+      redis.call('ZREM', calls, record)
+      positions[#positions + 1] = (i - rest) / 4
+    end
+  end
+
+  -- The reply as text; '' when no call with a record was dropped.
+  function drops_text()
+    if #positions + #evicted == 0 then
+      return ''
+    end
+    local parts = {table.concat(positions, ' ')}
+    for _, value in ipairs(evicted) do
+      parts[#parts + 1] = #value .. ' ' .. value
+    end
+    return table.concat(parts, '\n')
+  end
+end
+
 local refusal = hooks.refusal and hooks.refusal(last_job, now_s)
 if refusal then
   return refusal

@@ -11,7 +11,7 @@
 --   try: line for the log of the job's tries, or ''
 --   bad: number of payloads with a disposition of their own: position and error buries one; -1 - position with '' drops it, with
 --   'over' or 'done' ends it after a run; '=<length of each part> <signature><key><head><record><payload>' changes it and its call
--- USES: time owner next_due tries
+-- USES: time owner next_due
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the ids that were settled, without those of
 --   `done` when all of these were; error NOTOWNER <epoch>.
@@ -21,6 +21,35 @@ if not is_owner() then
 end
 local now = now_us()
 local now_s = seconds(now)
+
+-- The log of a failing job's tries: one line each, oldest first.
+-- A line has time, retry_count, node and the last line of the error, separated by tabs. The log is deleted with the job, but
+-- stays while the id is in the morgue.
+local TRIES = 10
+local any_tries = redis.call('HLEN', tries) > 0
+
+local function log_try(id, at, retry_count, text)
+  if redis.call('HEXISTS', jobs, id) == 0 and not redis.call('ZSCORE', dead, id) then
+    redis.call('HDEL', tries, id)
+    return
+  elseif text == '' then
+    return
+  end
+  -- A log above 64 KiB is foreign.
+  local lines, log = {}, redis.call('HGET', tries, id) or ''
+  for line in string.gmatch(#log <= 65536 and log or '', '[^\n]+') do
+    lines[#lines + 1] = line
+  end
+  local node = string.match(owner, '^(.+)%-[^-]*$') or owner
+  lines[#lines + 1] = table.concat({at, retry_count, node, text}, '\t')
+  redis.call('HSET', tries, id, table.concat(lines, '\n', math.max(1, #lines - TRIES + 1)))
+end
+
+local function end_log(id)
+  if any_tries and not redis.call('ZSCORE', dead, id) then
+    redis.call('HDEL', tries, id)
+  end
+end
 
 -- Ids of one command: `unpack` takes a limited number of values.
 local STEP_IDS = 1000
@@ -55,7 +84,7 @@ if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and n
   return {now_s, next_due(), 1}
 end
 
--- USES: due_time payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id policy_hold
+-- USES: time payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id policy_hold
 -- Changes the payload and its signature, unless the new one is ''. The record of its call, or a new one, follows.
 local function changed(item, word)
   local _, at, lengths = string.find(word, '^=(%d+ %d+ %d+ %d+ )')

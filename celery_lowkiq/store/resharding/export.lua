@@ -11,7 +11,7 @@
 --   counts: '1' takes the counts of the shard, after its ids: it will be retired
 --   silent: the owner of the shard, as read_moves.lua returns it, when its lease has run out since; else ''
 --   limit, max_bytes: maximum number of payloads and call records of a transfer, and of their bytes
--- USES: format payload_set_read payload_set_last payload_count moving_index migration transfer given_elsewhere
+-- USES: format payload_set_read payload_set_last payload_count moving_index migration given_elsewhere
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
 --   {} when the shard is not in this migration. With a pending transfer, that is all, and all that a closed shard gives.

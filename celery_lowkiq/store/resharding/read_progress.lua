@@ -3,11 +3,11 @@
 -- ROLE: reader
 -- KEYS: meta @waiting! claimed inflight outbox
 -- ARGV:
--- USES: pending_transfers
+-- USES: migration
 -- Returns: {route, waiting jobs, those of them that are to be sorted, jobs in processing, ids that were in processing at the
 --   fence and have not left, pending transfers, their bytes}.
 -- Cost: O(transfers).
-local transfers, bytes = pending_transfers(), 0
+local transfers, bytes = pending_transfers(outbox), 0
 for _, field in ipairs(transfers) do
   bytes = bytes + redis.call('HSTRLEN', outbox, field)
 end

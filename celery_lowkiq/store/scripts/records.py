@@ -131,7 +131,7 @@ def parse_retry_count(text: bytes) -> tuple[int, Isolation]:
 
 
 def try_text(error: str | None) -> bytes:
-    """Return the line of an error for the log of a job's tries (``lib/tries.lua``)."""
+    """Return the line of an error for the log of a job's tries (``settle.lua``)."""
     words = " ".join(last_error_line(error or "").split())
     return words.encode("utf-8", "backslashreplace")[:MAX_TRY_BYTES]
 

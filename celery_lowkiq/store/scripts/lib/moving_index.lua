@@ -1,7 +1,7 @@
 -- The index `moving`: waiting jobs that no claim takes until a mover has sorted them (waiting_index.lua).
 --
 -- KEYS: @waiting
--- USES: in_migration waiting_index moving_job
+-- USES: in_migration waiting_index
 
 -- Jobs that one script hides at most; `unpack` takes a limited number of values, too.
 local HIDDEN = 1000

@@ -6,7 +6,7 @@
 -- in hash `spill` (id \0 payload -> place) and in `spill_order`, a sorted set of equal scores whose members
 -- (id \0 place payload) sort by id, score and arrival. A place is 16 hex digits of score, 12 hex digits of arrival,
 -- the score, the flag, the signature, \0. Ids have no control characters.
--- The flag tells which calls of a payload have records (call_records.lua): '' none, 'r' some, 'R' all.
+-- The flag tells which calls of a payload have records (push.lua): '' none, 'r' some, 'R' all.
 -- The signature (rules/signatures.py) is '', or a text that begins with 'S' when it binds the score, else with 's'.
 --
 -- All sets together have as many payloads as there are records, and members of `spill_order`, and their extras: that of a packed

@@ -1,8 +1,9 @@
 -- Policies: what the task of the queue asks for beyond the rules of a job, and the places at which scripts apply it.
 --
+-- KEYS: due_prioritized
 -- ARGV: policy
 -- policy: '<name>=<value> ...'; '' without policies.
--- Each policy is a library policy_<name>. Where its option is given, it probes its keys and adds its functions to places.
+-- Each policy but that of priorities is in a library policy_<name>. Where its option is given, it probes its keys and adds its functions to places.
 -- A script names the policies that act in it under USES. A place without a function costs a look into a table.
 --
 -- The places, and what their functions get and return:
@@ -41,4 +42,14 @@ local function add_hook(place, hook)
   hooks[place] = former and function(...)
     return former(...) or hook(...)
   end or hook
+end
+
+-- Policies priority and retry_priority: where jobs with a priority wait. `prioritized`: calls of this push have one.
+if options.prioritized or options.priority or options.retry_priority then
+  redis.call('ZCARD', due_prioritized)
+end
+if options.prioritized then
+  function hooks.split_priority(when)
+    return tonumber(string.sub(when, 1, 1)), string.sub(when, 3)
+  end
 end

@@ -1,7 +1,7 @@
 -- Returns jobs in processing to the queue that no owner runs to their end.
 --
 -- KEYS: @waiting claimed processing inflight
--- USES: in_flight restore processing moving_job
+-- USES: in_flight restore processing waiting_index
 
 -- Restores a job that was taken from processing. In a migration, one that was in processing at the fence is hidden from claims
 -- until a mover has sorted it: when a failover has lost that it ended, its id may run in another shard since.

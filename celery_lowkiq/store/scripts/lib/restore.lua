@@ -1,7 +1,7 @@
 -- Moves jobs back to the queue.
 --
 -- KEYS: jobs failed errors arrived
--- USES: payload_set waiting_index waiting policies policy_per_run policy_keep policy_debounce policy_due_on_push policy_priority
+-- USES: payload_set waiting_index waiting policies policy_per_run policy_keep policy_due
 if any_moving then
   redis.call('ZCARD', arrived)
 end

@@ -21,3 +21,8 @@ local function delayed(us, delay)
   end
   return seconds(us + math.floor(math.max(0, pause) * 1000000 + 0.5))
 end
+
+-- A due time (s) that is not before `us`: a job waits from its arrival on, so that lag is never longer.
+local function due_from(us, time)
+  return tonumber(time) * 1000000 < us and seconds(us) or time
+end

@@ -1,7 +1,7 @@
 -- The payload sets of waiting jobs, and their removal.
 --
 -- KEYS: jobs spill spill_order failed errors
--- USES: payload_count waiting_index policies policy_debounce policy_due_on_push
+-- USES: payload_count waiting_index policies policy_due
 local waiting = {records = jobs, spill = spill, spill_order = spill_order}
 
 -- Removes all that is stored of a waiting job beside its payloads.

@@ -1,11 +1,21 @@
 -- The indexes of waiting jobs. Only this library and due_index add, remove or look up an id in these keys.
 --
 -- KEYS: @waiting
--- USES: due_index priority_score
+-- USES: due_index
 -- A job is in `due`; with a priority other than 0 in `due_prioritized`; while its id is paused in `due_paused`. Its score there
 -- is its perform_in. `by_priority` also has each job with a priority, by priority and perform_in; the score of a paused one
 -- is negative there, so that no claim finds it. In a migration, a job that may belong elsewhere, or may have more in another
 -- shard, is in `moving` in place of these, whatever happens to it, until a mover takes it out (moving_index.lua).
+
+-- Scores in `by_priority`: priority and perform_in in one number.
+local PRIORITY_SPAN = 2 ^ 34
+local LEAST_URGENT = 9
+
+-- A time beyond the span of a priority (the year 2514) counts as its last one.
+local function priority_score(priority, perform_in)
+  local time = math.max(0, math.min(tonumber(perform_in), PRIORITY_SPAN - 1))
+  return string.format('%.6f', priority * PRIORITY_SPAN + time)
+end
 
 -- The priority of a waiting job; 0 is the most urgent.
 local function priority_of(id)
@@ -171,5 +181,15 @@ if any_moving then
 
   function index_move(id)
     return is_moving(id) or move(id)
+  end
+end
+
+-- Moves a waiting job to `moving`.
+local function hold(id)
+  if not is_moving(id) then
+    local perform_in, priority = index_score(id), priority_of(id)
+    index_remove(id)
+    index_hold(id, perform_in)
+    index_put(id, perform_in, priority)
   end
 end
