@@ -8,10 +8,10 @@ from typing import Any
 
 import redis
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import shard_keys
 
 from . import proj
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob
 
 from . import proj

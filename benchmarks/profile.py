@@ -23,23 +23,23 @@ IDLE = "idle"
 #: Where each group begins, as module:class.function. Time in a function counts for the innermost group.
 BORDERS = {
     IDLE: ("threading:Condition.wait",),
-    "ours: lane": ("celery_lowkiq.worker.lane.lane:Lane._next", "celery_lowkiq.worker.lane.lane:Lane._run"),
+    "ours: lane": ("celery_lowkiq.worker.lane:Lane._next", "celery_lowkiq.worker.lane:Lane._run"),
     "ours: store": (
         "celery_lowkiq.store.redis_store:RedisStore.exchange",
         "celery_lowkiq.store.redis_store:RedisStore.next_due",
     ),
-    "client (redis-py)": ("celery_lowkiq.store.scripts.client:Client._send",),
+    "client (redis-py)": ("celery_lowkiq.store.client:Client._send",),
     "Redis and network": (
         "redis.connection:AbstractConnection.send_packed_command",
         "redis._parsers.hiredis:_HiredisParser.read_from_socket",
     ),
     "ours: runner": (
-        "celery_lowkiq.integration.runs.runner:CeleryRunner.run",
-        "celery_lowkiq.integration.runs.runner:CeleryRunner.settled",
+        "celery_lowkiq.integration.runner:CeleryRunner.run",
+        "celery_lowkiq.integration.runner:CeleryRunner.settled",
     ),
     "Celery: state": (
-        "celery_lowkiq.integration.runs.plain_request:PlainRequest.begins",
-        "celery_lowkiq.integration.runs.plain_request:PlainRequest.ends",
+        "celery_lowkiq.integration.light_run:PlainRequest.begins",
+        "celery_lowkiq.integration.light_run:PlainRequest.ends",
     ),
 }
 USER = "user"

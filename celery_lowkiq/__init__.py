@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery_lowkiq.integration.calls.validation import BulkEntry
-from celery_lowkiq.integration.records.orphans import BuriedByOperator
-from celery_lowkiq.integration.runs.base_exceptions import RunAborted
-from celery_lowkiq.integration.runs.outcomes import Again, BusinessFailure, ById, JobsFailed, PoisonPill
-from celery_lowkiq.integration.task.decorator import ordered_task
-from celery_lowkiq.integration.task.task import OrderedTask
-from celery_lowkiq.integration.tracking.tracker import Tracker, track, trackers
+from celery_lowkiq.integration.decisions import (
+    Again,
+    BusinessFailure,
+    ById,
+    JobsFailed,
+    PoisonPill,
+    RunAborted,
+)
+from celery_lowkiq.integration.decorator import ordered_task
+from celery_lowkiq.integration.records import BuriedByOperator
+from celery_lowkiq.integration.task import OrderedTask
+from celery_lowkiq.integration.tracking import Tracker, track, trackers
+from celery_lowkiq.integration.validation import BulkEntry
 from celery_lowkiq.rules.errors import (
     AccessDenied,
     ConfigurationError,
@@ -31,10 +37,10 @@ from celery_lowkiq.rules.errors import (
     UndecodablePayload,
     UnknownTracker,
 )
-from celery_lowkiq.rules.job_filter import FailureFilter
+from celery_lowkiq.rules.failures import FailureFilter
 
 if TYPE_CHECKING:
-    from celery_lowkiq.integration.operations.inspector import Inspector
+    from celery_lowkiq.integration.inspector import Inspector
 
 __version__ = "0.1.0"
 
@@ -78,7 +84,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what programs that only call do not need."""
     if name == "Inspector":
-        from celery_lowkiq.integration.operations.inspector import Inspector
+        from celery_lowkiq.integration.inspector import Inspector
 
         return Inspector
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

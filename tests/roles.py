@@ -13,9 +13,9 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_lowkiq.integration.task.task import OrderedTask
-from celery_lowkiq.store.scripts.acl import ROLES, RoleName, rules
-from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.integration.task import OrderedTask
+from celery_lowkiq.store.acl import ROLES, RoleName, rules
+from celery_lowkiq.store.connect import connect
 from tests.conftest import redis_62
 
 #: LOWKIQ_TEST_ROLES=1: the store works as a worker, and in tests of features and workers everybody as what

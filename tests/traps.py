@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from celery_lowkiq.integration.app.codec import MARK
+from celery_lowkiq.integration.codec import MARK
 
 
 class Trap:

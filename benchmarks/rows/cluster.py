@@ -11,10 +11,10 @@ from typing import Any
 import redis
 
 from celery_lowkiq.rules.claims import ClaimRequest, SettleRequest
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Settlement
+from celery_lowkiq.store.connect import connect_cluster
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect_cluster
 from tests.clusters import running_cluster
 
 from ..bench import PAYLOAD, Bench

@@ -9,13 +9,12 @@ from statistics import mean
 from threading import Event
 from typing import Any, NamedTuple
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.gate import Gate
-from celery_lowkiq.integration.app.signing import Signing
-from celery_lowkiq.integration.runs.decode import decode_plain
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.decode import decode_plain
+from celery_lowkiq.integration.gate import Gate, Signing
 from celery_lowkiq.rules.models import Batch, Job, Lease, NewJob, Payload, QueueSpec, ShardRef
-from celery_lowkiq.store.jobs.push import Sender, push_call
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.push import Sender, push_call
 
 from ..bench import Bench
 from ..row import Row, Side, Target

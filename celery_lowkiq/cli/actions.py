@@ -1,26 +1,114 @@
-"""The commands of actions: each is made from its verb."""
+"""Commands that act on jobs, made from the table of actions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import getpass
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from itertools import islice
 from typing import Any
 
 import click
 from celery import Celery
 
-from celery_lowkiq.integration.operations.action_parts import FILTERS, Action, Target, Verb, filter_names
-from celery_lowkiq.integration.operations.actions import VERBS
-from celery_lowkiq.integration.operations.audit import Change
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import (
+    STDIN,
+    command,
+    each_id,
+    ids_argument,
+    queue_argument,
+    reason_option,
+    write_text,
+    yes_option,
+)
+from celery_lowkiq.integration.actions import FILTERS, MAX_IDS, VERBS, Action, Target, Verb, filter_names
+from celery_lowkiq.integration.audit import Audit, Change
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.errors import ShardsAway
+from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.text import escaped
 
-from .audited import asker, audited
-from .bulk import Progress, confirm, in_chunks, with_progress
-from .main import FAILED
-from .output import write_text
-from .params import STDIN, command, each_id, ids_argument, queue_argument, reason_option, yes_option
+# Changes by commands, in the audit log with the user of the system.
+
+
+def audited(change: Change, act: Callable[[], int]) -> int:
+    """Return ``act()``, a count of jobs, with an entry before and after it. Raises what ``act`` raises."""
+    return Audit(click.get_current_context().obj.app).around(change, act)
+
+
+def asker() -> tuple[str, str]:
+    """The user of the system who runs the command, and its machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "?"
+    return user, f"command line of {platform.node()}"
+
+
+# Helpers for actions on many jobs: a question before, and a progress bar.
+
+#: Called with the number of jobs done so far.
+Progress = Callable[[int], None]
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask for a confirmation unless ``yes``. Ends with status 1 after a no, with 2 without a terminal."""
+    if yes:
+        return
+    question = escaped(question)
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError(f"{question} Not a terminal: pass --yes to confirm")
+    if not click.confirm(question, err=True):
+        write_text("nothing was done", err=True)
+        raise click.exceptions.Exit(FAILED)
+
+
+def with_progress(
+    label: str, length: int, act: Callable[[Progress], int], interrupted: Progress = lambda _: None
+) -> int:
+    """Return ``act(progress)``. On a terminal, a bar on stderr shows the progress.
+
+    After Ctrl-C, ``interrupted`` gets the progress, and KeyboardInterrupt goes on.
+    """
+    with ExitStack() as stack:
+        bar, reached = None, 0
+        if length > 0 and sys.stderr is not None and sys.stderr.isatty():
+            bar = stack.enter_context(click.progressbar(length=length, label=label, file=sys.stderr))
+
+        def note(done: int) -> None:
+            nonlocal reached
+            reached = done
+            if bar:
+                bar.update(done - bar.pos)
+
+        try:
+            return act(note)
+        except KeyboardInterrupt:
+            stack.close()
+            interrupted(reached)
+            raise
+
+
+def in_chunks(ids: Iterable[str], act: Callable[[list[str], Progress], int], progress: Progress) -> int:
+    """Return the sum of ``act(ids, progress)`` over chunks of the ids. Raises ShardsAway at the end."""
+    left, done, left_out = iter(ids), 0, dict[ShardRef, str]()
+    while part := list(islice(left, MAX_IDS)):
+        before = done
+        try:
+            done += act(part, lambda count, before=before: progress(before + count))  # type: ignore[misc]
+        except ShardsAway as error:
+            done += error.count
+            left_out |= error.shards
+    if left_out:
+        raise ShardsAway(done, left_out)
+    return done
+
+
+# The commands of actions: each is made from its verb.
 
 #: Seconds that a worker gets to answer.
 PATIENCE = 2.0

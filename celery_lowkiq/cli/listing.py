@@ -8,11 +8,19 @@ from typing import Any, TypeVar
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.output import (
+    Time,
+    absolute,
+    command,
+    end_listing,
+    json_option,
+    queue_argument,
+    table,
+    write_json,
+    write_text,
+)
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.views import all_items
-
-from .output import end_listing, table, write_json, write_text
-from .params import Time, absolute, command, json_option, queue_argument
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

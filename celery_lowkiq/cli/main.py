@@ -13,15 +13,13 @@ from typing import Any
 import click
 from kombu.exceptions import OperationalError
 
-from celery_lowkiq.integration.app.app_argument import naming
-from celery_lowkiq.integration.app.current_app import NO_APP
+from celery_lowkiq.cli import commands
 
 # `celery inspect` and `celery control` then show our commands: Celery loads this module as a plugin.
 from celery_lowkiq.integration.bootstep import remote_control as remote_control
+from celery_lowkiq.integration.current import NO_APP, naming
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 from celery_lowkiq.rules.text import escaped
-
-from . import commands
 
 #: Exit status 1: not found, nothing done, or Redis unavailable; 2: usage error.
 FAILED, USAGE = 1, 2

@@ -1,17 +1,24 @@
-"""Output of commands: a table or lines for people, JSON for programs."""
+"""Output and parameters of commands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import click
 
-from celery_lowkiq.integration.operations.json_records import encode, value_text
-from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.json_records import ShownPayload, encode, value_text
 from celery_lowkiq.rules.text import escaped, lacking, last_error_line, shortened
 
-from .main import FAILED
+# Output of commands: a table or lines for people, JSON for programs.
 
 #: Longest payload or error in a table, in characters.
 CELL = 60
@@ -72,3 +79,136 @@ def cell(text: str) -> str:
 def error_text(error: str | None) -> str:
     """What an error says, cut for a table."""
     return cell(last_error_line(error or ""))
+
+
+# Arguments and options of commands, and the decorator that makes a command.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: A Unix time in s, a date, or a span from now.
+When: TypeAlias = "float | datetime | timedelta"
+
+if TYPE_CHECKING:
+    # Generic since Click 8.4.
+    ParamType = click.ParamType[When]
+else:
+    ParamType = click.ParamType
+
+_SPAN = re.compile(r"([-+])(\d+(?:\.\d+)?)(s|m|min|h|d)")
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+#: Argument for ids, or a payload, from stdin.
+STDIN = "-"
+
+
+class Time(ParamType):
+    """A point in time on the command line."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> When:
+        """Read a time. Ends with status 2 for an invalid text."""
+        if value == "now":
+            return timedelta(0)
+        if span := _SPAN.fullmatch(value):
+            seconds = float(span.group(2)) * _UNITS[span.group(3)]
+            try:
+                return timedelta(seconds=-seconds if span.group(1) == "-" else seconds)
+            except OverflowError:
+                self.fail(f"{value!r} is longer than any time", param, ctx)
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            return datetime.fromisoformat(value.replace("Z", "+00:00"))
+        except ValueError:
+            self.fail(
+                f"{value!r} is invalid: expected now, +90s, -5m, +3h, +2d, a Unix time in s, "
+                "or a date like 2031-01-31T12:00:00",
+                param,
+                ctx,
+            )
+
+
+def absolute(when: When) -> float | datetime:
+    """Return the time with a span added to now."""
+    return time.time() + when.total_seconds() if isinstance(when, timedelta) else when
+
+
+def command(short: str, examples: Sequence[str]) -> Callable[[Callable[..., None]], click.Command]:
+    """Make a command with a short help and examples.
+
+    Its function gets the Inspector, and the full name of the queue.
+    """
+    lines = "\n".join(f"  celery -A proj lowkiq {example}" for example in examples)
+
+    def made(function: Callable[..., None]) -> click.Command:
+        @wraps(function)
+        def with_inspector(**given: Any) -> None:
+            inspector = Inspector(click.get_current_context().obj.app)
+            if given.get("queue"):
+                given["queue"] = inspector.queue(given["queue"]).name
+            function(inspector, **given)
+
+        return click.command(short_help=short, epilog=f"\b\nExamples:\n{lines}\n")(with_inspector)
+
+    return made
+
+
+def queue_argument(function: F) -> F:
+    """The argument QUEUE."""
+    return click.argument("queue", metavar="QUEUE")(function)
+
+
+def optional_queue_argument(function: F) -> F:
+    """The argument QUEUE of a command that reads all queues without it."""
+    return click.argument("queue", metavar="[QUEUE]", required=False)(function)
+
+
+def json_option(function: F) -> F:
+    """The option --json."""
+    return click.option("--json", "json_", is_flag=True, help="For programs: JSON, times in Unix s.")(
+        function
+    )
+
+
+def yes_option(function: F) -> F:
+    """The option --yes."""
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for a confirmation.")(function)
+
+
+def reason_option(function: F) -> F:
+    """The option --reason."""
+    return click.option("--reason", default="", help="Why, for the audit log.")(function)
+
+
+def ids_argument(function: F) -> F:
+    """The optional argument IDS."""
+    return click.argument("ids", metavar="[IDS]...", nargs=-1)(function)
+
+
+def each_id(ids: Sequence[str]) -> Iterator[str]:
+    """Yield the ids; ``-`` reads them from stdin, one per line."""
+    if tuple(ids) != (STDIN,):
+        yield from ids
+        return
+    for line in stdin():
+        if job_id := line.rstrip("\r\n"):
+            yield job_id
+
+
+def stdin() -> TextIO:
+    """Return the standard input. Ends with status 2 when it is closed."""
+    if sys.stdin is None:
+        raise click.UsageError("stdin is closed: there is nothing to read")
+    return sys.stdin
+
+
+@contextmanager
+def binding(host: str, port: int, option: str = "--port") -> Iterator[None]:
+    """End the command with status 1 when the port cannot be bound."""
+    try:
+        yield
+    except OSError as error:
+        words = f"{option} {port} on {host} cannot be had: {error.strerror or error}"
+        raise click.ClickException(words) from error

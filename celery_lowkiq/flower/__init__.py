@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .tab import install
+from celery_lowkiq.flower.tab import install
 
 __all__ = ["install"]

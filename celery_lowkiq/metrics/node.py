@@ -11,13 +11,11 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_lowkiq.integration.app.registry import ordered_tasks
-from celery_lowkiq.rules.loggers import metrics_logger as logger
+from celery_lowkiq.integration.app import ordered_tasks
+from celery_lowkiq.metrics.queues import Server, listen, queue_registry
+from celery_lowkiq.rules.basics import metrics_logger as logger
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.runtime import Runtime
-
-from .queues import queue_registry
-from .server import Server, listen
 
 #: Upper bounds of the buckets of histograms.
 RUN_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)

@@ -1,31 +1,118 @@
-"""Metrics of queues, read from Redis at each scrape."""
+"""Metrics of queues and masters, and the server that shows them."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from threading import Thread
 from typing import NamedTuple
+from wsgiref.simple_server import WSGIServer
 
 from celery import Celery
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.clock import Clock, SystemClock
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.rules.basics import Clock, SystemClock
+from celery_lowkiq.rules.basics import metrics_logger as logger
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.loggers import metrics_logger as logger
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.reports import overdue_runs
 from celery_lowkiq.rules.text import by_master
-from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.rules.views import ShardState, Stats, sum_of
+from celery_lowkiq.rules.topology import Kind, Master
+from celery_lowkiq.rules.views import ShardState, Stats, overdue_runs, sum_of_states
 
-from .masters import MasterCollector
+# HTTP server that exports a registry to Prometheus.
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running HTTP server with its threads."""
+
+    server: WSGIServer
+    thread: Thread
+
+    @property
+    def url(self) -> str:
+        host, port = self.server.server_address[:2]
+        shown = host.decode() if isinstance(host, bytes) else host
+        return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/metrics"
+
+    def close(self) -> None:
+        """Stop the server."""
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def listen(registry: CollectorRegistry, host: str, port: int) -> Server:
+    """Serve the registry; port 0 chooses a free one. Raises OSError."""
+    return Server(*start_http_server(port, host, registry))
+
+
+# Metrics of the masters of a cluster, or of the one behind sentinels.
+
+MASTER_LABELS = ("master",)
+#: Maximum number of masters, the first by address, that have metrics.
+MOST = 100
+
+
+class MasterFigure(NamedTuple):
+    """A metric of a master, with the function that gets its value; None where that is unknown."""
+
+    name: str
+    text: str
+    value: Callable[[Master], float | None]
+
+
+FIGURES = (
+    MasterFigure(
+        "lowkiq_master_up",
+        "Whether the master answered this scrape, and executes scripts",
+        lambda one: one.away is None and one.refuses is None,
+    ),
+    MasterFigure("lowkiq_master_shards", "Shards of all queues on the master", lambda one: one.shard_count),
+    MasterFigure(
+        "lowkiq_master_used_memory_bytes",
+        "Memory that the master uses",
+        lambda one: None if one.away else one.server.used_memory,
+    ),
+    MasterFigure(
+        "lowkiq_master_replicas", "Replicas connected to the master", lambda one: one.server.replicas
+    ),
+)
+
+
+class MasterCollector(Collector):
+    """Collects the metrics of the masters. It yields nothing when none answers."""
+
+    def __init__(self, app: Celery) -> None:
+        self._inspector = Inspector(app)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        try:
+            topology = self._inspector.topology()
+        except StoreError:
+            return
+        for figure in FIGURES:
+            gauge = GaugeMetricFamily(figure.name, figure.text, labels=MASTER_LABELS)
+            for master in topology.masters[:MOST]:
+                if (value := figure.value(master)) is not None:
+                    gauge.add_metric([master.address], value)
+            yield gauge
+        yield GaugeMetricFamily(
+            "lowkiq_clock_skew_seconds",
+            "Least difference between the clocks of two masters",
+            value=topology.clock_skew,
+        )
+
+
+# Metrics of queues, read from Redis at each scrape.
 
 LABELS = ("queue",)
 
@@ -159,7 +246,7 @@ def _problems(states: Sequence[ShardState], denied: Mapping[str, str]) -> Iterat
 
 
 def _figures(by_queue: dict[str, list[ShardState]]) -> Iterator[Metric]:
-    totals = {queue: sum_of(states) for queue, states in by_queue.items()}
+    totals = {queue: sum_of_states(states) for queue, states in by_queue.items()}
     read = {queue: stats for queue, stats in totals.items() if isinstance(stats, Stats)}
     sums = {queue: stats for queue, stats in read.items() if stats.missing < len(by_queue[queue])}
     for figure in GAUGES:

@@ -15,10 +15,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from .errors import BadDump
-from .models import Payload, Recorded
-from .priorities import LEAST_URGENT, MOST_URGENT
-from .validators import is_number, is_whole
+from celery_lowkiq.rules.errors import BadDump
+from celery_lowkiq.rules.models import Payload, Recorded
+from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
+from celery_lowkiq.rules.validators import is_number, is_whole
 
 FORMAT = "celery-lowkiq dump 1"
 #: Maximum bytes of a line: at most 16 payloads of 1 MiB, which base64 makes a third longer.

@@ -6,9 +6,8 @@ import copyreg
 from collections.abc import Mapping
 from typing import Any
 
-from .layout import Layout
-from .models import ShardRef
-from .text import by_master
+from celery_lowkiq.rules.models import Layout, ShardRef
+from celery_lowkiq.rules.text import by_master
 
 
 class LowkiqError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from . import text
+from celery_lowkiq.rules import text
 
 #: Maximum number of names in a message.
 LISTED = 20

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .layout import Layout
-from .models import ShardRef
+from celery_lowkiq.rules.models import Layout, ShardRef
 
 
 class Registered(NamedTuple):

@@ -1,19 +1,21 @@
-"""What a mover does in one turn of a migration: decided from what it has read in each shard.
-
-In a migration, ids go from the shard of the former number of shards, their source, to the one of the new
-number. See docs/adr/0026-resharding.md.
-"""
+"""Resharding: steps of a move, and the number of shards that a queue needs."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .layout import Layout
-from .lease_watch import TAKEOVER_LEASES
+from celery_lowkiq.rules.leases import TAKEOVER_LEASES
+from celery_lowkiq.rules.models import Layout, QueueSpec, ShardRef
+from celery_lowkiq.rules.views import NodeReport
+
+# What a mover does in one turn of a migration: decided from what it has read in each shard.
+#
+# In a migration, ids go from the shard of the former number of shards, their source, to the one of the new
+# number. See docs/adr/0026-resharding.md.
 
 #: Jobs that one turn sorts: what it sends at once delays other work.
 TURN_JOBS = 1000
@@ -388,3 +390,39 @@ class MigrationState:
     def unsorted(self, shard: ShardProgress) -> int:
         """Return the waiting jobs of a shard that are to be sorted: all of one that was not closed yet."""
         return shard.waiting if shard.route == str(self.former) else shard.moving + shard.staying
+
+
+# What changes for a node when a queue is stored with another number of shards.
+
+
+@dataclass(frozen=True)
+class Resize:
+    """A queue as it is stored now, and the shards to add to those of the node and to remove from them."""
+
+    queue: QueueSpec
+    added: tuple[ShardRef, ...]
+    removed: tuple[ShardRef, ...]
+
+
+def resize(queue: QueueSpec, route: str) -> Resize | None:
+    """Return what a stored route changes for a node that serves ``queue``; None for no change.
+
+    So does a route that is missing or foreign. It may be followed by a space and the phase of a migration.
+    """
+    layout = Layout.parse(route.partition(" ")[0])
+    if layout is None or layout == queue.layout:
+        return None
+    stored = queue.with_layout(layout)
+    before, after = queue.shard_refs(), stored.shard_refs()
+    return Resize(stored, after[len(before) :], before[len(after) :])
+
+
+def agreed(nodes: Sequence[NodeReport], queue: str) -> int | None:
+    """Return the number of shards that the code of all living nodes declares; None if they do not agree."""
+    found = {node.declared[queue] for node in nodes if node.alive and queue in node.declared}
+    return found.pop() if len(found) == 1 else None
+
+
+def migrating(routes: Mapping[str, str]) -> list[str]:
+    """Return the queues whose route is followed by the phase of a migration."""
+    return [queue for queue, route in routes.items() if " " in route]

@@ -1,13 +1,19 @@
-"""Text for people: times, durations, ids and errors; and the depth limit of JSON output."""
+"""Texts for people: durations, times, ids, tables, and the words of the glossary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
+from html import escape
 from itertools import groupby
 from typing import Any
+from zoneinfo import ZoneInfo
 
-from .models import ShardRef
+from celery_lowkiq.rules.models import ShardRef
+
+# Text for people: times, durations, ids and errors; and the depth limit of JSON output.
 
 UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 #: No duration of ours has as many seconds: foreign data may have any number, and infinity.
@@ -160,3 +166,128 @@ def nested_in_lists(value: Any) -> Any:
 
 def _escape(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+# Times on pages: relative to now, or in a time zone. The dashboard and Flower share them.
+
+#: The setting for times relative to now, whose titles are in UTC.
+RELATIVE = "relative"
+#: What :func:`text.moment` writes.
+_MOMENTS = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Times:
+    """How times are written; ``name`` is ``"relative"`` or that of the zone."""
+
+    name: str = RELATIVE
+    zone: tzinfo = timezone.utc
+
+    @classmethod
+    def of(cls, name: str) -> Times:
+        """Raises ValueError for an unknown name."""
+        if name in (RELATIVE, "UTC"):
+            return cls(name)
+        try:
+            return cls(name, ZoneInfo(name))
+        except (KeyError, OSError, TypeError, AttributeError) as error:
+            raise ValueError from error
+
+    def exact(self, at: float) -> str:
+        """Format a Unix time (s) to the second."""
+        return moment(at, self.zone)
+
+    def element(self, at: float, now: float) -> str:
+        """Return the HTML element of a Unix time (s)."""
+        return self._element(at, relative(at, now) if self.name == RELATIVE else self.exact(at))
+
+    def clock(self, at: float, words: str) -> str:
+        """Return the HTML element of hour and minute; relative times are ``words`` instead."""
+        text = words if self.name == RELATIVE else f"{datetime.fromtimestamp(at, self.zone):%H:%M}"
+        return self._element(at, text, f' data-words="{escape(words)}"')
+
+    def marked(self, text: str, clean: Callable[[str], str] = str) -> str:
+        """Return text as HTML; its moments in UTC become elements in the zone."""
+        parts = _MOMENTS.split(text)
+        return "".join(
+            self._moment(part) if place % 2 else escape(clean(part)) for place, part in enumerate(parts)
+        )
+
+    def _moment(self, text: str) -> str:
+        try:
+            at = datetime.strptime(text, "%Y-%m-%d %H:%M:%S %Z").replace(tzinfo=timezone.utc).timestamp()
+        except ValueError:
+            return text
+        return self._element(at, self.exact(at), " data-exact")
+
+    def _element(self, at: float, text: str, more: str = "") -> str:
+        stamp = iso(at)
+        if not stamp:
+            return f"<time>{escape(text)}</time>"
+        return f'<time datetime="{stamp}" title="{escape(self.exact(at))}"{more}>{escape(text)}</time>'
+
+
+def iso(at: float) -> str:
+    """Format a Unix time (s) as ``2026-11-21T10:00:00Z``; "" for one that no calendar has."""
+    try:
+        return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+# Words of the glossary that pages explain where they stand.
+
+#: Word and meaning, as in `docs/glossary.md`; a test compares them.
+TERMS = {
+    "ordered queue": "the jobs of one ordered task in Redis, divided into shards; its name is the task's "
+    "name unless `queue_name` sets it",
+    "shard": "one of the numbered parts of an ordered queue; an id belongs to shard `crc32(id) % shards`",
+    "id": "the key whose calls stay in order, such as an order number",
+    "payload": "the data that one call carries; equal payloads of a job are one payload",
+    "merge": "the union of payloads when a call, a failed job or a dead job meets a waiting job of its id",
+    "score": "the number that orders the payloads of a job; by default the time of arrival",
+    "perform_in": "the time, as a Unix timestamp, from which a job is due",
+    "due": "waiting, with `perform_in` in the past",
+    "scheduled": "waiting, with `perform_in` in the future",
+    "priority": "a number from 0 (most urgent) to 9 that orders the due jobs of a shard",
+    "waiting": "in the queue, due or not",
+    "fresh": "waiting, and never failed",
+    "retry": "waiting, and failed before",
+    "failing": "waiting, and failed before",
+    "processing": "claimed and not yet settled",
+    "busy": "claimed and not yet settled",
+    "morgue": "the dead payloads of a queue, by id, with their last error",
+    "dead": "in the morgue",
+    "fingerprint": "what failures of a group share: the type of error, its message without "
+    "numbers and ids, and the place in your code",
+    "paused": "not to be claimed: a queue, a shard or an id, until an operator resumes it",
+    "held": 'not to be claimed while a payload of the id is dead, with `on_death="hold"` or after `hold`',
+    "throughput": "jobs processed in a second, over the last minute or since the first report",
+    "lag": "how long the oldest claimable job is due; 0 without one",
+    "damaged": "with a key that is missing or has a wrong type: said of a shard",
+    "masked": "with `[redacted]` in place of secrets, as `lowkiq_redact` says",
+    "batch": "the jobs that one run gets: `{id: [payload, ...]}`",
+    "run": "one call of the task's function with a batch",
+    "try": "one failed run of a job, in its log of the last ten",
+    "node": "one worker process that serves ordered queues",
+    "lane": "a thread of a node, with a fixed part of its shards; one run at a time",
+    "owner": "the node whose lease covers a shard",
+    "lease": "the right of one node to one shard; its owner renews a counter in it",
+    "silent": "without a report for longer than its lease time: said of a node",
+    "unserved": "without a living owner of any shard: said of a queue",
+    "quiet": "finishing runs and starting none: said of a node",
+    "resharding": "the move of a queue's jobs to another number of shards",
+}
+
+
+class Terms:
+    """The words that a page explains; ``used``: by the name of an explanation, its words and meanings."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, list[tuple[str, str]]] = {}
+
+    def use(self, *words: str) -> str:
+        """Add an explanation of words, and return its name."""
+        name = "-".join(("term", *words)).replace(" ", "-")
+        self.used[name] = [(word, TERMS[word]) for word in words]
+        return name

@@ -1,25 +1,213 @@
-"""Which masters store the shards, and the health checks of all masters together."""
+"""Servers of Redis as the store sees them: masters, versions, settings, memory."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
-from .findings import ERROR, LISTED, OK, WARNING, Finding, counted
-from .lease_watch import DEADLINE, RENEWALS_PER_LEASE, TAKEOVER_LEASES
-from .server_checks import (
-    CLOCKS,
-    Server,
-    clock,
-    eviction,
-    lacks_replicas,
-    persistence,
-    refused_writes,
-    version,
+from celery_lowkiq.rules.leases import DEADLINE, RENEWALS_PER_LEASE, TAKEOVER_LEASES
+from celery_lowkiq.rules.text import duration, listed, sentence, size
+from celery_lowkiq.rules.views import ERROR, LISTED, OK, WARNING, Finding, counted
+
+# Redis server information for people, from the fields of INFO.
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """Sizes are in bytes, times in s. ``maxmemory`` 0: no limit. ``last_save_ok``: of RDB and AOF."""
+
+    kind: str
+    version: str
+    mode: str
+    role: str
+    uptime: int
+    used_memory: int
+    peak_memory: int
+    maxmemory: int
+    maxmemory_policy: str
+    fragmentation: float
+    aof: bool
+    last_save_ok: bool
+    clients: int
+    commands_per_second: int
+    commands: int
+    keys: int
+    replicas: int
+    #: Host and port or path, and database, without user and password.
+    address: str = ""
+
+
+def server_info(info: Mapping[str, Any]) -> ServerInfo:
+    """Return the information from the fields of INFO; missing ones are empty or 0."""
+    valkey = info.get("valkey_version")
+    saves = (info.get("rdb_last_bgsave_status", "ok"), info.get("aof_last_write_status", "ok"))
+    return ServerInfo(
+        kind="Valkey" if valkey else "Redis",
+        version=str(valkey or info.get("redis_version", "")),
+        mode=str(info.get("redis_mode", info.get("server_mode", ""))),
+        role=str(info.get("role", "")),
+        uptime=_whole(info, "uptime_in_seconds"),
+        used_memory=_whole(info, "used_memory"),
+        peak_memory=_whole(info, "used_memory_peak"),
+        maxmemory=_whole(info, "maxmemory"),
+        maxmemory_policy=str(info.get("maxmemory_policy", "")),
+        fragmentation=float(info.get("mem_fragmentation_ratio", 0) or 0),
+        aof=bool(_whole(info, "aof_enabled")),
+        last_save_ok=saves == ("ok", "ok"),
+        clients=_whole(info, "connected_clients"),
+        commands_per_second=_whole(info, "instantaneous_ops_per_sec"),
+        commands=_whole(info, "total_commands_processed"),
+        keys=sum(int(db["keys"]) for name, db in info.items() if name.startswith("db") and _is_db(db)),
+        replicas=_whole(info, "connected_slaves"),
+    )
+
+
+def _is_db(value: Any) -> bool:
+    return isinstance(value, Mapping) and "keys" in value
+
+
+def _whole(info: Mapping[str, Any], name: str) -> int:
+    return int(info.get(name, 0) or 0)
+
+
+# Health checks of one server.
+
+#: The oldest supported version of Redis.
+OLDEST = (6, 2)
+#: Maximum difference between clocks, in s.
+CLOCKS = 1.0
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a Redis server reports. None: its user may not read it, or the server leaves it out."""
+
+    name: str = "Redis"
+    version: str = ""
+    policy: str | None = None
+    #: In bytes, 0 for no limit.
+    maxmemory: int = 0
+    aof: bool | None = None
+    appendfsync: str | None = None
+    #: Setting ``save``: empty when no snapshots are made.
+    save: str | None = None
+    #: Whether the last write to disk succeeded.
+    written: bool = True
+    #: Its clock minus this host's, and the maximum error of that, in s.
+    ahead: float = 0.0
+    give_or_take: float = 0.0
+    #: In bytes.
+    used_memory: int = 0
+    #: Number of replicas that are connected, and whether a write waits for enough of them
+    #: (``min-replicas-to-write``).
+    replicas: int | None = None
+    min_replicas: bool | None = None
+    #: Setting ``min-replicas-to-write``, and the number of replicas that count for it.
+    min_replicas_to_write: int | None = None
+    good_replicas: int | None = None
+    #: Settings ``cluster-require-full-coverage`` and ``cluster-node-timeout`` (s) of a node of a cluster.
+    full_coverage: bool | None = None
+    node_timeout: float | None = None
+
+
+#: What to do about a full Redis. A worker that starts declares queues of its broker, which is a write.
+FULL = (
+    "Raise maxmemory first, and restart no worker before: those that run drain their queues (not on Redis "
+    "6.2), and one that starts fails when this is also the broker, whose writes by kombu are refused, too."
 )
-from .text import duration, listed, sentence
+
+
+def version(server: Server) -> Finding:
+    """Return whether the version is supported."""
+    known = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
+    text = f"{server.name} {server.version or 'of an unknown version'}"
+    if known and known < OLDEST:
+        return Finding(ERROR, "server", text, "Redis 6.2 or newer is needed, or Valkey.")
+    return Finding(OK, "server", text)
+
+
+def eviction(server: Server) -> Finding:
+    """Return whether a full Redis refuses writes, or evicts jobs.
+
+    Policies ``volatile-*`` evict keys that expire. Jobs do not; what ``drop_stale`` compares with, trackers,
+    and the tokens of rate limits do.
+    """
+    subject, advice = "maxmemory-policy", "Set maxmemory-policy to noeviction."
+    if server.policy is None:
+        text = "The server does not tell its maxmemory-policy: INFO is forbidden, or leaves it out."
+        return Finding(WARNING, subject, text, f"Look there. {advice}")
+    if server.policy == "noeviction":
+        return Finding(OK, subject, "noeviction")
+    if server.maxmemory == 0:
+        return Finding(WARNING, subject, f"{server.policy}: harmless while no maxmemory is set.", advice)
+    text = "a full Redis throws jobs away."
+    if server.policy.startswith("volatile-"):
+        text = (
+            "a full Redis keeps jobs, but throws away what drop_stale knows (an older payload may then run "
+            "after a newer one), trackers, and what counts for rate limits."
+        )
+    return Finding(ERROR, subject, f"{server.policy}: {text}", advice)
+
+
+def lacks_replicas(server: Server) -> bool:
+    """Whether a server refuses all writes, since too few replicas are up to date."""
+    least = server.min_replicas_to_write or 1
+    return bool(server.min_replicas) and server.good_replicas is not None and server.good_replicas < least
+
+
+def refused_writes(server: Server) -> tuple[str, str] | None:
+    """Return why a server refuses writes, with advice; None when nothing is known of that."""
+    if lacks_replicas(server):
+        set_to, good = server.min_replicas_to_write or "set", server.good_replicas
+        text = (
+            f"min-replicas-to-write is {set_to}, and {good} of its {server.replicas or 0} connected replicas "
+            "are up to date (NOREPLICAS). No call is stored there, and no job of its shards runs."
+        )
+        return text, "Start a replica of it, or connect it again; or lower min-replicas-to-write."
+    if server.policy == "noeviction" and 0 < server.maxmemory <= server.used_memory:
+        text = f"it uses {size(server.used_memory)}, and maxmemory is {size(server.maxmemory)} (OOM)."
+        return f"{text} No call is stored there.", FULL
+    return None
+
+
+def persistence(server: Server) -> Finding:
+    """Return what a restart loses."""
+    subject, advice = "persistence", "Set appendonly yes, and appendfsync everysec or always."
+    if not server.written:
+        text = "The last write to disk failed: a restart of Redis loses what came since the one before."
+        return Finding(ERROR, subject, text, "See the log of Redis: often the disk is full.")
+    if server.aof:
+        lost = {"always": "nothing", "no": "what the operating system has not written yet"}
+        what = lost.get(server.appendfsync or "", "the last second or two")
+        return Finding(OK, subject, f"Append-only file: a crash of the machine loses {what}.")
+    if server.aof is None or server.save is None:
+        text = (
+            "No append-only file is known. The server does not tell whether it writes snapshots: "
+            "CONFIG GET is forbidden."
+        )
+    elif server.save:
+        text = "Snapshots only: a crash of Redis loses all calls, and all that was done, since the last one."
+    else:
+        text = "Nothing is written to disk: a restart of Redis loses all jobs."
+    return Finding(WARNING, subject, text, advice)
+
+
+def clock(server: Server) -> Finding:
+    """Return whether the clocks of this host and the server agree."""
+    # Countdowns go by Redis's clock; an eta is a time of the caller's clock.
+    off = abs(server.ahead)
+    if off <= CLOCKS + server.give_or_take:
+        text = f"This host and Redis differ by {duration(off + server.give_or_take)} at most."
+        return Finding(OK, "clock", text)
+    text = f"Redis's clock is {duration(off)} {'ahead of' if server.ahead > 0 else 'behind'} this host's."
+    return Finding(WARNING, "clock", text, "Let NTP set both clocks: an eta comes too early or too late.")
+
+
+# Which masters store the shards, and the health checks of all masters together.
 
 #: Minimum number of shards a master, with which the busiest one has little more than its share.
 SHARDS_A_MASTER = 16

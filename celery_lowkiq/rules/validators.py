@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, get_args, get_type_hints
 
-from .errors import ConfigurationError
+from celery_lowkiq.rules.errors import ConfigurationError
 
 
 def is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> TypeGuard[int]:

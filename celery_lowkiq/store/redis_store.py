@@ -18,14 +18,12 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Renewed, Settlement, ShardRef
-from celery_lowkiq.rules.rate import TokenRequest, Tokens, capacity
-from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate
+from celery_lowkiq.rules.policies import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.topology import Master
-from celery_lowkiq.store.jobs.admission import Admission, ShardCall
-from celery_lowkiq.store.jobs.announcements import PushSubscription
-from celery_lowkiq.store.jobs.claims import (
+from celery_lowkiq.rules.views import BeatResult, NodeReport, NodeUpdate
+from celery_lowkiq.store.claims import (
     claim_call,
     claimed,
     open_claims,
@@ -34,33 +32,25 @@ from celery_lowkiq.store.jobs.claims import (
     release_call,
     settle_calls,
 )
-from celery_lowkiq.store.jobs.durability import Durability
-from celery_lowkiq.store.jobs.push import Sender, Stored
-from celery_lowkiq.store.jobs.pusher import Pusher
-from celery_lowkiq.store.leases.heartbeats import (
+from celery_lowkiq.store.client import Client, raise_refused
+from celery_lowkiq.store.cluster_client import ClusterClient
+from celery_lowkiq.store.cluster_map import ClusterMap
+from celery_lowkiq.store.durability import Durability
+from celery_lowkiq.store.errors import WrongType, read_or_error, reads_replies
+from celery_lowkiq.store.keys import nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
+from celery_lowkiq.store.leases import (
     MOST_NODES,
     beat_calls,
     heartbeat_reply,
+    memory_limits,
     read_reports,
+    refused_commands,
     report_calls,
 )
-from celery_lowkiq.store.leases.master_checks import memory_limits, refused_commands
-from celery_lowkiq.store.repairs.background import BackgroundRepairs
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import LEASE_SECONDS, Mover
-from celery_lowkiq.store.scripts.client import Client, raise_refused
-from celery_lowkiq.store.scripts.cluster_client import ClusterClient
-from celery_lowkiq.store.scripts.cluster_map import ClusterMap
-from celery_lowkiq.store.scripts.keys import (
-    nodes_key,
-    report_key,
-    reports_key,
-    shard_keys,
-    ticket_key,
-    tokens_key,
-)
-from celery_lowkiq.store.scripts.records import (
+from celery_lowkiq.store.listener import PushSubscription
+from celery_lowkiq.store.mover import LEASE_SECONDS, Migrations, Mover
+from celery_lowkiq.store.push import Admission, Pusher, Sender, ShardCall, Stored
+from celery_lowkiq.store.records import (
     id_bytes,
     number_text,
     parse_beats,
@@ -69,9 +59,8 @@ from celery_lowkiq.store.scripts.records import (
     parse_time,
     parse_whole,
 )
-from celery_lowkiq.store.scripts.redis_errors import WrongType
-from celery_lowkiq.store.scripts.replies import read_or_error, reads_replies
-from celery_lowkiq.store.scripts.script import ScriptCall, load
+from celery_lowkiq.store.repairs import BackgroundRepairs, Repairs
+from celery_lowkiq.store.script import ScriptCall, load
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60

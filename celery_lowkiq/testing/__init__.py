@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from .store import Clock, Lowkiq
+from celery_lowkiq.testing.store import Clock, Lowkiq
 
 __all__ = ["Clock", "Lowkiq"]
 
 if find_spec("pytest"):  # unittest needs none
-    from .fixtures import lowkiq, lowkiq_app, lowkiq_redis, lowkiq_server
-    from .guard import pytest_addoption, pytest_runtest_protocol
+    from celery_lowkiq.testing.fixtures import lowkiq, lowkiq_app, lowkiq_redis, lowkiq_server
+    from celery_lowkiq.testing.store import pytest_addoption, pytest_runtest_protocol
 
     __all__ += ["lowkiq", "lowkiq_app", "lowkiq_redis", "lowkiq_server"]
     __all__ += ["pytest_addoption", "pytest_runtest_protocol"]

@@ -9,8 +9,7 @@ import pytest
 from celery import Celery, current_app
 
 from celery_lowkiq.embedded import EmbeddedServer
-
-from .store import Lowkiq, lowkiq_store
+from celery_lowkiq.testing.store import Lowkiq, lowkiq_store
 
 
 @pytest.fixture(scope="session")

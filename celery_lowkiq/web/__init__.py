@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .access import User
-from .app import make_app
+from celery_lowkiq.web.app import make_app
+from celery_lowkiq.web.auth import User
 
 __all__ = ["User", "make_app"]

@@ -17,21 +17,19 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.setting_validators import Network
-from celery_lowkiq.integration.app.settings import SETTINGS, Settings
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.settings import SETTINGS, Network, Settings
 from celery_lowkiq.rules.errors import LowkiqError
-
-from . import api, changes, job_page, pages, tracked
-from .access import Access, FindUser, Roles, header, read_basic
-from .endpoints import BASE, Endpoint, ErrorJson, json_response
-from .errors import status_of
-from .guard import Guard, path_of
-from .openapi import description
-from .proxies import Proxies
-from .render import link, page
-from .site import Site
+from celery_lowkiq.web import api, changes, pages
+from celery_lowkiq.web import changes as job_page
+from celery_lowkiq.web import pages as tracked
+from celery_lowkiq.web.api import description
+from celery_lowkiq.web.auth import Access, FindUser, Guard, Proxies, Roles, header, path_of, read_basic
+from celery_lowkiq.web.endpoints import BASE, Endpoint, ErrorJson, json_response
+from celery_lowkiq.web.errors import status_of
+from celery_lowkiq.web.render import link, page
+from celery_lowkiq.web.site import Site
 
 AUTH_VARIABLE = "LOWKIQ_WEB_AUTH"
 STATIC = Path(__file__).parent / "static"

@@ -1,42 +1,141 @@
-"""The pages that read."""
+"""Pages: the overview, queues, nodes, tracked groups."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
-from celery_lowkiq.integration.operations.action_parts import FILTERS, Action
-from celery_lowkiq.integration.operations.actions import ACTIONS, offered, offered_for_matches
-from celery_lowkiq.integration.operations.inspector import FoundId, Inspector
-from celery_lowkiq.integration.operations.job_filters import read_filter
-from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.integration.operations.shown_jobs import ShownJob
-from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.history import HOUR, Span, rates, span_of
-from celery_lowkiq.rules.job_filter import FailureFilter, job_state
-from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import LaneReport
-from celery_lowkiq.rules.shard_hints import by_load
+from celery_lowkiq.integration.actions import ACTIONS, FILTERS, Action, offered, offered_for_matches
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.audit import Change
+from celery_lowkiq.integration.codec import MARK
+from celery_lowkiq.integration.inspector import FoundId, Inspector
+from celery_lowkiq.integration.json_records import NOT_DECODED, PayloadMask, ShownJob
+from celery_lowkiq.integration.queue import OrderedQueue, read_filter
+from celery_lowkiq.integration.tracking import Tracker
+from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.failures import FailureFilter, job_state
+from celery_lowkiq.rules.health import by_load
+from celery_lowkiq.rules.models import Layout, ShardRef
 from celery_lowkiq.rules.text import by_master, ranges
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.rules.views import SearchPage, ShardsPage, Stats
+from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
+from celery_lowkiq.rules.views import (
+    HOUR,
+    LaneReport,
+    Page,
+    SearchPage,
+    ShardsPage,
+    ShardState,
+    Span,
+    Stats,
+    rates,
+    span_of,
+    sum_of_states,
+)
+from celery_lowkiq.web import charts
+from celery_lowkiq.web.auth import check_token
+from celery_lowkiq.web.changes import asker, operation_of
+from celery_lowkiq.web.charts import lane_map, picture_of
+from celery_lowkiq.web.endpoints import (
+    AFTER,
+    AGES,
+    DEFAULT_LIMIT,
+    LIMIT,
+    MATCHED,
+    MAX_LIMIT,
+    SORTS,
+    STATES,
+    Endpoint,
+    ListingQuery,
+    Params,
+    Query,
+    form_of,
+)
+from celery_lowkiq.web.formatting import bytes_text
+from celery_lowkiq.web.render import link, page
+from celery_lowkiq.web.site import Site, queue_of, site_of
 
-from . import charts
-from .changes import operation_of
-from .formatting import bytes_text
-from .lane_map import lane_map
-from .listing import AGES, MATCHED, SORTS, STATES, ListingQuery
-from .migration import picture_of
-from .overview import queues_look
-from .params import Params
-from .render import link, page
-from .site import queue_of, site_of
+# The queues as the first page shows them.
+
+
+@dataclass(frozen=True)
+class QueueLook:
+    """Counts of a queue; ``unowned``: number of its shards without a living owner.
+
+    For a queue with a damaged shard both are unknown, and ``damage`` is the error. Both lack the shards of
+    masters that are ``away``.
+    """
+
+    name: str
+    shards: int
+    stats: Stats
+    unowned: int
+    damage: str = ""
+    #: While its jobs move to another number of shards.
+    migrating: Layout | None = None
+    #: Addresses of masters, with the names of the shards.
+    away: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unread(self) -> bool:
+        """Whether no count is known."""
+        return bool(self.damage) or self.stats.missing == self.shards
+
+    @property
+    def unserved(self) -> bool:
+        return self.unowned == self.shards - self.stats.missing > 0
+
+    @property
+    def troubled(self) -> bool:
+        """Whether it needs attention."""
+        stats = self.stats
+        return bool(self.unowned or stats.paused or stats.held or stats.backlog or self.damage or self.away)
+
+    @property
+    def paused(self) -> bool:
+        """Whether the whole queue is paused."""
+        return self.stats.paused == self.shards - self.stats.missing > 0
+
+
+def queues_look(
+    names: Iterable[str],
+    states: Iterable[ShardState],
+    owners: Collection[str] | None,
+    migrating: Mapping[str, Layout],
+) -> list[QueueLook]:
+    """Return the queues, the largest lag first; ``owners`` are those of the living nodes, if known."""
+    by_queue: dict[str, list[ShardState]] = {name: [] for name in names}
+    for state in states:
+        by_queue[state.shard.queue].append(state)
+    found = [
+        replace(_queue(name, shards, owners), migrating=migrating.get(name))
+        for name, shards in by_queue.items()
+    ]
+    return sorted(found, key=lambda queue: (-queue.stats.lag, queue.name))
+
+
+def _queue(name: str, shards: list[ShardState], owners: Collection[str] | None) -> QueueLook:
+    stats = sum_of_states(shards)
+    if not isinstance(stats, Stats):
+        return QueueLook(name, len(shards), Stats(), 0, str(stats))
+    there = [state for state in shards if state.away is None]
+    unowned = sum(state.lease.owner not in owners for state in there) if owners is not None else 0
+    away = by_master({state.shard: state.away for state in shards if state.away is not None})
+    return QueueLook(name, len(shards), stats, unowned, away=away)
+
+
+# The pages that read.
 
 #: Levels of findings, the worst first.
 LEVELS = ("error", "warning", "ok")
@@ -247,3 +346,136 @@ def operation(request: Request) -> Response:
     """One change, running or ended."""
     found = operation_of(site_of(request), Params.query(request).text("id"))
     return page(request, "operation.html", operation=found)
+
+
+# Tracked groups of calls: pages and endpoints that show and cancel them.
+
+#: States by their names; "" for all of them.
+CALL_STATES = ("", *(state.value for state in State))
+#: Maximum length of a shown payload, in characters.
+PEEK = 160
+
+
+def trackers(request: Request) -> Response:
+    """All groups, the latest first."""
+    return page(request, "trackers.html", found=_groups(request))
+
+
+def tracker(request: Request) -> Response:
+    """One group, and a listing of its calls."""
+    group, state = _asked(request)
+    return page(
+        request,
+        "tracker.html",
+        view=group.view(),
+        state=state,
+        states=CALL_STATES,
+        found=_calls(request, group, state),
+        after=Params.query(request).cursor(),
+        payload_text=_payload_text,
+    )
+
+
+async def cancel(request: Request) -> Response:
+    """Form handler: cancels the waiting calls of a group."""
+    form = await form_of(request)
+    check_token(request, form.text("token", ""))
+    return await run_in_threadpool(_cancel, request, form.text("id"))
+
+
+def _cancel(request: Request, tracker_id: str) -> Response:
+    group = site_of(request).inspector.tracker(tracker_id)
+    _cancelled(request, group)
+    return RedirectResponse(link(request, "/tracker", id=group.id), 303)
+
+
+def _cancelled(request: Request, group: Tracker) -> int:
+    change = Change(*asker(request), "cancel", f"tracker {group.name}", (group.id,))
+    return site_of(request).audit.around(change, group.cancel)
+
+
+# -- for programs
+
+
+def api_trackers(request: Request) -> Page[TrackerView]:
+    """Tracked groups of calls, the latest first."""
+    return _groups(request)
+
+
+def api_tracker(request: Request) -> TrackerView:
+    """One group and its counts."""
+    return _named(request).view()
+
+
+def api_calls(request: Request) -> Page[TrackedCall]:
+    """A page of a group's calls, in the order in which they came."""
+    return _calls(request, _named(request), Params.query(request).choice("state", CALL_STATES, ""))
+
+
+def api_cancel(request: Request) -> TrackerView:
+    """End the waiting calls of a group as failed; running ones go on."""
+    group = _named(request)
+    _cancelled(request, group)
+    return group.view()
+
+
+def _named(request: Request) -> Tracker:
+    return site_of(request).inspector.tracker(request.path_params["id"])
+
+
+def _groups(request: Request) -> Page[TrackerView]:
+    params = Params.query(request)
+    limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
+    return site_of(request).inspector.trackers(limit, params.cursor())
+
+
+def _asked(request: Request) -> tuple[Tracker, str]:
+    params = Params.query(request)
+    group = site_of(request).inspector.tracker(params.text("id"))
+    return group, params.choice("state", CALL_STATES, "")
+
+
+def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
+    params = Params.query(request)
+    limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
+    tasks, site = site_of(request).inspector.tasks(), site_of(request)
+
+    def masked(call: TrackedCall) -> TrackedCall:
+        form = tasks[call.queue].call_form if call.queue in tasks else None
+        stored = PayloadMask(site.redactor, form).stored(call.payload, _decoded(site, call))
+        return replace(call, payload=stored)
+
+    return group.jobs(state or None, limit, params.cursor()).map(masked)
+
+
+def _decoded(site: Site, call: TrackedCall) -> Any:
+    """The payload of a call if it is not JSON, and the dashboard may decode it."""
+    context = context_of(site.app)
+    if context.settings.web_unpickle and call.payload.startswith(MARK):
+        with suppress(UndecodablePayload):
+            return context.gate(call.queue).load_unsigned(call.payload)
+    return NOT_DECODED
+
+
+def _payload_text(call: TrackedCall) -> str:
+    return bytes_text(call.payload)[:PEEK]
+
+
+ROUTES = (
+    Route("/trackers", trackers),
+    Route("/tracker", tracker),
+    Route("/tracker/cancel", cancel, methods=["POST"]),
+)
+PAGE = (LIMIT, AFTER)
+ENDPOINTS = (
+    Endpoint("GET", "/trackers", api_trackers, Page[TrackerView], PAGE),
+    Endpoint("GET", "/trackers/{id}", api_tracker, TrackerView),
+    Endpoint("DELETE", "/trackers/{id}", api_cancel, TrackerView),
+    Endpoint(
+        "GET",
+        "/trackers/{id}/calls",
+        api_calls,
+        Page[TrackedCall],
+        (Query("state", {"enum": list(CALL_STATES)}), *PAGE),
+    ),
+)

@@ -14,16 +14,14 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_lowkiq.integration.app.app_argument import naming
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.overdue import expected
-from celery_lowkiq.rules.terms import TERMS, Terms
-from celery_lowkiq.rules.text import duration, lacking, last_error_line, number, size
-
-from . import formatting
-from .charts import history_chart, sparkline, stacked_bar
-from .guard import TOKEN, path_of, user_of
-from .site import site_of
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.current import naming
+from celery_lowkiq.rules.health import expected
+from celery_lowkiq.rules.text import TERMS, Terms, duration, lacking, last_error_line, number, size
+from celery_lowkiq.web import formatting
+from celery_lowkiq.web.auth import TOKEN, path_of, user_of
+from celery_lowkiq.web.charts import history_chart, sparkline, stacked_bar
+from celery_lowkiq.web.site import site_of
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "plain": formatting.plain,

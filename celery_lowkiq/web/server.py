@@ -13,7 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .proxies import subscriber
+from celery_lowkiq.web.auth import subscriber
 
 #: Seconds in which a request must have sent its header.
 HEADER_SECONDS = 10.0

@@ -7,20 +7,16 @@ from dataclasses import dataclass, field
 from celery import Celery
 from starlette.requests import Request
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.calls.validation import read_id
-from celery_lowkiq.integration.operations.audit import Audit, Change
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.audit import Audit, Change
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.redaction import Redactor
-
-from .access import Access
-from .errors import NotFound, Refused
-from .guard import user_of
-from .operations import Operations
-from .params import Params
-from .proxies import address_of
+from celery_lowkiq.web.auth import Access, address_of, user_of
+from celery_lowkiq.web.endpoints import Params
+from celery_lowkiq.web.errors import NotFound, Operations, Refused
 
 
 @dataclass

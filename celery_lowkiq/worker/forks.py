@@ -1,4 +1,4 @@
-"""Processes that a run forks: connections, leases and signal handlers belong to the parent process."""
+"""Forks and stop signals of processes that a worker starts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,66 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable
-from typing import NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from celery_lowkiq.rules.loggers import worker_logger as logger
+from celery_lowkiq.rules.basics import worker_logger as logger
+from celery_lowkiq.worker.ports import EXIT_CRASHED
 
-from .ports import EXIT_CRASHED
-from .stop_signals import STOP_SIGNALS
+# Stop signals of the processes that a worker starts: only the worker reacts, and tells them what to do.
+#
+# Process managers send the signals to all processes at once. A process that reacted by itself would cut the
+# run that the worker waits for.
+
+#: Signals by which Celery stops a worker.
+STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP") if hasattr(signal, name)
+)
+
+#: Of this process, if it is one that a worker has started.
+_handler: Callable[[int, Any], Any] | None = None
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Start processes that get no stop signal, until they call :func:`handle`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def handle(handler: Callable[[int, Any], Any]) -> None:
+    """Handle stop signals from now on.
+
+    They are neither blocked nor ignored, since the programs that runs start would not get them, either.
+    """
+    global _handler
+    _handler = handler
+    for number in STOP_SIGNALS:
+        signal.signal(number, handler)
+    unblock()
+
+
+def unblock() -> None:
+    """Let stop signals reach this process."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _reset_in_fork() -> None:
+    """Let stop signals end what this process forks, in any thread: no order says that it may."""
+    for number in STOP_SIGNALS:
+        if _handler is not None and signal.getsignal(number) == _handler:
+            signal.signal(number, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_in_fork)
+
+
+# Processes that a run forks: connections, leases and signal handlers belong to the parent process.
 
 P = ParamSpec("P")
 T = TypeVar("T")

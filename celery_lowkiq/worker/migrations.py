@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.loggers import worker_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
-
-from .context import WorkerContext
-from .outage import backoff
-from .ports import Mover
+from celery_lowkiq.worker.context import WorkerContext
+from celery_lowkiq.worker.outage import backoff
+from celery_lowkiq.worker.ports import Mover
 
 #: Seconds between two looks at what cannot move yet: jobs in processing, mostly. They grow slowly to
 #: MAX_LOOK: a migration may be paused for days.

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.basics import Clock
+from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.loggers import worker_logger as logger
-
-from .ports import NULL_METER, Meter
+from celery_lowkiq.worker.ports import NULL_METER, Meter
 
 T = TypeVar("T")
 

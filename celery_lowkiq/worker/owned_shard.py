@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from celery_lowkiq.rules.claims import OpenClaims
-from celery_lowkiq.rules.lease_watch import DEADLINE
+from celery_lowkiq.rules.leases import DEADLINE
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
 
 #: Fraction of the lease time before the deadline in which no batch starts.

@@ -14,11 +14,11 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef
-from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, Running
+from celery_lowkiq.rules.policies import TokenRequest, Tokens
 from celery_lowkiq.rules.topology import Master
+from celery_lowkiq.rules.views import BeatResult, NodeReport, NodeUpdate, Running
 
 #: Exit status of a worker that crashes, and of a process that a run forked.
 EXIT_CRASHED = 70

@@ -6,21 +6,18 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.clock import Clock
+from celery_lowkiq.rules.basics import Clock
+from celery_lowkiq.rules.claims import Scheduler
+from celery_lowkiq.rules.leases import Splitter, lease_splitter
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.schedulers import Scheduler
-from celery_lowkiq.rules.splitters import Splitter, lease_splitter
-
-from .context import OwnershipMailbox, WorkerContext
-from .exclusion import Cooperative, Exclusion
-from .lane.claim_window import MAX_WAIT_BEHIND_RUN
-from .lane.lane import Lane
-from .outage import OutageTracker
-from .ownership.overdue import running
-from .ownership.ownership import Ownership
-from .ports import NULL_METER, Host, Meter, Runner, Store
-from .rate_limiter import RateLimiter
-from .waker import Waker
+from celery_lowkiq.worker.context import OwnershipMailbox, RateLimiter, WorkerContext
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion
+from celery_lowkiq.worker.lane import MAX_WAIT_BEHIND_RUN, Lane
+from celery_lowkiq.worker.members import running
+from celery_lowkiq.worker.outage import OutageTracker
+from celery_lowkiq.worker.ownership import Ownership
+from celery_lowkiq.worker.ports import NULL_METER, Host, Meter, Runner, Store
+from celery_lowkiq.worker.waker import Waker
 
 
 class Runtime:

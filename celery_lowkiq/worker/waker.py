@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 
 from celery_lowkiq.rules.errors import StoreError, SubscriptionLost
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-
-from .context import WorkerContext
-from .outage import backoff
-from .ports import Subscription
+from celery_lowkiq.worker.context import WorkerContext
+from celery_lowkiq.worker.outage import backoff
+from celery_lowkiq.worker.ports import Subscription
 
 #: Maximum seconds of one wait on a silent subscription. Closing the subscription ends most waits at once.
 LISTEN = 1.0

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from celery_lowkiq import LowkiqError
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app import redis_params
+from celery_lowkiq.integration import redis_params
 
 from . import interrupts
 from .report import as_json, table

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from celery import Celery
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.store.jobs.durability import WAIT_MS
+from celery_lowkiq.store.durability import WAIT_MS
 
 from .journal import Journal
 from .recording import Recording

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 from typing import Any
 
-from celery_lowkiq.store.scripts.cluster_map import SLOTS, slot_of
-from celery_lowkiq.store.scripts.keys import queue_key
+from celery_lowkiq.store.cluster_map import SLOTS, slot_of
+from celery_lowkiq.store.keys import queue_key
 
 from .faults import UNREAD, Faults
 from .journal import Journal

@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 
 from .journal import Journal, Reader
 from .nodes import Cluster, Crew

@@ -8,8 +8,8 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.clusters import CONFIG, SLOTS, Cluster, find_cluster_server
 from tests.ports import BUS, free_port
 

@@ -11,14 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_lowkiq.rules import balance
-from celery_lowkiq.rules import lease_watch as watching
-from celery_lowkiq.store import redis_store
-from celery_lowkiq.store.jobs import claims as batches
-from celery_lowkiq.store.scripts import records
-from celery_lowkiq.store.scripts import script as scripts
-from celery_lowkiq.worker import exclusion
-from celery_lowkiq.worker.lane import lane
+from celery_lowkiq.rules import leases
+from celery_lowkiq.rules import leases as watching
+from celery_lowkiq.store import claims as batches
+from celery_lowkiq.store import records, redis_store
+from celery_lowkiq.store import script as scripts
+from celery_lowkiq.worker import exclusion, lane
 from tests.chaos import app as chaos_app
 
 VARIABLE = "LOWKIQ_MUTANT"
@@ -121,7 +119,7 @@ MUTANTS = {
         frozenset({"takeover s"}),
     ),
     "a share that is kept for a node that has just begun": Mutant(
-        value(balance.Member, "is_new", lambda *_: False),
+        value(leases.Member, "is_new", lambda *_: False),
         frozenset({"kill"}),
         frozenset({"takeover s"}),
         # So long that a node begins before the lease ends of the one whose place it takes.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from celery_lowkiq.rules.lease_watch import DEADLINE
+from celery_lowkiq.rules.leases import DEADLINE
 
 from .history import Acquire, Execution, History
 

@@ -9,16 +9,13 @@ from typing import Any
 
 import redis
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import QueueMigrating, StoreUnavailable
-from celery_lowkiq.rules.history import SPANS
-from celery_lowkiq.rules.layout import MAX_SHARDS
-from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.cluster_client import ClusterClient
-from celery_lowkiq.store.scripts.keys import (
+from celery_lowkiq.rules.models import MAX_SHARDS, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.views import SPANS
+from celery_lowkiq.store.cluster_client import ClusterClient
+from celery_lowkiq.store.errors import ShardCountDiffers, store_error
+from celery_lowkiq.store.keys import (
     failure_ranks_key,
     failures_key,
     history_key,
@@ -26,7 +23,9 @@ from celery_lowkiq.store.scripts.keys import (
     queue_key,
     shard_keys,
 )
-from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers, store_error
+from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.registry import Registry
 
 #: Seconds between two looks.
 LOOK = 0.02

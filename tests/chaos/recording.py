@@ -9,13 +9,13 @@ from typing import Any
 
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, Renewed, ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.worker.lane.lane_state import LaneState
+from celery_lowkiq.worker.lane import LaneState
 from celery_lowkiq.worker.owned_shard import OwnedShard
 
 from .journal import Journal

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 APPLY_ALL = """
-from celery_lowkiq.store.scripts import script as scripts
+from celery_lowkiq.store import script as scripts
 from tests.chaos.mutants import MUTANTS, OF_HOLDS, OF_THE_STORE
 
 read = scripts._read

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import redis
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.admin.dump_load import dump_entries
+from celery_lowkiq.store.dump_load import dump_entries
 from tests.cli import proj
 from tests.cli.conftest import end_all, start
 from tests.waiting import eventually

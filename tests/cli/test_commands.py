@@ -10,12 +10,12 @@ import pytest
 from celery.bin.celery import celery
 from click.testing import CliRunner
 
-from celery_lowkiq.integration.app.codec import Codec
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.findings import Finding
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.codec import Codec
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.models import Disposition, ShardRef
+from celery_lowkiq.rules.views import Finding
 from tests.cli import proj
 from tests.cli.conftest import end_all, holds
 from tests.golden.files import golden, settled

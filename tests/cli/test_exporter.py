@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 from tests.cli import proj
 from tests.cli.conftest import done, start
 from tests.worker.scraping import scrape

@@ -11,11 +11,11 @@ import subprocess
 import pytest
 import redis
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.listings import Listing
 from tests.cli import proj
 from tests.cli.conftest import done, end_all, start
 

@@ -8,8 +8,7 @@ import math
 import pytest
 
 from celery_lowkiq.cli.output import payload_text
-from celery_lowkiq.integration.operations.json_records import encode, plain, writable
-from celery_lowkiq.integration.operations.shown_jobs import ShownPayload
+from celery_lowkiq.integration.json_records import ShownPayload, encode, plain, writable
 
 
 class Nameless:

@@ -7,9 +7,8 @@ import re
 
 import redis
 
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.models import ShardRef, shard_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.cli import proj
 
 

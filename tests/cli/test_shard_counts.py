@@ -16,14 +16,14 @@ import pytest
 from celery.bin.celery import celery
 
 from celery_lowkiq.cli.commands.reshard import Progress, in_words
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.keys import queue_key
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import queue_key
+from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.registry import Registry
 from tests.cli import proj
 from tests.cli.conftest import APP, done, end_all, start
 

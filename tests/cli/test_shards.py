@@ -9,14 +9,12 @@ from itertools import count, islice
 
 import pytest
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.history import Counters
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import NewJob, ShardRef
-from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.rules.models import NewJob, ShardRef, shard_of
+from celery_lowkiq.rules.policies import TokenRequest
+from celery_lowkiq.rules.views import Counters, LaneReport, NodeReport, NodeUpdate, Running
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.mover import Migrations
 from tests.cli import proj
 from tests.cli.test_repair import with_wrong_key
 from tests.store.aging import age, server_time

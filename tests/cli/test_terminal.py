@@ -10,8 +10,8 @@ import redis
 
 from celery_lowkiq import cli, track
 from celery_lowkiq.cli.main import lowkiq
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.audit import Audit, Change
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.audit import Audit, Change
 from celery_lowkiq.rules.models import Disposition
 from tests.cli import proj
 from tests.cli.conftest import end_all

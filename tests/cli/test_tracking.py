@@ -8,7 +8,7 @@ import re
 import pytest
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.tracking import State, began, ended
 from tests.cli import proj
 from tests.cli.test_processes import said, terminal

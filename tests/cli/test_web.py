@@ -13,7 +13,7 @@ from base64 import b64encode
 
 import pytest
 
-from celery_lowkiq.web.login_tries import BURST
+from celery_lowkiq.web.auth import BURST
 from tests.waiting import eventually
 
 from . import proj

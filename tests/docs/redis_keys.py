@@ -20,10 +20,9 @@ from celery.contrib.testing.worker import start_worker
 
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store.mover import Migrations, Mover
 from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "data-in-redis.md"

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from celery_lowkiq.integration.app.settings import SETTINGS
-from celery_lowkiq.integration.task.options import OPTIONS
+from celery_lowkiq.integration.options import OPTIONS
+from celery_lowkiq.integration.settings import SETTINGS
 from celery_lowkiq.rules.validators import Option
 from celery_lowkiq.web.app import ENDPOINTS
 from celery_lowkiq.web.endpoints import BASE, Endpoint

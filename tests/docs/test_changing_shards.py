@@ -7,10 +7,10 @@ import redis
 from celery import Celery
 
 from celery_lowkiq import QueueMigrating, ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.mover import Migrations
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.store.scripts.keys import KEY_TYPES, SHARD_KEYS, TRACKER_KEYS
+from celery_lowkiq.store.keys import KEY_TYPES, SHARD_KEYS, TRACKER_KEYS
 from tests.docs.redis_keys import PAGE, RENAMED, collected, wanted
 
 TEXT = PAGE.read_text()

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()

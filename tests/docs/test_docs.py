@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.integration.task.unsupported import REFUSED
+from celery_lowkiq.integration.options import REFUSED
 from tests.docs import tables
 from tests.processes import ROOT, run
 

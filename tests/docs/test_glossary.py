@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from celery_lowkiq.rules.terms import TERMS
+from celery_lowkiq.rules.text import TERMS
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROWS = re.findall(r"^\| (\*\*.+?) \| (.+?) \|$", (DOCS / "glossary.md").read_text(), re.MULTILINE)

@@ -8,8 +8,8 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_lowkiq import Again, BusinessFailure, JobsFailed
-from celery_lowkiq.integration.runs.decode import RunJob
-from celery_lowkiq.rules.middleware import compose
+from celery_lowkiq.integration.decode import RunJob
+from celery_lowkiq.rules.basics import compose
 from examples import middlewares
 from examples.middlewares import closing, log_runs, report_errors
 

@@ -11,16 +11,15 @@ import redis
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.dumps import Header
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement
-from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate, UpdateReply
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.rules.policies import TokenRequest
+from celery_lowkiq.rules.views import NodeReport, NodeUpdate, UpdateReply
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.dump_load import dump_entries, load_entries
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 import redis
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 
 from .from_asyncio import add_sync, make_app, stored
 

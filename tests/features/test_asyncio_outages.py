@@ -11,9 +11,9 @@ from kombu.exceptions import OperationalError
 
 from celery_lowkiq import StoreFull
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.store.jobs import durability
+from celery_lowkiq.store import durability
 from tests.chaos.proxy import Proxy
 from tests.outages import away, full
 

@@ -10,7 +10,7 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import ChordError
 
 from celery_lowkiq import InvalidCall
-from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import shard_of
 from tests.waiting import eventually
 from tests.worker.nodes import worker
 

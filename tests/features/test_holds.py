@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 
 WAIT = 30

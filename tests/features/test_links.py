@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from celery import Signature, chain, chord, group
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.signing import Unverified
-from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.gate import Unverified
+from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.rules.links import refused_task
 from celery_lowkiq.rules.models import StoredRecord
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 from tests.worker.signing_proj import make_app
 
 #: Calls of ``pay`` that link ``refund`` directly, or behind what is allowed.

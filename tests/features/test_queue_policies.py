@@ -7,7 +7,7 @@ from celery import chord
 from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_lowkiq import QueueFull, track
-from celery_lowkiq.integration.records.orphans import DROPPED
+from celery_lowkiq.integration.records import DROPPED
 from celery_lowkiq.rules.tracking import Counts
 from tests.features.proj import TTL
 from tests.waiting import eventually

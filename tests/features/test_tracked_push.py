@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq import QueueFull, StoreUnavailable, ordered_task, track
-from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import shard_of
 from celery_lowkiq.rules.tracking import Counts
-from celery_lowkiq.store.jobs.pusher import Pusher
+from celery_lowkiq.store.push import Pusher
 
 SHARDS = 2
 FULL, FREE = ([str(n) for n in range(100) if shard_of(str(n), SHARDS) == shard] for shard in range(SHARDS))

@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq import InvalidCall, Tracker, track, trackers
 from celery_lowkiq.rules.errors import SubscriptionLost
 from celery_lowkiq.rules.tracking import Counts
-from celery_lowkiq.store.scripts.listener import Listener
+from celery_lowkiq.store.listener import Listener
 from tests.waiting import eventually
 
 WAIT = 30

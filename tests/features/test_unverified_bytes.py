@@ -17,11 +17,10 @@ from starlette.testclient import TestClient
 
 from celery_lowkiq import track
 from celery_lowkiq.cli.main import lowkiq
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.action_parts import DEAD_PAYLOAD, MARK, MIGRATION, RESHARD
-from celery_lowkiq.integration.operations.actions import ACTIONS
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import mark_of
+from celery_lowkiq.integration.actions import ACTIONS, DEAD_PAYLOAD, MARK, MIGRATION, RESHARD
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.json_records import mark_of
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.web import make_app as make_dashboard
 from celery_lowkiq.web.app import ENDPOINTS, _routes

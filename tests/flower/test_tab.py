@@ -6,13 +6,12 @@ import re
 
 import pytest
 
-from celery_lowkiq.flower.handlers import done
-from celery_lowkiq.flower.tab import with_tab
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.flower.tab import done, with_tab
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.resharding import Phase
-from celery_lowkiq.rules.terms import TERMS
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.text import TERMS
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.mover import Migrations
 from tests.flower.processes import flower
 from tests.waiting import eventually
 

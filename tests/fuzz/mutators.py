@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from celery_lowkiq.integration.app.codec import MARK
+from celery_lowkiq.integration.codec import MARK
 
 
 class Canary:

@@ -12,9 +12,9 @@ from pathlib import Path
 from celery import Celery
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.registry import ordered_tasks
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.integration.app import ordered_tasks
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.rules.models import shard_of
 from tests.waiting import eventually
 from tests.worker.celery_runner import celery_runner
 from tests.worker.engine import Engine

@@ -40,7 +40,7 @@ from celery_lowkiq import ordered_task
 from celery_lowkiq.metrics.queues import QueueCollector
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import channel, queue_key, shard_keys
+from celery_lowkiq.store.keys import channel, queue_key, shard_keys
 from celery_lowkiq.web import make_app
 from tests.marks import first_often
 from tests.waiting import eventually

@@ -12,11 +12,11 @@ from urllib.parse import quote_from_bytes, unquote, urlencode
 import pytest
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.integration.actions import ACTIONS
 from celery_lowkiq.web import changes, make_app
 from celery_lowkiq.web.app import ENDPOINTS
+from celery_lowkiq.web.auth import COOKIE, PUBLIC
 from celery_lowkiq.web.endpoints import BASE
-from celery_lowkiq.web.guard import COOKIE, PUBLIC
 from tests.worker import proj
 
 from .mutators import ODD_BYTES, canaries, changed_bytes, changed_value

@@ -16,8 +16,8 @@ from celery.worker.control import Panel
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 
+from celery_lowkiq.integration.actions import VERBS
 from celery_lowkiq.integration.bootstep import remote_control
-from celery_lowkiq.integration.operations.actions import VERBS
 from tests.waiting import eventually
 
 from .conftest import BUSY, HANG

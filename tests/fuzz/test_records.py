@@ -7,10 +7,10 @@ import contextlib
 import pytest
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.operations.json_records import plain
+from celery_lowkiq.integration.json_records import plain
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS, shard_keys
+from celery_lowkiq.store.keys import ID_KEYS, SHARD_KEYS, shard_keys
 from tests.waiting import eventually
 
 from .conftest import BUSY, HANG, seconds_of

@@ -12,26 +12,23 @@ from redis._parsers import _RESP2Parser
 from redis.connection import DefaultParser
 
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, NewJob, QueueSpec, Settlement
-from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump_load import dump_entries
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import queue_damages, repair_queue
-from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.rules.views import NodeReport, NodeUpdate
+from celery_lowkiq.store import listener
+from celery_lowkiq.store.actions import Actions, Pausing, queue_damages, repair_queue
+from celery_lowkiq.store.call_records import CallReader
+from celery_lowkiq.store.client import read_server
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import FailureReader, Queries
+from celery_lowkiq.store.dump_load import dump_entries
+from celery_lowkiq.store.health import HealthReader
+from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts import listener
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.server import read_server
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.trackers import TrackerStore
 from tests.outages import Front
 from tests.store.helpers import ONE, SHARD
 from tests.store.test_wrong_types import TRACKER, a_shard_with_jobs_everywhere, a_tracker
@@ -163,7 +160,7 @@ def front(empty_redis, tmp_path):
 def test_changed_replies(empty_redis, front, fuzz, monkeypatch):
     monkeypatch.setattr(listener, "SUBSCRIBE_TIMEOUT", SHORT["socket_timeout"])
     # Each attempt waits for the rest of a reply.
-    monkeypatch.setattr("celery_lowkiq.store.scripts.connect.RETRIES", 1)
+    monkeypatch.setattr("celery_lowkiq.store.connect.RETRIES", 1)
     store = RedisStore(connect({"path": empty_redis.socket_path}, pool_size=2, pool_timeout=5))
     a_tracker(store)
     state = a_shard_with_jobs_everywhere(store)
@@ -187,7 +184,7 @@ def test_changed_replies(empty_redis, front, fuzz, monkeypatch):
 def test_arrays_in_arrays_without_end(empty_redis, front, monkeypatch, parser):
     """redis-py's own parser calls itself for each of them, and ended the worker with a RecursionError."""
     monkeypatch.setattr(listener, "SUBSCRIBE_TIMEOUT", SHORT["socket_timeout"])
-    monkeypatch.setattr("celery_lowkiq.store.scripts.connect.RETRIES", 0)
+    monkeypatch.setattr("celery_lowkiq.store.connect.RETRIES", 0)
     caller = Caller(front.path, Lease(SHARD, "me", 1), parser_class=parser)
     front.change = lambda data: b"*1\r\n" * 100_000 + b":1\r\n"
     for act in caller.acts:

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.app.registry import ordered_tasks
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.app import ordered_tasks
+from celery_lowkiq.integration.inspector import Inspector
 from tests.waiting import eventually
 from tests.worker.engine import open_store
 from tests.worker.nodes import worker

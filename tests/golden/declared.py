@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_type_hints, is_typeddict
 
 import celery_lowkiq
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.queue import OrderedQueue
 
 PACKAGE = Path(celery_lowkiq.__file__).parent
 ROOT = PACKAGE.parent

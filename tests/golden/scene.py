@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from celery_lowkiq import Tracker, track
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.web import make_app
 from tests.foreign import drop_shared
 from tests.golden import shop

@@ -9,8 +9,8 @@ from typing import get_args
 
 from grimp import build_graph
 
-from celery_lowkiq.store.scripts.acl import RoleName
-from celery_lowkiq.store.scripts.script import load, script_names
+from celery_lowkiq.store.acl import RoleName
+from celery_lowkiq.store.script import load, script_names
 
 from .duplicates import Pair, duplicates
 from .lua_globals import undefined

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.rules.priorities import turn
-from celery_lowkiq.rules.rate import token_at
+from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation, token_at, turn
 
 
 @dataclass

@@ -10,10 +10,9 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import NotOwner, QueueFull
-from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation, isolated
-from celery_lowkiq.rules.layout import Layout
 from celery_lowkiq.rules.models import (
     Disposition,
+    Layout,
     Lease,
     Merge,
     NewJob,
@@ -23,18 +22,17 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
-from celery_lowkiq.rules.policies import Policies
+from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation, Policies, isolated
 from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.rules.signatures import KeyRing
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.push import Sender, push_call
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.repairs import Repairs
 from tests.model.model import Model
 from tests.model.people import IDS, PeopleRules
 
@@ -476,7 +474,7 @@ class StoreMachine(PeopleRules):
         self.pausing.go_on(self.queue, self.model.held)
 
     def _keys_of_jobs(self) -> set[str]:
-        from celery_lowkiq.store.scripts.keys import SHARD_KEYS
+        from celery_lowkiq.store.keys import SHARD_KEYS
 
         # Records go with their results, and marks with their time.
         kept = "lease meta senders crash_marks calls done_scores buckets"

@@ -6,9 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, NewJob, RemovalReason
-from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, surplus
+from celery_lowkiq.rules.policies import (
+    NONE,
+    NOT_ISOLATED,
+    AfterFailure,
+    Isolation,
+    Policies,
+    WhenFull,
+    surplus,
+)
 from celery_lowkiq.rules.signatures import KeyRing
 from tests.model.jobs import Buckets, Item, ModelJob, score_of
 from tests.model.policies import after_failure, debounced, has_place, reached, stale

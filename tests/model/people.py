@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from celery_lowkiq.rules.dumps import Header, State
-from celery_lowkiq.rules.isolation import NOT_ISOLATED
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.rules.policies import NOT_ISOLATED
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.redis_store import RedisStore
 from tests.model.model import Model
 

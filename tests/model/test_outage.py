@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_lowkiq.rules.isolation import MAX_ISOLATION_DELAY
 from celery_lowkiq.rules.models import Disposition, Job, NewJob
-from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.rules.retry_delays import default_delay
+from celery_lowkiq.rules.policies import MAX_ISOLATION_DELAY
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_delay
 from tests.model.model import Model
 
 OUTAGE = 60.0

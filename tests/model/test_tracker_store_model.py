@@ -15,9 +15,9 @@ from hypothesis.stateful import (
 )
 
 from celery_lowkiq.rules.tracking import NewCall, State, began, ended, ended_without_run
+from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.trackers import TrackerStore
 
 CALLS = st.sampled_from("abcd")
 PENDING = (State.ENQUEUED, State.WORKING)

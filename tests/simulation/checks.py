@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import Batch, Job, Lease, ShardRef
+from celery_lowkiq.rules.models import Batch, Job, Lease, ShardRef, shard_of
 
 from .server import Server
 from .world import World

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.jobs import durability
-from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_of_key
+from celery_lowkiq.rules.models import Layout, ShardRef
+from celery_lowkiq.store import durability
+from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_of_key
+from celery_lowkiq.store.registry import Registry
 
 #: Share of the runs with failovers, and of these those in which replicas are cut off.
 FAILING, CUT_OFF = 0.3, 0.3

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest
+from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest, lag
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT, LeaseWatch
+from celery_lowkiq.rules.leases import EXIT_TIMEOUT, LeaseWatch, lease_splitter
 from celery_lowkiq.rules.models import (
     Batch,
     Disposition,
@@ -20,10 +20,8 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
-from celery_lowkiq.rules.reports import BeatResult, NodeUpdate, Running
-from celery_lowkiq.rules.schedulers import lag
-from celery_lowkiq.rules.splitters import lease_splitter
 from celery_lowkiq.rules.topology import Master
+from celery_lowkiq.rules.views import BeatResult, NodeUpdate, Running
 from celery_lowkiq.worker.exclusion import Strict
 from celery_lowkiq.worker.runtime import Runtime
 

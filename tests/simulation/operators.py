@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.store.scripts.keys import queue_key
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.keys import queue_key
+from celery_lowkiq.store.script import load
 
 from .resharding_checks import Violation
 

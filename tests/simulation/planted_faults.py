@@ -8,16 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest import mock
 
-from celery_lowkiq.rules import lease_watch as rules
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules import leases as rules
+from celery_lowkiq.rules.leases import LeaseWatch
+from celery_lowkiq.worker.acquisition import Acquisition
 from celery_lowkiq.worker.exclusion import Cooperative
-from celery_lowkiq.worker.lane.due_table import DueTable
+from celery_lowkiq.worker.lane import DueTable
+from celery_lowkiq.worker.lease_table import LeaseTable
+from celery_lowkiq.worker.members import Heartbeat
 from celery_lowkiq.worker.owned_shard import OwnedShard
-from celery_lowkiq.worker.ownership.acquisition import Acquisition
-from celery_lowkiq.worker.ownership.heartbeat import Heartbeat
-from celery_lowkiq.worker.ownership.lease_table import LeaseTable
-from celery_lowkiq.worker.ownership.ownership import Ownership
-from celery_lowkiq.worker.ownership.resizing import Resizing
+from celery_lowkiq.worker.ownership import Ownership, Resizing
 from tests.model.model import Model
 from tests.simulation import node as nodes_of_simulation
 from tests.simulation.server import Server

@@ -23,11 +23,11 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules import resharding as rules
 from celery_lowkiq.rules.claims import ClaimRequest, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreUnavailable
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import (
     Disposition,
     Job,
+    Layout,
     Lease,
     LeaseState,
     NewJob,
@@ -36,17 +36,15 @@ from celery_lowkiq.rules.models import (
     ShardRef,
 )
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store import redis_store
-from celery_lowkiq.store.jobs import durability
-from celery_lowkiq.store.jobs.claims import claim_call, claimed, release_call, settle_calls
-from celery_lowkiq.store.jobs.push import Sender, push_call
-from celery_lowkiq.store.resharding import mover as movers
-from celery_lowkiq.store.resharding import moving_shards
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.keys import FORMAT, queue_key, shard_keys, shard_of_key
-from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
-from celery_lowkiq.store.scripts.script import ScriptCall, load
+from celery_lowkiq.store import durability, redis_store
+from celery_lowkiq.store import mover as movers
+from celery_lowkiq.store import mover as moving_shards
+from celery_lowkiq.store.claims import claim_call, claimed, release_call, settle_calls
+from celery_lowkiq.store.errors import ShardCountDiffers
+from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys, shard_of_key
+from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.push import Sender, push_call
+from celery_lowkiq.store.script import ScriptCall, load
 
 from . import failovers, operators
 from .resharding_checks import FinalChecks, RunChecks, Violation

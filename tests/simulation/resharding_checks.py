@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import Job, Recorded
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS
-from celery_lowkiq.store.scripts.records import parse_items
+from celery_lowkiq.rules.models import Job, Layout, Recorded
+from celery_lowkiq.store.keys import SHARD_KEYS
+from celery_lowkiq.store.records import parse_items
 
 
 class Violation(AssertionError):

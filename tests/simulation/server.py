@@ -11,9 +11,9 @@ from typing import Any
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError, StoreUnavailable
-from celery_lowkiq.rules.layout import Layout, shard_of
 from celery_lowkiq.rules.models import (
     Job,
+    Layout,
     Lease,
     LeaseState,
     NewJob,
@@ -21,6 +21,7 @@ from celery_lowkiq.rules.models import (
     QueueSpec,
     Renewed,
     ShardRef,
+    shard_of,
 )
 from tests.model.jobs import ModelJob
 from tests.model.model import Model

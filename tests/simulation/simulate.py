@@ -12,9 +12,8 @@ from unittest import mock
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker import context, exclusion, outage, runtime, waker
-from celery_lowkiq.worker.lane import lane, lane_state
-from celery_lowkiq.worker.ownership import ownership
+from celery_lowkiq.worker import context, exclusion, lane, outage, ownership, runtime, waker
+from celery_lowkiq.worker import lane as lane_state
 
 from .checks import Checks
 from .faults import FAULTS, IDS, LEASE, LOSS_OF_FIRST, LOSSES, TROUBLE, Faults

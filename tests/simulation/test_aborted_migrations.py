@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.resharding import moving_shards
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
+from celery_lowkiq.store import mover as moving_shards
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.mover import Migrations, Mover
 from tests.chaos.mutants import script
 from tests.store import resharding as words
 

@@ -16,14 +16,13 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.jobs import durability
-from celery_lowkiq.store.jobs.durability import Durability, Server
-from celery_lowkiq.store.resharding import mover as movers
-from celery_lowkiq.store.resharding import strays
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts import script as scripts
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store import durability
+from celery_lowkiq.store import mover as movers
+from celery_lowkiq.store import mover as strays
+from celery_lowkiq.store import script as scripts
+from celery_lowkiq.store.durability import Durability, Server
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.mover import Migrations, Mover
 from tests.chaos.mutants import script
 from tests.marks import full, other_each_time
 from tests.simulation import failovers, operators

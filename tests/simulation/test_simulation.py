@@ -12,11 +12,10 @@ from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.balance import Member
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch, Member
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker.ownership.acquisition import Acquisition
-from celery_lowkiq.worker.ownership.lease_table import LeaseTable
+from celery_lowkiq.worker.acquisition import Acquisition
+from celery_lowkiq.worker.lease_table import LeaseTable
 from tests.marks import first_often, other_each_time
 from tests.simulation.checks import HAND_OVER, Checks
 from tests.simulation.node import Network, Node

@@ -12,8 +12,8 @@ from typing import Any
 import redis
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.script import Script, ScriptCall
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.script import Script, ScriptCall
 
 CLOCK = """
 local virtual_us = tonumber(table.remove(ARGV))

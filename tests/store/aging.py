@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.records import id_bytes
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.records import id_bytes
 
 INDEXES = ("due", "due_prioritized", "due_paused", "moving")
 #: As PRIORITY_SPAN of waiting_index.lua.

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.models import (
     ShardRef,
 )
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 
 ONE = QueueSpec("orders", shards=1, batch_size=10)

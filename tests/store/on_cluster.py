@@ -7,8 +7,8 @@ from typing import Any
 
 from redis.cluster import ClusterNode, RedisCluster
 
-from celery_lowkiq.store.scripts.cluster_map import ClusterMap
-from celery_lowkiq.store.scripts.connect import connect_cluster
+from celery_lowkiq.store.cluster_map import ClusterMap
+from celery_lowkiq.store.connect import connect_cluster
 from tests.clusters import Cluster
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.store.jobs.push import Sender, push_call
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.rules.models import Disposition, Layout, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.push import Sender, push_call
+from celery_lowkiq.store.script import load
 
 from .aging import age, server_time
 

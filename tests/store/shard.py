@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.counts import Queries
 
 from .helpers import take
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 import redis
 
 from celery_lowkiq.rules.topology import Kind
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.cluster_client import ClusterClient
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.keys import reports_key
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.cluster_client import ClusterClient
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import reports_key
-from celery_lowkiq.store.scripts.script import ScriptCall, library
+from celery_lowkiq.store.script import ScriptCall, library
 
 T = TypeVar("T")
 

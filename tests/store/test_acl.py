@@ -11,22 +11,18 @@ import pytest
 import redis
 
 import celery_lowkiq.store
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.actions import ACTIONS
-from celery_lowkiq.integration.operations.audit import Audit, Change
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.actions import ACTIONS
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.audit import Audit, Change
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.errors import AccessDenied, InvalidCall
-from celery_lowkiq.rules.history import SPANS, Counters
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.policies import Policies, WhenFull
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.rules.tracking import NewCall
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.acl import ROLES, WRITES, commands_of, keys_of, rules
-from celery_lowkiq.store.scripts.keys import (
+from celery_lowkiq.rules.views import SPANS, Counters, NodeReport, NodeUpdate, UpdateReply
+from celery_lowkiq.store.acl import ROLES, WRITES, commands_of, keys_of, rules
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.keys import (
     AUDIT_KEY,
     KEY_TYPES,
     TRACKERS_KEY,
@@ -35,8 +31,10 @@ from celery_lowkiq.store.scripts.keys import (
     queue_key,
     shard_keys,
 )
-from celery_lowkiq.store.scripts.script import load, lua_files
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.registry import Registry
+from celery_lowkiq.store.script import load, lua_files
+from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.testing import Lowkiq
 from tests.roles import PASSWORD, client_of, denied, make_user, version_of
 from tests.waiting import eventually

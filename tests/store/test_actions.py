@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.listings import Listing, ListingReader
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.listings import Listing, ListingReader
 
 from .helpers import ONE, SHARD, claim, dead, end, listening, push, take, waiting
 

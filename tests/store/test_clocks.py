@@ -7,20 +7,18 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import ShardsAway
-from celery_lowkiq.rules.health_checks import check_health
+from celery_lowkiq.rules.health import check_health
 from celery_lowkiq.rules.models import Disposition, QueueSpec
-from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.inspect.shard_reads import ShardReads
-from celery_lowkiq.store.leases.heartbeats import sample_call
-from celery_lowkiq.store.scripts.keys import queue_key, reports_key, shard_keys
+from celery_lowkiq.rules.views import NodeReport, NodeUpdate
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.counts import FailureReader, Queries
+from celery_lowkiq.store.health import HealthReader
+from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys
+from celery_lowkiq.store.leases import sample_call
+from celery_lowkiq.store.listings import ShardReads
+from celery_lowkiq.store.node_reports import NodeReports
 
 from .helpers import claim, end, push, take
 from .skewed import skewed

@@ -11,23 +11,22 @@ import pytest
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable, SubscriptionLost
-from celery_lowkiq.rules.lease_watch import NEVER_SEEN, LeaseWatch
+from celery_lowkiq.rules.leases import NEVER_SEEN, LeaseWatch
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.rules.text import shard_names
-from celery_lowkiq.store.inspect.listings import WAITING_INDEXES, Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs import durability
-from celery_lowkiq.store.jobs.durability import Durability, Level
+from celery_lowkiq.store import durability, listener
+from celery_lowkiq.store.client import read_server
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.connect import connect_cluster
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.durability import Durability, Level
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.listings import WAITING_INDEXES, Listing
+from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.records import load_place
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.reshard import reshard
-from celery_lowkiq.store.scripts import listener
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.connect import connect_cluster
-from celery_lowkiq.store.scripts.cursors import load_place
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
-from celery_lowkiq.store.scripts.server import read_server
+from celery_lowkiq.store.resharding import reshard
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 

@@ -9,17 +9,14 @@ import pytest
 from celery_lowkiq.rules.errors import ShardsAway, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.rules.text import by_master
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.inspect.shard_reads import ShardReads
-from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.connect import connect_cluster
+from celery_lowkiq.store.counts import FailureReader, Queries
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.listings import Listing, ShardReads
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.connect import connect_cluster
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+from celery_lowkiq.store.registry import Registry
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 

@@ -17,8 +17,8 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer, find_server
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.errors import (
     ClusterNode,
     ConfigurationError,
@@ -26,10 +26,10 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_lowkiq.rules.findings import ERROR
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.redis_errors import store_error
+from celery_lowkiq.rules.views import ERROR
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.errors import store_error
+from celery_lowkiq.store.keys import shard_keys
 from tests.clusters import running_cluster
 from tests.ports import free_port
 from tests.sentinels import PASSWORD, running_sentinels

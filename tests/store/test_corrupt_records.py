@@ -7,12 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.models import Disposition
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
 from tests.marks import examples
 
 from .helpers import ONE, SHARD, claim, end, push, take

@@ -9,11 +9,10 @@ import pytest
 from celery_lowkiq.rules.dumps import Entry, Header, State
 from celery_lowkiq.rules.errors import QueueResharded
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, Payload, QueueSpec
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.call_records import CallReader
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.dump_load import dump_entries, load_entries
 
 from .aging import server_time
 from .helpers import ONE, SHARD, claim, contents, dead, end, listening, push, take, waiting

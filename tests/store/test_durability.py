@@ -9,11 +9,11 @@ import pytest
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.jobs import durability, push
-from celery_lowkiq.store.jobs.durability import Durability, Level, read_servers
+from celery_lowkiq.store import durability, push
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.durability import Durability, Level, read_servers
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.keys import shard_keys
 from tests.marks import REPLICAS
 from tests.waiting import eventually
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import CallReader
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.call_records import CallReader
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.listings import Listing
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 

@@ -9,12 +9,12 @@ import pytest
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, dead, push, take
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from celery_lowkiq.rules.models import Disposition, Failure, Settlement
-from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.shard_reads import ShardReads
-from celery_lowkiq.store.jobs.failures import MAX_GROUPS
-from celery_lowkiq.store.scripts.keys import failure_ranks_key, failures_key
+from celery_lowkiq.store.claims import MAX_GROUPS
+from celery_lowkiq.store.counts import FailureReader
+from celery_lowkiq.store.keys import failure_ranks_key, failures_key
+from celery_lowkiq.store.listings import ShardReads
 
 from .helpers import ONE, claim, push, take
 
@@ -99,7 +99,7 @@ def test_errors_of_failing_and_dead_jobs_are_read_without_payloads(store):
 
 
 def test_all_pages_of_all_shards_are_read(store, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.store.inspect.failures.PAGE", 3)
+    monkeypatch.setattr("celery_lowkiq.store.counts.PAGE", 3)
     lease = take(store)
     fail(store, lease, *"aaaaaaa", disposition=Disposition.BURY)
     pages = list(FailureReader(store.client).jobs(ShardReads(store.client, ONE), dead=True))

@@ -6,14 +6,14 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, InvalidCall, StoreError
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.admin.repair import repair_queue
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import CallReader, digest
-from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
+from celery_lowkiq.store.actions import repair_queue
+from celery_lowkiq.store.call_records import CallReader, digest
+from celery_lowkiq.store.claims import CLAIM_BYTES
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.errors import UnexpectedReply, read_or_error, reads_replies
+from celery_lowkiq.store.keys import TrackerKeys, queue_key, shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import TrackerKeys, queue_key, shard_keys
-from celery_lowkiq.store.scripts.replies import UnexpectedReply, read_or_error, reads_replies
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.trackers import TrackerStore
 
 from .helpers import ONE, SHARD, claim, push, take
 from .test_tries import fail

@@ -6,10 +6,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, StoreError
 from celery_lowkiq.rules.models import Disposition
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.registry import Registry
+from celery_lowkiq.store.script import load
 
 from .helpers import ONE, SHARD, claim, contents, end, push, take, waiting
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.errors import QueueFull, StoreError
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import Policies, WhenFull
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.jobs.push import Sender, push_call
-from celery_lowkiq.store.jobs.push_drops import DroppedCallReporter
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.push import DroppedCallReporter, Sender, push_call
 
 from .shard import Shard
 

@@ -11,18 +11,16 @@ from unittest import mock
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.findings import ERROR, OK, WARNING
-from celery_lowkiq.rules.health_checks import check_health
+from celery_lowkiq.rules.health import check_health
 from celery_lowkiq.rules.models import Disposition, QueueSpec
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.rules.topology import check_topology
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect import masters
-from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.masters import read_topology
+from celery_lowkiq.rules.views import ERROR, OK, WARNING, NodeReport, NodeUpdate
+from celery_lowkiq.store import health
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.health import HealthReader, read_topology
+from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.keys import queue_key
 
 from .helpers import ONE, SHARD, claim, end, push, take
 
@@ -61,7 +59,7 @@ def test_what_a_server_says_of_itself(store, client):
 def test_the_clocks_are_compared_to_half_of_a_round_trip(store, monkeypatch):
     now = store.client.commands([("TIME",)])[0]
     asked_and_answered = itertools.cycle([float(now[0]) - 3, float(now[0]) + 3])
-    monkeypatch.setattr(masters, "time", mock.Mock(time=asked_and_answered.__next__))
+    monkeypatch.setattr(health, "time", mock.Mock(time=asked_and_answered.__next__))
     server = read_topology(store.client, [], 10.0).masters[0].server
     assert server.give_or_take == 3
     assert server.ahead == pytest.approx(0, abs=60)
@@ -102,7 +100,7 @@ def test_what_is_written_to_disk(store, client):
 
 def test_a_clock_that_differs(store):
     now = time.time()
-    with mock.patch.object(masters.time, "time", return_value=now + 60):
+    with mock.patch.object(health.time, "time", return_value=now + 60):
         assert "behind this host's" in found(store)["clock", WARNING]
 
 

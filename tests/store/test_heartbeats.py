@@ -10,13 +10,12 @@ from itertools import pairwise
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import DAY, Counters, Sample
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running, Wait
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.leases.heartbeats import SHARDS_FIELDS
-from celery_lowkiq.store.scripts.keys import history_key, report_key, reports_key, shard_keys
+from celery_lowkiq.rules.views import DAY, Counters, LaneReport, NodeReport, NodeUpdate, Running, Sample, Wait
+from celery_lowkiq.store.keys import history_key, report_key, reports_key, shard_keys
+from celery_lowkiq.store.leases import SHARDS_FIELDS
+from celery_lowkiq.store.node_reports import NodeReports
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

@@ -10,13 +10,12 @@ from celery_lowkiq.rules.dumps import Header, State, entry_line, read_line
 from celery_lowkiq.rules.errors import QueueFull
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, RemovalReason
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.admin.actions import STEP, Actions
-from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.resharding.reshard import reshard
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.actions import STEP, Actions, Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.dump_load import dump_entries, load_entries
+from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.node_reports import NodeReports
+from celery_lowkiq.store.resharding import reshard
 
 from .helpers import SHARD, dead, end, listening, stats, take, waiting
 from .shard import Shard

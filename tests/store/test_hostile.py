@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.replies import UnexpectedReply
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.claims import CLAIM_BYTES
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.errors import UnexpectedReply
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.listings import Listing
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.listings import Listing
+from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.listings import Listing
 
 from .helpers import take
 from .shard import Shard

@@ -14,10 +14,11 @@ from redis.client import Pipeline
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store import exchange
+from celery_lowkiq.store import exchange as keeping_pool
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts import exchange, keeping_pool
-from celery_lowkiq.store.scripts.connect import connect
 from tests.outages import away
 from tests.waiting import Stopwatch, eventually
 

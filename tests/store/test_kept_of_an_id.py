@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from celery_lowkiq.store.scripts.keys import ID_KEYS, MORGUE_KEYS, WAITING_KEYS
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.keys import ID_KEYS, MORGUE_KEYS, WAITING_KEYS
+from celery_lowkiq.store.script import load
 
 #: Scripts that are bound to waiting or to dead jobs.
 BOUND_TWICE = {"dump", "repair_payload_sets"}

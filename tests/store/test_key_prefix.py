@@ -7,11 +7,10 @@ import time
 import pytest
 
 from celery_lowkiq.rules.models import Disposition
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.audit import write_entry
+from celery_lowkiq.store.acl import rules
+from celery_lowkiq.store.actions import Actions, write_entry
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.acl import rules
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.trackers import TrackerStore
 
 from .helpers import ONE, claim, contents, dead, end, push, take
 

@@ -7,16 +7,16 @@ import contextlib
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.resharding import Phase
-from celery_lowkiq.store.jobs import durability
-from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store import durability
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.connect import connect_cluster
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.connect import connect_cluster
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+from celery_lowkiq.store.registry import Registry
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 

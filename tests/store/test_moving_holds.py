@@ -8,9 +8,9 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.resharding import moving_shards
-from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
+from celery_lowkiq.store import mover as moving_shards
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.errors import ShardCountDiffers
 
 from . import resharding as words
 

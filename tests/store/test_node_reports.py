@@ -9,12 +9,11 @@ import pytest
 
 from celery_lowkiq.rules.diagnosis import Dead, why
 from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
-from celery_lowkiq.rules.rate import TokenRequest
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, NodeUpdate, Running
-from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.scripts.keys import report_key, shard_keys, tokens_key
+from celery_lowkiq.rules.policies import TokenRequest
+from celery_lowkiq.rules.views import LaneReport, NodeReport, NodeUpdate, Running, Stats
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.keys import report_key, shard_keys, tokens_key
+from celery_lowkiq.store.node_reports import NodeReports
 
 from .helpers import ONE, SHARD, claim, end, push, take
 

@@ -22,14 +22,14 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.models import NewJob, StoredRecord
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import CallReader
-from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.call_records import CallReader
+from celery_lowkiq.store.connect import RETRIES, connect
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.errors import store_error
+from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.connect import RETRIES, connect
-from celery_lowkiq.store.scripts.redis_errors import store_error
+from celery_lowkiq.store.registry import Registry
 from tests.outages import Front, away
 from tests.waiting import eventually
 
@@ -237,7 +237,7 @@ def test_no_password_is_in_any_error():
 
 
 def test_a_key_of_another_type_is_an_error_that_names_it(store, client):
-    from celery_lowkiq.store.scripts.keys import shard_keys
+    from celery_lowkiq.store.keys import shard_keys
 
     push(store, "0", ("registers", 1))
     client.delete(shard_keys(SHARD)["due"])

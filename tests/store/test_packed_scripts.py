@@ -8,15 +8,13 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.history import Counters, Sample
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.node_reports import NodeReports
-from celery_lowkiq.store.leases.heartbeats import beat_calls
-from celery_lowkiq.store.scripts.keys import nodes_key, shard_keys
+from celery_lowkiq.rules.leases import LeaseWatch
+from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.views import Counters, NodeReport, NodeUpdate, Sample
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.keys import nodes_key, shard_keys
+from celery_lowkiq.store.leases import beat_calls
+from celery_lowkiq.store.node_reports import NodeReports
 
 from .helpers import claim, push, take
 

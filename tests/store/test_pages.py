@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.store.scripts.keys import nodes_key, queue_key
+from celery_lowkiq.store.keys import nodes_key, queue_key
 
 from .helpers import SHARD, listening, push, take
 

@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq.rules.dumps import Entry, State
 from celery_lowkiq.rules.models import Disposition, NewJob, Payload, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
-from celery_lowkiq.store.admin.pausing import Pausing
+from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
 
 from .helpers import ONE, claim, ids_of, push, stats, take

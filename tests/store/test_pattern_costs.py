@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.store.scripts.script import lua_files
+from celery_lowkiq.store.script import lua_files
 
 CALL = re.compile(r"string\.(?:match|find|gmatch|gsub)\(")
 LITERAL = re.compile(r"'((?:[^'\\]|\\.)*)'")

@@ -6,11 +6,11 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
-from celery_lowkiq.store.admin.actions import STEP, Actions
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.resharding.reshard import reshard
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.actions import STEP, Actions
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.resharding import reshard
 
 from .helpers import ONE, SHARD, claim, contents, end, ids_of, listening, push, stats, take, waiting
 

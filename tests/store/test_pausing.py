@@ -7,12 +7,11 @@ import pytest
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.resharding.reshard import reshard
-from celery_lowkiq.store.scripts.keys import channel, queue_key, shard_keys
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import channel, queue_key, shard_keys
+from celery_lowkiq.store.resharding import reshard
+from celery_lowkiq.store.script import load
 
 from .helpers import ONE, SHARD, claim, end, ids_of, listening, push, stats, take, waiting
 

@@ -9,9 +9,8 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure, Policies
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.keys import shard_keys
 
 from .helpers import take
 from .shard import Shard

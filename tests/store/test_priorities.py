@@ -9,10 +9,9 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
 from celery_lowkiq.rules.policies import WhenFull
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.node_reports import NodeReports
 
 from .helpers import ONE, SHARD, listening, take
 from .test_policies import Shard

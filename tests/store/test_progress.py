@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.scripts.progress import Stop
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.progress import Stop
 
 from .helpers import ONE
 

@@ -15,17 +15,17 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
-from celery_lowkiq.store.jobs.registry import Registry
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
+from celery_lowkiq.store.records import number_text
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.reshard import reshard
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
-from celery_lowkiq.store.scripts.records import number_text
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.registry import Registry
+from celery_lowkiq.store.resharding import reshard
+from celery_lowkiq.store.script import load
 
 from .helpers import ONE, SHARD, claim, end, listening, push, take, waiting
 

@@ -11,15 +11,14 @@ import pytest
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind, Topology
-from celery_lowkiq.rules.views import Stats, sum_of
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.health import HealthReader
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.scripts.cursors import dump_cursor
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+from celery_lowkiq.rules.views import Stats, sum_of_states
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.health import HealthReader
+from celery_lowkiq.store.keys import queue_key, shard_keys
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.records import dump_cursor
+from celery_lowkiq.store.registry import Registry
 
 from .helpers import ONE, claim, end, push, take
 
@@ -237,7 +236,7 @@ def test_a_damaged_shard_hides_no_other_queue(queries, store):
     push(store, "1", ("a", 1))
     store.client.redis.set(shard_keys(ShardRef("three", 1))["due"], "x")
     *of_three, one = queries.shard_states([THREE, ONE])
-    assert isinstance(sum_of(of_three), ShardDamaged)
+    assert isinstance(sum_of_states(of_three), ShardDamaged)
     assert one.stats.length == 1
     assert [str(state.shard) for state in of_three if state.damage] == ["three/1"]
     for read in (

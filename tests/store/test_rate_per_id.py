@@ -6,11 +6,11 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.node_reports import NodeReports
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.client import FakeClockClient
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.clocked import FakeClockClient
 
 from .helpers import take
 from .test_policies import Shard

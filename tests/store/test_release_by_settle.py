@@ -5,9 +5,9 @@ from __future__ import annotations
 from celery_lowkiq.rules.claims import Claim, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, StoreError
 from celery_lowkiq.rules.models import Disposition, Lease, Settlement
+from celery_lowkiq.store.errors import WrongType
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.redis_errors import WrongType
 
 from .helpers import ONE, SHARD, claim, ids_of, listening, push, stats, take
 

@@ -8,18 +8,15 @@ import threading
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, ShardRepairing
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.leases import LeaseWatch
+from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import queue_damages, repair_queue
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.actions import Actions, Pausing, queue_damages, repair_queue
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
+from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, queue_key, shard_keys
+from celery_lowkiq.store.repairs import Repairs
 from tests.waiting import eventually
 
 from .helpers import ONE, SHARD, claim, end, push, take

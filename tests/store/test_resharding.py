@@ -9,20 +9,17 @@ import pytest
 
 from celery_lowkiq.rules import resharding as rules
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Disposition, Layout, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.push import Sender, push_call
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.resharding import strays
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.resharding.reshard import reshard
-from celery_lowkiq.store.scripts.keys import ID_KEYS, SHARD_KEYS, queue_key
-from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
+from celery_lowkiq.store import mover as strays
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.errors import ShardCountDiffers
+from celery_lowkiq.store.keys import ID_KEYS, SHARD_KEYS, queue_key
+from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.push import Sender, push_call
+from celery_lowkiq.store.repairs import Repairs
+from celery_lowkiq.store.resharding import reshard
 from tests.waiting import eventually
 
 from .helpers import contents, stats
@@ -176,7 +173,7 @@ def test_payloads_and_order_are_the_same_after_migrations(store, client, shards)
 
 
 def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, client, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.store.resharding.moving_shards.TRANSFER_PAYLOADS", 7)
+    monkeypatch.setattr("celery_lowkiq.store.mover.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
     store.push(ONE, [NewJob(job_id, payload, 1.0, 1.0) for payload in LONG])
     queue = resharded(store, ONE, 2)
@@ -185,7 +182,7 @@ def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, clie
 
 
 def test_an_id_of_several_transfers_is_claimed_in_neither_shard_meanwhile(store, client, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.store.resharding.moving_shards.TRANSFER_PAYLOADS", 7)
+    monkeypatch.setattr("celery_lowkiq.store.mover.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
     store.push(ONE, [NewJob(job_id, payload, perform_in=1.0) for payload in LONG])
     mover, queue = begun(store, ONE, 2), in_migration(ONE, 2)

@@ -9,15 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq.rules.errors import NotAbortable, StoreUnavailable
-from celery_lowkiq.rules.layout import Layout, shard_of
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Layout, NewJob, shard_of
 from celery_lowkiq.rules.resharding import Phase
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import queue_damages, repair_queue
-from celery_lowkiq.store.jobs.registry import Registry
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.keys import FORMAT, SHARD_KEYS, queue_key
+from celery_lowkiq.store.actions import Pausing, queue_damages, repair_queue
+from celery_lowkiq.store.keys import FORMAT, SHARD_KEYS, queue_key
+from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.registry import Registry
 
 from .helpers import contents
 from .resharding import (

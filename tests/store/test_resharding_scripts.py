@@ -8,12 +8,12 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch
 from celery_lowkiq.rules.models import NewJob, ShardRef
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.scripts.keys import queue_key
-from celery_lowkiq.store.scripts.redis_errors import ShardCountDiffers
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.errors import ShardCountDiffers
+from celery_lowkiq.store.keys import queue_key
+from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.repairs import Repairs
 
 from .resharding import (
     NAME,

@@ -8,13 +8,12 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 

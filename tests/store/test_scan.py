@@ -6,20 +6,19 @@ import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Layout, NewJob
 from celery_lowkiq.rules.resharding import Migration, Phase
-from celery_lowkiq.store.admin.dump_load import dump_entries
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.scan import scan
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.claims import scan
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.dump_load import dump_entries
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.mover import StraySearch
+from celery_lowkiq.store.records import dump_cursor
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.resharding.strays import StraySearch
-from celery_lowkiq.store.scripts.connect import connect
-from celery_lowkiq.store.scripts.cursors import dump_cursor
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.repairs import Repairs
 
 from .helpers import ONE, SHARD
 

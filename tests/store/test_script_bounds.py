@@ -7,14 +7,13 @@ import itertools
 import pytest
 
 from celery_lowkiq.rules.models import Failure, NewJob
-from celery_lowkiq.store.admin.actions import STEP_BYTES as ACTION_BYTES
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.dump_load import STEP_BYTES as DUMP_BYTES
-from celery_lowkiq.store.admin.dump_load import dump_entries
-from celery_lowkiq.store.jobs.claims import CLAIM_BYTES
-from celery_lowkiq.store.jobs.failures import MAX_GROUPS, record_call
-from celery_lowkiq.store.scripts.keys import failure_ranks_key, shard_keys
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.actions import STEP_BYTES as ACTION_BYTES
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.claims import CLAIM_BYTES, MAX_GROUPS, record_call
+from celery_lowkiq.store.dump_load import STEP_BYTES as DUMP_BYTES
+from celery_lowkiq.store.dump_load import dump_entries
+from celery_lowkiq.store.keys import failure_ranks_key, shard_keys
+from celery_lowkiq.store.script import load
 
 from .helpers import ONE, SHARD, claim, end, ids_of, push, stats, take
 

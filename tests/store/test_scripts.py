@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.store.scripts import script as scripts
-from celery_lowkiq.store.scripts.clocked import _clocked
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.store import script as scripts
+from celery_lowkiq.store.client import _clocked
+from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 
 from .helpers import SHARD
 

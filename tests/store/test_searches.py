@@ -7,12 +7,11 @@ from itertools import product
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.inspect import listings
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store import listings
+from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.listings import Listing
 
 from .helpers import claim, take
 

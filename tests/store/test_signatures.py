@@ -10,12 +10,12 @@ import pytest
 from celery_lowkiq.rules.dumps import Header, entry_line, read_line
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.signatures import KeyRing, split_record
-from celery_lowkiq.store.admin.actions import Actions, Signed
-from celery_lowkiq.store.admin.dump_load import dump_entries, load_entries
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.jobs.call_records import digest, jobs_with_calls
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.records import id_bytes
+from celery_lowkiq.store.actions import Actions, Signed
+from celery_lowkiq.store.call_records import digest, jobs_with_calls
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.dump_load import dump_entries, load_entries
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.records import id_bytes
 
 from .helpers import ONE, SHARD, claim, end, take
 from .resharding import resharded, someone

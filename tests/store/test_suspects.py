@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.isolation import NOT_ISOLATED, Isolation
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Merge, NewJob, Settlement
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
 
 from .helpers import ONE, SHARD, claim, contents, dead, end, ids_of, push, take
 

@@ -7,8 +7,8 @@ from itertools import count
 
 import pytest
 
-from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.store.scripts.keys import tokens_key
+from celery_lowkiq.rules.policies import TokenRequest, Tokens
+from celery_lowkiq.store.keys import tokens_key
 from tests.waiting import eventually
 
 SLOW = 1 / 3600

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import LoginRefused, StoreUnavailable
 from tests.clusters import running_cluster
 from tests.ports import free_port

@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ended_without_run
-from celery_lowkiq.store.jobs.tracker_updates import STEP
-from celery_lowkiq.store.scripts.keys import TRACKER_KEYS, TrackerKeys
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore, latest_due
+from celery_lowkiq.store.call_records import STEP
+from celery_lowkiq.store.keys import TRACKER_KEYS, TrackerKeys
+from celery_lowkiq.store.trackers import TrackerStore, latest_due
 from tests.store import resharding as moves
 from tests.store.helpers import ONE, claim, push, take
 

@@ -7,8 +7,8 @@ import redis
 from redis import exceptions
 from redis.client import Pipeline
 
-from celery_lowkiq.store.scripts import exchange
-from celery_lowkiq.store.scripts.exchange import transact
+from celery_lowkiq.store import exchange
+from celery_lowkiq.store.exchange import transact
 
 SETS = [("SET", f"key {n}", "x" * 1000, "EX", 60) for n in range(100)]
 

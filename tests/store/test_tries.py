@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Settlement
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.listings import Listing
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.records import MAX_TRY_BYTES, try_text
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.records import MAX_TRY_BYTES, try_text
+from celery_lowkiq.store.repairs import Repairs
 
 from .helpers import ONE, SHARD, claim, push, take
 

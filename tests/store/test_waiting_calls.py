@@ -7,9 +7,9 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.views import IdCalls
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.repairs.repairs import Repairs
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.repairs import Repairs
 
 from .helpers import ONE, SHARD, claim, end, push, stats, take
 from .shard import Shard

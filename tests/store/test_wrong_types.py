@@ -12,10 +12,10 @@ import pytest
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.tracking import NewCall, began
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.jobs.call_records import digest
-from celery_lowkiq.store.scripts import keys
-from celery_lowkiq.store.scripts.keys import (
+from celery_lowkiq.store import keys
+from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store.call_records import digest
+from celery_lowkiq.store.keys import (
     KEY_TYPES,
     SHARD_KEYS,
     TRACKER_KEYS,
@@ -24,8 +24,8 @@ from celery_lowkiq.store.scripts.keys import (
     reports_key,
     shard_keys,
 )
-from celery_lowkiq.store.scripts.script import PROBES, load, lua_files
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.script import PROBES, load, lua_files
+from celery_lowkiq.store.trackers import TrackerStore
 
 from .helpers import ONE, SHARD, claim, end, everything, push, take
 

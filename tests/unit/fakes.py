@@ -17,8 +17,7 @@ from celery_lowkiq.rules.claims import (
     SettleRequest,
 )
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.history import Counters
-from celery_lowkiq.rules.lease_watch import LeaseWatch
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import (
     Batch,
     Disposition,
@@ -31,10 +30,9 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
-from celery_lowkiq.rules.rate import TokenRequest, Tokens
-from celery_lowkiq.rules.reports import BeatResult, NodeReport, NodeUpdate, Running, UpdateReply
-from celery_lowkiq.rules.server_checks import Server
-from celery_lowkiq.rules.topology import Master
+from celery_lowkiq.rules.policies import TokenRequest, Tokens
+from celery_lowkiq.rules.topology import Master, Server
+from celery_lowkiq.rules.views import BeatResult, Counters, NodeReport, NodeUpdate, Running, UpdateReply
 
 
 class FakeStore:

@@ -10,11 +10,10 @@ from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.gate import Gate
-from celery_lowkiq.integration.app.signing import Signing
-from celery_lowkiq.integration.records.call_record import CallRecord
-from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.gate import Gate, Signing
+from celery_lowkiq.integration.records import CallRecord
+from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import (
     Batch,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 
-from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.basics import SystemClock
+from celery_lowkiq.rules.claims import lag
+from celery_lowkiq.rules.leases import default_splitter
 from celery_lowkiq.rules.models import LeaseState, QueueSpec
-from celery_lowkiq.rules.schedulers import lag
-from celery_lowkiq.rules.splitters import default_splitter
 from celery_lowkiq.worker.runtime import Runtime
 from tests.unit.fakes import FakeHost, FakeRunner, FakeStore
 from tests.waiting import eventually

@@ -7,10 +7,9 @@ import logging
 import pytest
 
 from celery_lowkiq.rules.errors import ShardDamaged, ShardRepairing
-from celery_lowkiq.rules.lease_watch import RENEWALS_PER_LEASE
+from celery_lowkiq.rules.leases import RENEWALS_PER_LEASE, default_splitter, lease_splitter
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
-from celery_lowkiq.worker.ownership.acquisition import PROGRESS_INTERVAL, SLICE, AcquisitionProgress
+from celery_lowkiq.worker.acquisition import PROGRESS_INTERVAL, SLICE, AcquisitionProgress
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node
 from tests.waiting import eventually
@@ -119,7 +118,7 @@ def test_m1_a_share_is_not_exceeded_by_a_slice():
 
 def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
     """M1: slices end where a renewal is due; the rest follows in the next turns, without looking again."""
-    monkeypatch.setattr("celery_lowkiq.worker.ownership.acquisition.SLICE", 10)
+    monkeypatch.setattr("celery_lowkiq.worker.acquisition.SLICE", 10)
     clock = Clock()
     node = Node(queues=queues(10), lanes=2, lease_seconds=600.0, splitter=lease_splitter, clock=clock)
     renewals, renew, acquire_all = [], node.store.renew, node.store.acquire_all
@@ -136,7 +135,7 @@ def test_m1_a_renewal_is_not_held_up_by_the_taking_of_more(monkeypatch):
 
     node.store.renew, node.store.acquire_all = count, slow
     node.store.observe = lambda shards: observations.append(len(renewals)) or observe(shards)
-    monkeypatch.setattr("celery_lowkiq.worker.ownership.ownership.MIN_ACQUISITION", 0.0)
+    monkeypatch.setattr("celery_lowkiq.worker.ownership.MIN_ACQUISITION", 0.0)
     node.start()
     eventually(lambda: taken(node) == 240)
     assert renewals[:24] == list(range(0, 240, 10))
@@ -195,7 +194,7 @@ def test_m1_a_line_each_5_s_tells_how_far_it_is(caplog):
 def test_a_shard_that_has_lost_keys_is_logged_and_tried_again(
     monkeypatch, caplog, refused, retry, level, text
 ):
-    monkeypatch.setattr(f"celery_lowkiq.worker.ownership.acquisition.{retry}", 0.05)
+    monkeypatch.setattr(f"celery_lowkiq.worker.acquisition.{retry}", 0.05)
     caplog.set_level(logging.INFO)
     node = Node(queues=queues(1, shards=3))
     lost_keys, acquire = [ShardRef("q000", 0)], node.store.acquire

@@ -7,7 +7,7 @@ import sys
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app.app_argument import naming
+from celery_lowkiq.integration.current import naming
 
 ADVICE = "See `celery -A proj lowkiq held q`, or celery -A proj lowkiq doctor."
 

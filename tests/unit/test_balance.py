@@ -12,20 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.balance import (
+from celery_lowkiq.rules.errors import ConfigurationError, NotOwner, StoreUnavailable
+from celery_lowkiq.rules.leases import (
     Member,
     Pool,
     QuotaRoom,
+    by_node_splitter,
+    lease_splitter,
     least_loaded_lane,
     moves,
     quotas,
     surplus_shards,
 )
-from celery_lowkiq.rules.errors import ConfigurationError, NotOwner, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
+from celery_lowkiq.worker.members import Membership
 from celery_lowkiq.worker.owned_shard import OwnedShard
-from celery_lowkiq.worker.ownership.membership import Membership
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, Q, once
 from tests.waiting import eventually

@@ -6,7 +6,7 @@ import sys
 import threading
 
 from benchmarks.frames import FrameCounter
-from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import shard_of
 
 
 def test_only_frames_of_our_code_are_counted():

@@ -12,10 +12,10 @@ from celery import Celery
 from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.calls.message import MessagedCall, read_call
-from celery_lowkiq.integration.records.call_record import CallRecord
-from celery_lowkiq.integration.task.broker_messages import BrokerMessageHandler
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.messages import MessagedCall, read_call
+from celery_lowkiq.integration.records import CallRecord
+from celery_lowkiq.integration.task import BrokerMessageHandler
 from celery_lowkiq.rules.errors import InvalidCall, PayloadError, QueueFull, StoreUnavailable
 
 

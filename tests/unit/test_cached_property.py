@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from celery_lowkiq.rules.cached_property import cached_property
+from celery_lowkiq.rules.basics import cached_property
 
 
 class Shelf:

@@ -11,8 +11,8 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import OrderedTask, ordered_task
-from celery_lowkiq.integration.calls.call_form import Arguments, SignatureForm
-from celery_lowkiq.integration.calls.validation import Entry
+from celery_lowkiq.integration.call_form import Arguments, SignatureForm
+from celery_lowkiq.integration.validation import Entry
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
 

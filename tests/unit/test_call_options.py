@@ -14,7 +14,7 @@ from celery.schedules import schedule
 from kombu import Connection, Exchange, Producer, Queue
 
 from celery_lowkiq import InvalidCall, ordered_task
-from celery_lowkiq.integration.task.call_options import IGNORED_AT_A_CALL, LIMITS, REFUSED_AT_A_CALL
+from celery_lowkiq.integration.options import IGNORED_AT_A_CALL, LIMITS, REFUSED_AT_A_CALL
 from celery_lowkiq.store.redis_store import RedisStore
 from tests.features.test_call_options import OPTIONS
 

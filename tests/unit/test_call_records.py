@@ -6,9 +6,8 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import JobsFailed, PayloadError, ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.records.call_record import CallRecord, limits_of, make_record
-from celery_lowkiq.integration.records.known_headers import usable
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.records import CallRecord, limits_of, make_record, usable
 from celery_lowkiq.rules.errors import UndecodablePayload
 from tests.unit.lanes import read_record
 

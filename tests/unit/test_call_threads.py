@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from celery_lowkiq.integration.app import call_threads
-from celery_lowkiq.integration.app.call_threads import CallThreads, NoThreadFree
+from celery_lowkiq.integration import call_threads
+from celery_lowkiq.integration.call_threads import CallThreads, NoThreadFree
 from celery_lowkiq.rules.errors import StoreUnavailable
 from tests.waiting import eventually
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from celery_lowkiq.integration.calls.validation import (
+from celery_lowkiq.integration.validation import (
     Entry,
     bulk,
     read_delay,

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app.celery_settings import celery_setting
+from celery_lowkiq.integration.settings import celery_setting
 
 
 class Module:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from celery_lowkiq.rules.claims import ClaimRequest
 from celery_lowkiq.rules.models import Job, Lease, Payload, QueueSpec, Recorded, ShardRef
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.store.jobs.claims import claimed
-from celery_lowkiq.store.leases.heartbeats import heartbeat_reply
+from celery_lowkiq.rules.views import NodeReport, NodeUpdate
+from celery_lowkiq.store import records
+from celery_lowkiq.store.claims import claimed
+from celery_lowkiq.store.leases import heartbeat_reply
 from celery_lowkiq.store.redis_store import _due
-from celery_lowkiq.store.scripts import records
 
 numbers = st.from_regex(r"\A[0-9]{1,20}(\.[0-9]{1,20})?\Z") | st.sampled_from(
     ["-1", "1e3", "inf", "nan", ".5", "5."]

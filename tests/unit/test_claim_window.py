@@ -9,8 +9,8 @@ import pytest
 from celery_lowkiq.rules.claims import Claim, OpenClaims
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, Job, Lease, QueueSpec
-from celery_lowkiq.worker.lane import claim_window
-from celery_lowkiq.worker.lane.claim_window import ClaimWindow, batches_to_claim, mean_duration
+from celery_lowkiq.worker import lane as claim_window
+from celery_lowkiq.worker.lane import ClaimWindow, batches_to_claim, mean_duration
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually

@@ -11,13 +11,13 @@ import pytest
 from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.tracking import NewCall
+from celery_lowkiq.store import cluster_client, cluster_map
+from celery_lowkiq.store.cluster_client import ClusterClient
+from celery_lowkiq.store.cluster_map import ClusterMap, slot_of
+from celery_lowkiq.store.keys import TrackerKeys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts import cluster_client, cluster_map
-from celery_lowkiq.store.scripts.cluster_client import ClusterClient
-from celery_lowkiq.store.scripts.cluster_map import ClusterMap, slot_of
-from celery_lowkiq.store.scripts.keys import TrackerKeys
-from celery_lowkiq.store.scripts.script import load
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.script import load
+from celery_lowkiq.store.trackers import TrackerStore
 from tests.waiting import eventually
 
 from .resp_nodes import NOT_HERE, fake_cluster, number

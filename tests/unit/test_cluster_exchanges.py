@@ -9,11 +9,11 @@ from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.text import shard_names
 from celery_lowkiq.rules.tracking import State, TrackerUpdate
-from celery_lowkiq.store.jobs import durability
-from celery_lowkiq.store.jobs.durability import Durability, Level
+from celery_lowkiq.store import durability
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.durability import Durability, Level
+from celery_lowkiq.store.keys import TrackerKeys, shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import TrackerKeys, shard_keys
 
 from . import test_cluster_client as others
 from .resp_nodes import number

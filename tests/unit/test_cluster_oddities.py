@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_lowkiq.rules.errors import AccessDenied, StoreUnavailable
-from celery_lowkiq.store.scripts import cluster_map
-from celery_lowkiq.store.scripts.cluster_client import ClusterClient
-from celery_lowkiq.store.scripts.cluster_map import ClusterMap, parse_slots, slot_of
+from celery_lowkiq.store import cluster_map
+from celery_lowkiq.store.cluster_client import ClusterClient
+from celery_lowkiq.store.cluster_map import ClusterMap, parse_slots, slot_of
 from tests.waiting import Stopwatch, eventually
 
 from . import test_cluster_client as others

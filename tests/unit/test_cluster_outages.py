@@ -11,8 +11,8 @@ import pytest
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.store.scripts import cluster_map
-from celery_lowkiq.store.scripts.cluster_map import slot_of
+from celery_lowkiq.store import cluster_map
+from celery_lowkiq.store.cluster_map import slot_of
 from tests.waiting import eventually
 
 from . import test_cluster_client as others

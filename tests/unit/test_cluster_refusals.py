@@ -9,9 +9,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import AccessDenied, LoginRefused, MasterDenies, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.topology import check_users
-from celery_lowkiq.store.scripts import cluster_map, cluster_outages
-from celery_lowkiq.store.scripts.cluster_map import parse_replicas
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store import cluster_map
+from celery_lowkiq.store import cluster_map as cluster_outages
+from celery_lowkiq.store.cluster_map import parse_replicas
+from celery_lowkiq.store.script import load
 from tests.waiting import eventually
 
 from . import test_cluster_client as others

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.store.scripts import cluster_map
-from celery_lowkiq.store.scripts.script import load, scripts_of_workers
+from celery_lowkiq.store import cluster_map
+from celery_lowkiq.store.script import load, scripts_of_workers
 from tests.waiting import eventually
 
 from . import test_cluster_client as others

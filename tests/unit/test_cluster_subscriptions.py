@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
-from celery_lowkiq.store.scripts import cluster_exchange, listener
-from celery_lowkiq.store.scripts.listener import Listener
+from celery_lowkiq.store import cluster_client, listener
+from celery_lowkiq.store.listener import Listener
 from tests.waiting import eventually
 
 from . import test_cluster_client as others
@@ -27,7 +27,7 @@ def _answering(cluster, monkeypatch):
     for node in cluster.nodes:
         node.answer = answered
     # None is late because the machine is busy.
-    monkeypatch.setattr(cluster_exchange, "NEAR", 5.0)
+    monkeypatch.setattr(cluster_client, "NEAR", 5.0)
 
 
 def answered(words):
@@ -98,14 +98,14 @@ def test_a_subscription_goes_to_a_master_that_answers_soon(cluster, client, monk
         next(node for node in cluster.nodes if node.address == address)
         for address in client.cluster.masters()
     )
-    monkeypatch.setattr(cluster_exchange, "NEAR", 0.15)
+    monkeypatch.setattr(cluster_client, "NEAR", 0.15)
     first.answer = late
     with Listener(client, "channel") as subscription:
         assert place_of(subscription) in (second.address, third.address)
 
 
 def test_where_all_masters_are_far_the_fastest_is_taken(cluster, client, monkeypatch):
-    monkeypatch.setattr(cluster_exchange, "NEAR", 0.0)
+    monkeypatch.setattr(cluster_client, "NEAR", 0.0)
     *far, near = (
         next(node for node in cluster.nodes if node.address == address)
         for address in client.cluster.masters()

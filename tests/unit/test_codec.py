@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import serialization
 
-from celery_lowkiq.integration.app import codec
-from celery_lowkiq.integration.app.codec import MARK, Codec, dump_json
+from celery_lowkiq.integration import codec
+from celery_lowkiq.integration.codec import MARK, Codec, dump_json
 from celery_lowkiq.rules.errors import ConfigurationError, PayloadError, UndecodablePayload
 
 JSON = Codec("json", ["json"], 65536)

@@ -6,8 +6,16 @@ import pytest
 from celery import Celery
 from kombu import Queue
 
-from celery_lowkiq.integration.bootstep.command_line import chosen, deselect_from_broker, named, reasons
-from celery_lowkiq.integration.bootstep.service import CANCELLED, EXCLUDED, NOT_NAMED, Service
+from celery_lowkiq.integration.bootstep.command_line import (
+    CANCELLED,
+    EXCLUDED,
+    NOT_NAMED,
+    Service,
+    chosen,
+    deselect_from_broker,
+    named,
+    reasons,
+)
 
 NAMES = ["orders.save", "orders.ship", "mail"]
 

@@ -8,8 +8,9 @@ import logging
 import pytest
 
 from celery_lowkiq.rules.errors import AccessDenied, NotOwner, StoreUnavailable
-from celery_lowkiq.store.jobs.claims import SettleCalls
-from celery_lowkiq.worker.lane import claim_cycle, lane
+from celery_lowkiq.store.claims import SettleCalls
+from celery_lowkiq.worker import lane
+from celery_lowkiq.worker import lane as claim_cycle
 from tests.waiting import eventually
 
 from .fakes import FakeStore

@@ -9,8 +9,8 @@ import pytest
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, DueBefore, Missing, Owner, Waiting, why
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import Running
 from celery_lowkiq.rules.text import since
+from celery_lowkiq.rules.views import Running
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 NOW = 1_795_000_000.0

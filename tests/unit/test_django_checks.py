@@ -10,8 +10,8 @@ from celery import Celery
 
 from celery_lowkiq import ConfigurationError, ordered_task
 from celery_lowkiq.contrib.django import celery_app, checks
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.health_checks import ERROR, OK, WARNING, Finding
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.rules.health import ERROR, OK, WARNING, Finding
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from celery_lowkiq.rules import errors
-from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.models import Layout
 
 ERRORS = [
     errors.QueueResharded("orders", Layout(5)),

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_lowkiq.integration.bootstep import shutdown
-from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT
+from celery_lowkiq.rules.leases import EXIT_TIMEOUT
 
 
 class Abandoned:

@@ -11,10 +11,10 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_lowkiq import BusinessFailure, ById, JobsFailed
-from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES
-from celery_lowkiq.integration.runs import log_filter
-from celery_lowkiq.integration.runs.failure_log import MOST_CHARACTERS, MOST_JOBS, MOST_TRACEBACKS
-from celery_lowkiq.rules.fingerprints import read_mark
+from celery_lowkiq.integration import run_logs
+from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES
+from celery_lowkiq.integration.run_logs import MOST_CHARACTERS, MOST_JOBS, MOST_TRACEBACKS
+from celery_lowkiq.rules.failures import read_mark
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Recorded
 from celery_lowkiq.rules.text import TRACEBACK, moment
 from tests.unit.lanes import Lane, job
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(autouse=True)
 def as_in_a_worker(monkeypatch):
     """The filter that a worker adds to Celery's logger."""
-    monkeypatch.setattr(logging.getLogger(log_filter.TRACE), "filters", [log_filter.BatchFilter()])
+    monkeypatch.setattr(logging.getLogger(run_logs.TRACE), "filters", [run_logs.BatchFilter()])
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_without_a_stored_traceback_the_log_has_it_all_the_same(log):
 
 
 def test_a_run_that_succeeds_makes_nothing_of_it(log, monkeypatch):
-    monkeypatch.delattr("celery_lowkiq.integration.runs.runner.log_failures")
+    monkeypatch.delattr("celery_lowkiq.integration.runner.log_failures")
     (settlement,) = Lane(succeed).run(plain())
     assert settlement.disposition is Disposition.DONE
     assert log() == []

@@ -14,8 +14,8 @@ from celery._state import _task_stack
 from celery.app.task import Task
 
 from celery_lowkiq import InvalidCall, PayloadError, ordered_task
-from celery_lowkiq.integration.calls.producer import StoreProducer
-from celery_lowkiq.integration.task import call_mixin
+from celery_lowkiq.integration import task as call_mixin
+from celery_lowkiq.integration.messages import StoreProducer
 from celery_lowkiq.store.redis_store import RedisStore
 
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from celery_lowkiq.rules.fingerprints import fingerprint, mark_error, masked, read_mark, text_fingerprint
+from celery_lowkiq.rules.failures import fingerprint, mark_error, masked, read_mark, text_fingerprint
 
 
 class BadSku(ValueError):

@@ -11,7 +11,7 @@ from celery.worker import state
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq import BusinessFailure, OrderedTask, RunAborted
-from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord
+from celery_lowkiq.integration.records import TTL_ENDS, CallRecord
 from celery_lowkiq.rules.models import (
     POISON_PILL_RETRY_COUNT,
     ClaimedCallRecords,

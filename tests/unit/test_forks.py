@@ -95,7 +95,7 @@ def test_stop_signals_end_the_forks_of_all_threads_of_a_process_that_leaves_them
     """A thread pool of a run, or its event loop: ``terminate()`` waited for ever."""
     script = """
 import time
-from celery_lowkiq.worker import stop_signals
+from celery_lowkiq.worker import forks as stop_signals
 stop_signals.handle(lambda *_: None)
 signal.signal(signal.SIGINT, lambda *_: os._exit(9))
 
@@ -119,7 +119,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 def test_a_script_is_ready_in_a_fork_while_a_thread_of_the_worker_prepares_another_one():
     """A cached_property of Python 3.11 locks for all scripts: a call in the fork never returned."""
     script = """
-from celery_lowkiq.store.scripts.script import Script, load
+from celery_lowkiq.store.script import Script, load
 prepares, source = threading.Event(), Script.text
 
 def text(self, flags):

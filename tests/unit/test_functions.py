@@ -8,7 +8,7 @@ import textwrap
 import pytest
 import wrapt
 
-from celery_lowkiq.rules.functions import is_defined_in
+from celery_lowkiq.rules.basics import is_defined_in
 
 WRAPPER = textwrap.TextWrapper()
 

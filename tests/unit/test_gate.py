@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 import celery_lowkiq
-from celery_lowkiq.integration.app.codec import Codec
-from celery_lowkiq.integration.app.gate import Gate
-from celery_lowkiq.integration.app.signing import Signing, Unverified
+from celery_lowkiq.integration.codec import Codec
+from celery_lowkiq.integration.gate import Gate, Signing, Unverified
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import Payload, StoredRecord
 from tests.traps import trap
@@ -19,8 +18,8 @@ PACKAGE = Path(celery_lowkiq.__file__).parent
 #: Who imports a decoder that may run code: the codec, what only writes, and what reads pipes of processes
 #: that this one started.
 DECODERS = {
-    "integration/app/codec.py": {"kombu.serialization", "kombu.utils.json"},
-    "integration/runs/redis_results.py": {"kombu.serialization", "kombu.utils.json"},
+    "integration/codec.py": {"kombu.serialization", "kombu.utils.json"},
+    "integration/held_results.py": {"kombu.serialization", "kombu.utils.json"},
     "integration/processes/child.py": {"pickle"},
     "integration/processes/messages.py": {"marshal", "pickle"},
     "integration/processes/process_runner.py": {"pickle"},
@@ -69,7 +68,7 @@ def test_only_the_gate_decodes():
         for node in ast.walk(tree)
         if getattr(node, "attr", getattr(node, "name", "")) == "load_verified"
     }
-    assert files == {"integration/app/codec.py", "integration/app/gate.py", "integration/runs/eager.py"}
+    assert files == {"integration/codec.py", "integration/gate.py", "integration/eager.py"}
 
 
 def test_no_other_file_imports_a_decoder_that_may_run_code():

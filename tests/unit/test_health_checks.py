@@ -13,13 +13,21 @@ from celery_lowkiq.rules.errors import (
     SentinelAddress,
     StoreUnavailable,
 )
-from celery_lowkiq.rules.findings import ERROR, OK, WARNING
-from celery_lowkiq.rules.health_checks import QueueState, SystemState, check_health, unreachable
+from celery_lowkiq.rules.health import QueueState, SystemState, check_health, unreachable
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, ShardReport, Wait
-from celery_lowkiq.rules.server_checks import Server
-from celery_lowkiq.rules.topology import Kind, Master, Topology
-from celery_lowkiq.rules.views import IdCalls, Paused, Stats
+from celery_lowkiq.rules.topology import Kind, Master, Server, Topology
+from celery_lowkiq.rules.views import (
+    ERROR,
+    OK,
+    WARNING,
+    IdCalls,
+    LaneReport,
+    NodeReport,
+    Paused,
+    ShardReport,
+    Stats,
+    Wait,
+)
 
 NOW = 1_795_000_000.0
 WELL = Server("Redis", "7.0.15", "noeviction", 0, True, "everysec", "", True, 0.2, 0.1)

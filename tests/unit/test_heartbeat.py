@@ -8,9 +8,9 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import LoginRefused, MasterDenies, StoreError, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.leases import by_node_splitter, lease_splitter
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.reports import NodeReport, current
-from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
+from celery_lowkiq.rules.views import NodeReport, current
 from tests.unit.nodes import SHARDS, Q
 from tests.waiting import eventually
 

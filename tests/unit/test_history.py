@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.history import DAY, Counters, Rates, Sample, rates, shard_rates, span_of, sum_of
+from celery_lowkiq.rules.views import DAY, Counters, Rates, Sample, rates, shard_rates, span_of, sum_of
 
 NOW = 1_000_000.0
 

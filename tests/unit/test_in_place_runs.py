@@ -9,7 +9,7 @@ from celery import Celery, signals
 from celery.worker import state
 
 from celery_lowkiq import Again, InvalidCall, ordered_task
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob
 from tests.waiting import eventually
 

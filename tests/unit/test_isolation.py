@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.isolation import (
+from celery_lowkiq.rules.models import Disposition, Job, Payload
+from celery_lowkiq.rules.policies import (
     MAX_ISOLATION_DELAY,
     MAX_PARTS,
     NOT_ISOLATED,
@@ -12,9 +13,8 @@ from celery_lowkiq.rules.isolation import (
     isolated,
     isolation_delay,
 )
-from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.scripts.records import parse_processing, parse_retry_count, retry_count_text
+from celery_lowkiq.store.records import parse_processing, parse_retry_count, retry_count_text
 
 ONE_SECOND = RetryPolicy(max_retries=2, retry_in=lambda error, n: 1.0)
 

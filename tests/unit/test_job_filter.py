@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.operations.job_filters import read_filter, read_rate
+from celery_lowkiq.integration.queue import read_filter, read_rate
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.job_filter import FailureFilter, age_seconds
+from celery_lowkiq.rules.failures import FailureFilter, age_seconds
 
 
 @pytest.mark.parametrize(

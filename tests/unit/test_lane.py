@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.claims import Due, OpenClaims
-from celery_lowkiq.rules.clock import SystemClock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
-from celery_lowkiq.store.jobs.announcements import _announcement
-from celery_lowkiq.store.scripts.keys import channel
-from celery_lowkiq.worker.lane.due_table import DueTable
+from celery_lowkiq.store.keys import channel
+from celery_lowkiq.store.listener import _announcement
+from celery_lowkiq.worker.lane import DueTable
 from celery_lowkiq.worker.outage import OutageTracker
 from celery_lowkiq.worker.waker import Waker
 from tests.unit.fakes import FakeStore

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running, ShardReport
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
 from celery_lowkiq.rules.text import ranges
-from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.web.lane_map import MAX_ROWS, lane_map
+from celery_lowkiq.rules.views import LaneReport, NodeReport, Running, ShardReport, Stats
+from celery_lowkiq.web.charts import MAX_ROWS, lane_map
 
 
 def node(name, lanes, runs=None, queue="orders", **others):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.worker.lane.lane_state import LaneState
+from celery_lowkiq.worker.lane import LaneState
 
 
 class Name(str):

@@ -10,15 +10,15 @@ import pytest
 from celery.worker import state
 
 from celery_lowkiq.integration.bootstep.engine import CeleryHost, Engine
+from celery_lowkiq.integration.decode import RunJob
 from celery_lowkiq.integration.processes import lane_process
 from celery_lowkiq.integration.processes.child import Child, ChildOptions
 from celery_lowkiq.integration.processes.lane_process import LaneProcess, NotStarted
 from celery_lowkiq.integration.processes.messages import read_settlements
 from celery_lowkiq.integration.processes.process_runner import ProcessRunner
-from celery_lowkiq.integration.runs.decode import RunJob
-from celery_lowkiq.rules.loggers import package_logger
+from celery_lowkiq.rules.basics import package_logger
 from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
-from celery_lowkiq.store.scripts.script import load, lua_files
+from celery_lowkiq.store.script import load, lua_files
 
 
 def exits(*about, **options):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.history import Sample
-from celery_lowkiq.rules.lateness import is_late, lateness, usual_lag
+from celery_lowkiq.rules.health import is_late, lateness, usual_lag
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running, ShardReport
-from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.rules.views import LaneReport, NodeReport, Running, Sample, ShardReport, Stats
 
 OURS, OTHER = ShardRef("orders", 0), ShardRef("reindex_search", 2)
 NOW = 100_000.0

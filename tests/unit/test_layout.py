@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Layout, QueueSpec, ShardRef
 
 IDS = [str(n) for n in range(200)]
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from celery_lowkiq.integration.runs.log_filter import describe_batch
+from celery_lowkiq.integration.run_logs import describe_batch
 from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
 
 

@@ -16,9 +16,8 @@ from celery.utils.log import ColorFormatter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.integration.runs import log_lines
-from celery_lowkiq.integration.runs.log_filter import ABOUT, BatchFilter
-from celery_lowkiq.integration.runs.log_lines import log_success, record_factory, wait_for_lines
+from celery_lowkiq.integration import run_logs
+from celery_lowkiq.integration.run_logs import ABOUT, BatchFilter, log_success, record_factory, wait_for_lines
 from tests.waiting import eventually
 
 CELERY = logging.getLogger("celery")
@@ -118,13 +117,13 @@ def logging_to(*handlers, factory=record_factory):
 @pytest.fixture
 def added(monkeypatch):
     """The lines that did not go through ``logging``."""
-    found, add = [], log_lines.HandlerLines.add
+    found, add = [], run_logs.HandlerLines.add
 
     def note(lines, whole, line):
         found.append(whole)
         add(lines, whole, line)
 
-    monkeypatch.setattr(log_lines.HandlerLines, "add", note)
+    monkeypatch.setattr(run_logs.HandlerLines, "add", note)
     return found
 
 
@@ -164,7 +163,7 @@ def test_a_record_is_made_as_celerys(added):
     message, values = MESSAGES[0], about()
     with logging_to(handler):
         trace.info(message, values)
-    line = vars(log_lines._Line(message, values).record())
+    line = vars(run_logs._Line(message, values).record())
     assert {**line, "created": 0, "msecs": 0, "relativeCreated": 0} == seen[0]
 
 
@@ -306,7 +305,7 @@ def test_what_comes_later_waits_for_the_line_that_was_left(say):
 
             thread = threading.Thread(target=lane)
             thread.start()
-            eventually(lambda: log_lines._writing and any(lines._waiting for lines in log_lines._writing))
+            eventually(lambda: run_logs._writing and any(lines._waiting for lines in run_logs._writing))
             assert not done
         thread.join(10)
         assert done[0].startswith("slow\nleft\n")
@@ -339,4 +338,4 @@ def test_many_lanes_lose_no_line_and_keep_their_order():
             expected += [f"{name} ran {number}"]
             expected += [f"{name} says {number}"] if number % 7 == 0 else []
         assert [line for line in found if line.startswith(name)] == expected
-    assert not log_lines._writing
+    assert not run_logs._writing

@@ -18,13 +18,10 @@ import pytest
 from celery import Celery, current_task
 from celery._state import _task_stack
 
-from celery_lowkiq.integration.app.settings import read_settings
-from celery_lowkiq.integration.loops import bodies as bodies_module
-from celery_lowkiq.integration.loops import watchdog
-from celery_lowkiq.integration.loops.bodies import Bodies, Cancelled
-from celery_lowkiq.integration.loops.context_stack import ContextStack
-from celery_lowkiq.integration.loops.event_loop import NoLoop
-from celery_lowkiq.integration.loops.loops import Loops, run_alone
+from celery_lowkiq.integration import loops as bodies_module
+from celery_lowkiq.integration import loops as watchdog
+from celery_lowkiq.integration.loops import Bodies, Cancelled, ContextStack, Loops, NoLoop, run_alone
+from celery_lowkiq.integration.settings import read_settings
 from celery_lowkiq.rules.errors import InvalidCall
 from tests.waiting import eventually
 

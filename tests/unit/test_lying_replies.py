@@ -6,11 +6,10 @@ import pytest
 from redis import exceptions
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.rate import TokenRequest
+from celery_lowkiq.rules.policies import TokenRequest
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.errors import UnexpectedReply, script_error, store_error
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.scripts.redis_errors import script_error, store_error
-from celery_lowkiq.store.scripts.replies import UnexpectedReply
 
 
 class Lying(Client):

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.server_checks import Server
-from celery_lowkiq.worker.ownership.monitors import MasterMonitor
+from celery_lowkiq.rules.topology import Server
+from celery_lowkiq.worker.monitors import MasterMonitor
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node
 from tests.waiting import eventually

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreUnavailable
+from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import Disposition, LeaseState, QueueSpec
-from celery_lowkiq.rules.splitters import lease_splitter
-from celery_lowkiq.worker.lane import claim_cycle, lane
-from celery_lowkiq.worker.ownership import acquisition
+from celery_lowkiq.worker import acquisition, lane
+from celery_lowkiq.worker import lane as claim_cycle
 from tests.waiting import eventually
 
 from .fakes import FakeStore

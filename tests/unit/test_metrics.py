@@ -14,8 +14,7 @@ from celery_lowkiq.metrics.node import NodeMetrics
 from celery_lowkiq.metrics.queues import QueueCollector
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import LeaseState, ShardRef
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running
-from celery_lowkiq.rules.views import ShardState, Stats
+from celery_lowkiq.rules.views import LaneReport, NodeReport, Running, ShardState, Stats
 
 
 class Clock:

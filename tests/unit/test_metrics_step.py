@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.worker.outage import OutageTracker
 from tests.unit.meters import Tally

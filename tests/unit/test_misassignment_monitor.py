@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq.rules.models import LeaseState, QueueSpec
-from celery_lowkiq.worker.ownership.monitors import MisassignmentMonitor
+from celery_lowkiq.worker.monitors import MisassignmentMonitor
 from tests.unit.fakes import FakeStore
 
 Q = QueueSpec("q", shards=4)

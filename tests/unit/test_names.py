@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app.registry import read_queue_name
+from celery_lowkiq.integration.app import read_queue_name
 from celery_lowkiq.integration.bootstep.command_line import warn_short_names
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.names import LISTED, full_names, listed, similar_names

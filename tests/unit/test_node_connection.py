@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_lowkiq.integration.bootstep.node.outbox import Outbox
 from celery_lowkiq.integration.bootstep.node.proxy import NodeProxy
+from celery_lowkiq.integration.bootstep.node.server import Outbox
 from tests.waiting import eventually
 
 #: The first descriptor that `select` refuses.

@@ -11,8 +11,7 @@ from celery.app.task import Task
 from kombu import Producer
 
 from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, ordered_task
-from celery_lowkiq.integration.app.option_names import check_call_names
-from celery_lowkiq.integration.task.options import CELERYS, OPTIONS
+from celery_lowkiq.integration.options import CELERYS, OPTIONS, check_call_names
 
 
 def function(payloads_by_id):

@@ -9,8 +9,7 @@ import pytest
 from celery import Celery, Task
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.task.call_options import LIMITS
-from celery_lowkiq.integration.task.options import OPTIONS
+from celery_lowkiq.integration.options import LIMITS, OPTIONS
 
 
 def on_jobs(jobs):

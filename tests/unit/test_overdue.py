@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.findings import WARNING
+from celery_lowkiq.rules.health import check_runs, overdue_after, overdue_line, usual_run
 from celery_lowkiq.rules.models import Batch, Job, Lease, QueueSpec, ShardRef
-from celery_lowkiq.rules.overdue import overdue_after, overdue_line, usual_run
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running
-from celery_lowkiq.rules.run_findings import check_runs
-from celery_lowkiq.worker.ownership.overdue import LaneLoads, OverdueMonitor, running
+from celery_lowkiq.rules.views import WARNING, LaneReport, NodeReport, Running
+from celery_lowkiq.worker.members import LaneLoads, OverdueMonitor, running
 
 from .fakes import FakeHost, FakeStore
 

@@ -15,10 +15,10 @@ from celery.app.trace import build_tracer
 from celery.worker import state
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.runs import plain_request
-from celery_lowkiq.integration.runs.log_filter import BatchFilter
-from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration import light_run
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.run_logs import BatchFilter
+from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
 
 # Celery warns of each error from outside a function.
@@ -59,9 +59,9 @@ def test_it_is_celerys_own_once_it_was_read(run):
 
     run(function)
     assert seen == [
-        plain_request.PlainContext,
+        light_run.PlainContext,
         seen[1],
-        plain_request.PlainContext,
+        light_run.PlainContext,
         "host",
         Context,
     ]
@@ -90,7 +90,7 @@ def test_another_thread_may_read_it_first(run):
 
     run(function)
     (request,) = kept
-    begun = vars(plain_request.PlainContext)
+    begun = vars(light_run.PlainContext)
     assert request.hostname == "host"
     assert (type(request), begun["timelimit"].__get__(request)) == (Context, (None, None))
     assert begun["__getattr__"](request, "lang") == "py"
@@ -168,7 +168,7 @@ def test_a_failure_whose_request_cannot_be_made_does_not_end_the_lane(run, monke
     def function(self, payloads_by_id):
         raise ValueError("boom")
 
-    monkeypatch.setattr(plain_request, "quiet_request", away)
+    monkeypatch.setattr(light_run, "quiet_request", away)
     settlement = run(function)
     assert settlement.disposition is Disposition.RETRY
     assert "a run of t failed outside its function" in caplog.messages
@@ -182,7 +182,7 @@ def test_a_line_that_cannot_be_written_does_not_fail_the_run(run, monkeypatch, c
     def function(self, payloads_by_id):
         pass
 
-    monkeypatch.setattr(plain_request, "show_arguments", away)
+    monkeypatch.setattr(light_run, "show_arguments", away)
     caplog.set_level(logging.INFO, "celery.app.trace")
     assert run(function).disposition is Disposition.DONE
     assert "a run could not be reported" in caplog.messages

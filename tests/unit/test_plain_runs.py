@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq import OrderedTask, ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.runs.log_filter import BatchFilter
-from celery_lowkiq.integration.runs.observers import RunObservers
-from celery_lowkiq.integration.runs.run import requeued
-from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.request import RunObservers
+from celery_lowkiq.integration.run import requeued
+from celery_lowkiq.integration.run_logs import BatchFilter
+from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Lease, Recorded, ShardRef
 from tests.marks import examples
 from tests.unit.functions import ENDS, MIDDLEWARES, OPTIONS, STEPS, adds_links, deletes, own, writes_first

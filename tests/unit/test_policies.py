@@ -8,8 +8,8 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.records.call_record import TTL_ENDS, CallRecord, make_record
-from celery_lowkiq.integration.task.queue_options import policies_of
+from celery_lowkiq.integration.options import policies_of
+from celery_lowkiq.integration.records import TTL_ENDS, CallRecord, make_record
 from celery_lowkiq.rules.models import Disposition, Job, Payload
 from celery_lowkiq.rules.policies import NONE, AfterFailure, Policies, WhenFull, length_of_shard, surplus
 from celery_lowkiq.rules.retry import RetryPolicy

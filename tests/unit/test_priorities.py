@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.priorities import turn
-from celery_lowkiq.rules.rate import token_at
-from celery_lowkiq.store.scripts.keys import shard_keys
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.rules.policies import token_at, turn
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.script import load
 
 
 def in_turn(*jobs: tuple[int, float], max_wait: float = 60) -> list[tuple[int, float]]:

@@ -13,10 +13,9 @@ from celery.utils.collections import LimitedSet
 from celery.worker import state
 
 from celery_lowkiq.integration.processes import messages, process_runner
-from celery_lowkiq.integration.processes.channel import Channel
 from celery_lowkiq.integration.processes.lane_process import LaneProcess
-from celery_lowkiq.integration.runs.request import new_id
-from celery_lowkiq.rules.isolation import Isolation
+from celery_lowkiq.integration.processes.messages import Channel
+from celery_lowkiq.integration.request import new_id
 from celery_lowkiq.rules.models import (
     Batch,
     ClaimedCallRecords,
@@ -30,6 +29,7 @@ from celery_lowkiq.rules.models import (
     ShardRef,
     StoredRecord,
 )
+from celery_lowkiq.rules.policies import Isolation
 
 QUEUE = QueueSpec("q", shards=3)
 PLAIN = Job("1", (Payload(b"x", 1.5),), perform_in=2.0, claim=7, payload_count=1)

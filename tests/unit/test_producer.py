@@ -11,8 +11,8 @@ from celery import Celery, group
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq import StoreFull, StoreUnavailable, ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.calls.producer import retry_intervals
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.messages import retry_intervals
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.rate import Tokens, capacity, run_count
-from celery_lowkiq.worker.rate_limiter import RateLimiter
+from celery_lowkiq.rules.policies import Tokens, capacity, run_count
+from celery_lowkiq.worker.context import RateLimiter
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually
 

@@ -8,11 +8,11 @@ import pytest
 from celery import Celery
 from redis import SSLConnection
 
-from celery_lowkiq.integration.app import context
-from celery_lowkiq.integration.app.redis_params import source_of
-from celery_lowkiq.integration.app.settings import read_settings
+from celery_lowkiq.integration import app as context
+from celery_lowkiq.integration.redis_params import source_of
+from celery_lowkiq.integration.settings import read_settings
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.store.scripts.connect import connect
+from celery_lowkiq.store.connect import connect
 
 
 def app(**settings):

@@ -11,7 +11,7 @@ from celery.worker.control import Panel
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.bootstep import remote_control
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.queue import OrderedQueue
 from tests.waiting import eventually
 
 

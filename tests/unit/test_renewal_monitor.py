@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from celery_lowkiq.worker.ownership.monitors import SLOW_RENEWALS, RenewalMonitor
+from celery_lowkiq.worker.monitors import SLOW_RENEWALS, RenewalMonitor
 from tests.unit.nodes import Node
 from tests.waiting import eventually
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.layout import Layout, shard_of
-from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.models import Layout, ShardRef, shard_of
 from celery_lowkiq.rules.repairs import Condition, Repaired, can_restore_meta, damages, said_count
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS
+from celery_lowkiq.store.keys import SHARD_KEYS
 
 SHARD = ShardRef("orders", 1)
 MINE = [str(n) for n in range(100) if shard_of(str(n), 4) == SHARD.index]

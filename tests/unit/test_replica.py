@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_lowkiq.integration.app.redis_params import CLUSTER_SCHEMES
+from celery_lowkiq.integration.redis_params import CLUSTER_SCHEMES
 from examples.replica import __main__ as command
 from examples.replica.generate import EVENTS, SEED, generate
 from examples.replica.mirror import Mirror, Writes

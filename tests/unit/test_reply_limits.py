@@ -15,10 +15,10 @@ from redis.connection import DefaultParser
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.store import connect as connecting
+from celery_lowkiq.store import exchange
+from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts import connect as connecting
-from celery_lowkiq.store.scripts import reply_limits
-from celery_lowkiq.store.scripts.connect import connect
 
 MAX_BYTES = 256 * 1024
 #: What the server sends at most, so that a test without limits ends, too.
@@ -71,7 +71,7 @@ class Endless:
 
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(reply_limits, "MAX_BYTES", MAX_BYTES, raising=False)
+    monkeypatch.setattr(exchange, "MAX_BYTES", MAX_BYTES, raising=False)
     monkeypatch.setattr(connecting, "RETRIES", 0)
 
 
@@ -94,7 +94,7 @@ def test_a_reply_is_read_up_to_a_size(reply, parser):
 @pytest.mark.parametrize("parser", [_RESP2Parser, DefaultParser], ids=["python", "installed"])
 def test_a_reply_that_comes_byte_by_byte_ends_in_time(parser, monkeypatch):
     """Each byte began the timeout of the socket anew."""
-    monkeypatch.setattr(reply_limits, "MAX_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(exchange, "MAX_SECONDS", 0.1, raising=False)
     with Endless(b"$1000\r\n", b"x", pause=0.01) as server:
         options = {"host": "127.0.0.1", "port": server.port, "socket_timeout": 30, "parser_class": parser}
         client = connect(options, pool_size=1, pool_timeout=1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules import resharding
-from celery_lowkiq.rules.layout import Layout
+from celery_lowkiq.rules.models import Layout
 from celery_lowkiq.rules.resharding import (
     LARGEST_SHARE,
     LEAST_SHARE,

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import QueueResharded, ShardDamaged, StoreUnavailable
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.leases import by_node_splitter, lease_splitter
+from celery_lowkiq.rules.models import Layout, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.rules.resizing import Resize, resize
-from celery_lowkiq.rules.splitters import by_node_splitter, lease_splitter
+from celery_lowkiq.rules.resharding import Resize, resize
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node, Q, once
 from tests.waiting import eventually

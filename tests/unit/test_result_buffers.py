@@ -16,9 +16,11 @@ from kombu import serialization
 from redis.exceptions import ConnectionError as Unreachable
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.runs import late_results, redis_results, result_buffer
-from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration import held_results
+from celery_lowkiq.integration import held_results as redis_results
+from celery_lowkiq.integration import held_results as result_buffer
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Disposition, Lease, ShardRef
 from tests.unit.lanes import Reader, TrackerStore, job
 from tests.waiting import eventually
@@ -69,7 +71,7 @@ def lane(empty_redis):
 
 @pytest.fixture
 def without_late_writes(monkeypatch):
-    monkeypatch.setattr(late_results, "MAX_DELAY", 3600.0)
+    monkeypatch.setattr(held_results, "MAX_DELAY", 3600.0)
 
 
 @pytest.mark.usefixtures("without_late_writes")
@@ -248,7 +250,7 @@ def test_the_lane_writes_what_could_not_be_written_meanwhile(lane, monkeypatch):
 
 
 def test_the_thread_that_writes_late_results_ends_and_comes_back(lane, monkeypatch):
-    monkeypatch.setattr(late_results, "MAX_IDLE", 0.01)
+    monkeypatch.setattr(held_results, "MAX_IDLE", 0.01)
     buffers = lane.runner._buffers
     for task_id in "ab":
         lane.run(task_id)

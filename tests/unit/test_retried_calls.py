@@ -11,8 +11,8 @@ from celery.exceptions import MaxRetriesExceededError, Reject
 from celery.worker import state
 
 from celery_lowkiq import BusinessFailure, ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.store.keys import shard_keys
 
 KEYS = {"one": "0123456789abcdef0123456789abcdef"}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, Job, Payload, PayloadRemoval, Settlement
-from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.rules.retry_delays import default_delay
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_delay
 
 
 def job(retry_count: int = -1) -> Job:

@@ -11,12 +11,11 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.runs.retry_policy import guarded, policy_of
-from celery_lowkiq.integration.task.retry_options import RetryOptions
-from celery_lowkiq.rules import retry_delays
+from celery_lowkiq.integration.decisions import guarded, policy_of
+from celery_lowkiq.integration.options import RetryOptions
+from celery_lowkiq.rules import retry
 from celery_lowkiq.rules.models import Disposition, Job, Payload
-from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.rules.retry_delays import read_delay_function
+from celery_lowkiq.rules.retry import RetryPolicy, after_failure, read_delay_function
 
 
 def work(payloads_by_id):
@@ -29,7 +28,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 @pytest.fixture
 def default_is_7(monkeypatch):
-    monkeypatch.setattr(retry_delays, "default_delay", lambda retry_count: 7.0)
+    monkeypatch.setattr(retry, "default_delay", lambda retry_count: 7.0)
 
 
 def test_gators_table_of_exponential_pauses():

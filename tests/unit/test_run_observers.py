@@ -13,10 +13,10 @@ from celery.backends.cache import CacheBackend
 from celery.worker import state
 
 from celery_lowkiq import OrderedTask, ordered_task
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.runs.observers import RunObservers
-from celery_lowkiq.integration.runs.plain_request import PlainRequest
-from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.light_run import PlainRequest
+from celery_lowkiq.integration.request import RunObservers
+from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
 
 
@@ -195,9 +195,7 @@ def traced(app, make, monkeypatch):
 
     def run(*payloads, task=None, claimed_at=0.0, **about):
         task, seen = task or make(), []
-        monkeypatch.setattr(
-            "celery_lowkiq.integration.runs.runner.Run.begin", lambda run, _: seen.append(run)
-        )
+        monkeypatch.setattr("celery_lowkiq.integration.runner.Run.begin", lambda run, _: seen.append(run))
         consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
         runner = CeleryRunner({"t": task}, consumer, context_of(app), reader=None, tracker_store=None)
         lease, jobs = Lease(ShardRef("t", 0), "me", 1), (Job("1", payloads, 0.0, claim=1, **about),)

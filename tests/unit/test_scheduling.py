@@ -8,12 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules import schedulers
-from celery_lowkiq.rules.balance import Member
-from celery_lowkiq.rules.lease_watch import LeaseWatch
-from celery_lowkiq.rules.middleware import compose
+from celery_lowkiq.rules import claims
+from celery_lowkiq.rules.basics import compose
+from celery_lowkiq.rules.leases import LeaseWatch, Member, default_splitter
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.splitters import default_splitter
 
 A0, A1, A2 = (ShardRef("A", n) for n in range(3))
 
@@ -31,7 +29,7 @@ def test_more_lanes_than_shards_leaves_lanes_idle():
 
 
 def test_lag_picks_the_oldest_due_job():
-    pick = schedulers.lag()
+    pick = claims.lag()
     assert pick({A0: 50, A1: 10, A2: 30}, 100) == A1
     assert pick({A0: 101}, 100) is None
     assert pick({}, 100) is None
@@ -39,7 +37,7 @@ def test_lag_picks_the_oldest_due_job():
 
 
 def test_seq_takes_turns_and_passes_by_what_is_not_due():
-    pick = schedulers.seq()
+    pick = claims.seq()
     due = {A0: 1, A1: 200, A2: 1}
     assert [pick(due, 100) for _ in range(4)] == [A0, A2, A0, A2]
     assert pick({A1: 200}, 100) is None
@@ -48,7 +46,7 @@ def test_seq_takes_turns_and_passes_by_what_is_not_due():
 
 
 def test_two_seq_schedulers_do_not_share_their_turn():
-    one, two = schedulers.seq(), schedulers.seq()
+    one, two = claims.seq(), claims.seq()
     assert one({A0: 1, A1: 1}, 9) == two({A0: 1, A1: 1}, 9) == A0
 
 
@@ -56,7 +54,7 @@ class TestWeighted:
     BOTH = {ShardRef("critical", 0): 50, ShardRef("critical", 1): 40, ShardRef("default", 0): 10}
 
     def shares(self, weights, due, picks=10_000):
-        pick = schedulers.weighted(weights, random.Random(8).random)
+        pick = claims.weighted(weights, random.Random(8).random)
         found = Counter(pick(due, 100) for _ in range(picks))
         return {ref: count / picks for ref, count in found.items()}
 
@@ -80,7 +78,7 @@ class TestWeighted:
         assert found[ShardRef("default", 0)] > 0
 
     def test_what_is_not_due_takes_no_part(self):
-        pick = schedulers.weighted({"critical": 1000})
+        pick = claims.weighted({"critical": 1000})
         assert pick({ShardRef("critical", 0): 200, A0: 50}, 100) == A0
         assert pick({ShardRef("critical", 0): 200}, 100) is None
         assert pick({}, 100) is None

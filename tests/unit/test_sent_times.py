@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import ConfigurationError, ordered_task
-from celery_lowkiq.integration.calls.sent_times import SendingTimes
+from celery_lowkiq.integration.messages import SendingTimes
 
 
 def test_times_of_a_process_grow_whatever_its_clock_does():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.redis_params import shown_address
-from celery_lowkiq.integration.bootstep.command_line import reasons
-from celery_lowkiq.integration.bootstep.service import Service
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.bootstep.command_line import Service, reasons
+from celery_lowkiq.integration.redis_params import shown_address
 
 STORE = "redis://localhost:6379/0"
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.leases import default_splitter, lease_splitter
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
-from celery_lowkiq.rules.splitters import default_splitter, lease_splitter
-from celery_lowkiq.worker.ownership.acquisition import SLICE
+from celery_lowkiq.worker.acquisition import SLICE
 from tests.unit.nodes import Q, once
 from tests.waiting import eventually
 

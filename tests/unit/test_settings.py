@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app import context
-from celery_lowkiq.integration.app.error_text import MAX_ERROR_BYTES, dump_error, load_error
-from celery_lowkiq.integration.app.settings import SETTINGS, read_settings
-from celery_lowkiq.rules import schedulers, splitters
+from celery_lowkiq.integration import app as context
+from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES, dump_error, load_error
+from celery_lowkiq.integration.settings import SETTINGS, read_settings
+from celery_lowkiq.rules import claims, leases
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import ShardRef
 
@@ -24,7 +24,7 @@ def app(**settings):
 def test_defaults():
     settings = read_settings(app())
     assert (settings.poll_interval, settings.lease_seconds, settings.serializer) == (1.0, 10.0, "json")
-    assert settings.scheduler is schedulers.lag
+    assert settings.scheduler is claims.lag
 
 
 def test_values_and_dotted_paths():
@@ -36,17 +36,17 @@ def test_values_and_dotted_paths():
             lowkiq_server_middlewares=[print],
         )
     )
-    assert settings.scheduler is schedulers.seq
+    assert settings.scheduler is claims.seq
     assert (settings.lanes, settings.last_words, settings.server_middlewares) == (3, repr, (print,))
 
 
 @pytest.mark.parametrize(
     "given, scheduler",
     [
-        ({"lowkiq_queue_weights": {"critical": 3}}, schedulers.weighted),
-        ({"lowkiq_scheduler": "weighted"}, schedulers.weighted),
-        ({"lowkiq_queue_weights": {"critical": 3}, "lowkiq_scheduler": "seq"}, schedulers.seq),
-        ({"lowkiq_queue_weights": {}}, schedulers.lag),
+        ({"lowkiq_queue_weights": {"critical": 3}}, claims.weighted),
+        ({"lowkiq_scheduler": "weighted"}, claims.weighted),
+        ({"lowkiq_queue_weights": {"critical": 3}, "lowkiq_scheduler": "seq"}, claims.seq),
+        ({"lowkiq_queue_weights": {}}, claims.lag),
     ],
 )
 def test_weights_choose_the_weighted_scheduler_unless_another_is_set(given, scheduler):
@@ -211,7 +211,7 @@ class TestByNode:
 
     def test_another_splitter_needs_none(self, monkeypatch):
         monkeypatch.delenv("LOWKIQ_NODE_NUMBER")
-        assert read_settings(app()).make_splitter() is splitters.lease_splitter
+        assert read_settings(app()).make_splitter() is leases.lease_splitter
 
 
 def test_celerys_reports_show_no_password():

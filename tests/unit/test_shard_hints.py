@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import LaneReport, NodeReport, Running, ShardReport
-from celery_lowkiq.rules.shard_hints import by_load, shard_hints
-from celery_lowkiq.rules.views import Stats
+from celery_lowkiq.rules.health import by_load, shard_hints
+from celery_lowkiq.rules.models import ShardRef, shard_of
+from celery_lowkiq.rules.views import LaneReport, NodeReport, Running, ShardReport, Stats
 
 NOW = 1_700_000_000.0
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.worker.lane.lane import ShardPicker
+from celery_lowkiq.worker.lane import ShardPicker
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
 

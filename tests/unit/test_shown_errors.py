@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded, TimeLimitEx
 
 import celery_lowkiq
 from celery_lowkiq import Again, BusinessFailure, JobsFailed
-from celery_lowkiq.integration.records.orphans import finish_orphaned_calls
+from celery_lowkiq.integration.records import finish_orphaned_calls
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT
 from tests.unit.lanes import Lane, job
 

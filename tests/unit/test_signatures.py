@@ -11,9 +11,9 @@ from celery import Celery
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.settings import read_settings
-from celery_lowkiq.integration.app.signing import Signing, Unverified, read_keys
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.gate import Signing, Unverified, read_keys
+from celery_lowkiq.integration.settings import read_settings
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Payload, StoredRecord
 from celery_lowkiq.rules.signatures import SIGNATURE_CHARS, Fault, KeyRing, split_record

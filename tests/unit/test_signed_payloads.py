@@ -9,10 +9,9 @@ import pytest
 from celery.security.serialization import register_auth
 from kombu import serialization
 
-from celery_lowkiq.integration.app.codec import MARK, SEPARATOR, Codec
-from celery_lowkiq.integration.app.gate import Gate
-from celery_lowkiq.integration.app.signing import Signing
-from celery_lowkiq.integration.records.call_record import CallRecord
+from celery_lowkiq.integration.codec import MARK, SEPARATOR, Codec
+from celery_lowkiq.integration.gate import Gate, Signing
+from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.rules.errors import ConfigurationError, UndecodablePayload
 from celery_lowkiq.rules.models import Payload
 from tests.signing import make_identity

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.history import Counters
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.rules.views import Counters, NodeReport, NodeUpdate
+from celery_lowkiq.store import keys
+from celery_lowkiq.store.cluster_map import ClusterMap, slot_of
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts import keys
-from celery_lowkiq.store.scripts.cluster_map import ClusterMap, slot_of
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.script import load
 
 from .test_layers import SCRIPTS
 

@@ -8,9 +8,9 @@ import pytest
 from celery._state import _task_stack, get_current_worker_task
 from celery.utils.threads import LocalManager, _FastLocalStack, _LocalStack
 
-from celery_lowkiq.integration.app import current_task
-from celery_lowkiq.integration.app.current_task import current_worker_task
-from celery_lowkiq.integration.runs.stacks import RunStacks
+from celery_lowkiq.integration import current
+from celery_lowkiq.integration.current import current_worker_task
+from celery_lowkiq.integration.light_run import RunStacks
 
 
 def of_another_thread():
@@ -39,7 +39,7 @@ def test_a_task_is_the_running_one_until_it_is_popped(kind):
 @pytest.mark.parametrize("is_usual", [True, False])
 def test_the_current_task_is_celerys(is_usual, monkeypatch):
     if not is_usual:
-        monkeypatch.setattr(current_task, "_running", None)
+        monkeypatch.setattr(current, "_running", None)
     assert current_worker_task() is get_current_worker_task() is None
     task = SimpleNamespace(request=SimpleNamespace(called_directly=False), request_stack=_LocalStack())
     _task_stack.push(task)

@@ -7,10 +7,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
-from celery_lowkiq.store.admin.actions import Actions
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.keys import shard_keys
 
 QUEUE = QueueSpec("orders", shards=1, batch_size=10)
 (SHARD,) = QUEUE.shard_refs()

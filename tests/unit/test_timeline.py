@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, Owner, Waiting
+from celery_lowkiq.rules.diagnosis import (
+    LONGEST,
+    SHORTEST,
+    Dead,
+    DiagnosisFacts,
+    Owner,
+    ShownChange,
+    Waiting,
+    timeline,
+)
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.reports import Running
-from celery_lowkiq.rules.timeline import LONGEST, SHORTEST, ShownChange, timeline
-from celery_lowkiq.rules.views import Try
+from celery_lowkiq.rules.views import Running, Try
 
 SHARD = ShardRef("orders", 3)
 OWNER = Owner("w1", alive=True, lane="lane-0")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.integration.app.settings import SETTINGS
-from celery_lowkiq.rules.times import Times, iso
+from celery_lowkiq.integration.settings import SETTINGS
+from celery_lowkiq.rules.text import Times, iso
 
 AT = 1_795_000_000.0
 STAMP = "2026-11-18T11:06:40Z"

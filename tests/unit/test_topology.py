@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.findings import ERROR, OK, WARNING
-from celery_lowkiq.rules.server_checks import Server
-from celery_lowkiq.rules.topology import SLOTS, Kind, Master, Topology, check_topology, refusals
+from celery_lowkiq.rules.topology import SLOTS, Kind, Master, Server, Topology, check_topology, refusals
+from celery_lowkiq.rules.views import ERROR, OK, WARNING
 
 WELL = Server(
     version="7.0.15",

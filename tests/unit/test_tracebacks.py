@@ -9,15 +9,15 @@ import traceback
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration.app.error_text import (
+from celery_lowkiq.integration.error_text import (
     MAX_ERROR_BYTES,
     dump_error,
     error_text,
     load_error,
     with_frames,
 )
-from celery_lowkiq.integration.app.settings import format_message, read_settings
-from celery_lowkiq.integration.app.tracebacks import FRAMEWORK, format_traceback
+from celery_lowkiq.integration.safe_logging import FRAMEWORK, format_traceback
+from celery_lowkiq.integration.settings import format_message, read_settings
 from celery_lowkiq.rules.text import last_error_line
 
 

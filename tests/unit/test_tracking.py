@@ -9,13 +9,12 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_lowkiq import BusinessFailure, InvalidCall, Tracker, ordered_task, track
-from celery_lowkiq.integration.app.settings import format_message
-from celery_lowkiq.integration.records.call_record import CallRecord
-from celery_lowkiq.integration.records.orphans import end_of_call
-from celery_lowkiq.integration.runs.outcomes import CallOutcome
-from celery_lowkiq.integration.runs.tracker_updates import PROGRESS_INTERVAL, TrackedCalls
-from celery_lowkiq.integration.task.run_mixin import read_progress
-from celery_lowkiq.integration.tracking.tracker import read_states
+from celery_lowkiq.integration.decisions import CallOutcome
+from celery_lowkiq.integration.records import CallRecord, end_of_call
+from celery_lowkiq.integration.run import PROGRESS_INTERVAL, TrackedCalls
+from celery_lowkiq.integration.settings import format_message
+from celery_lowkiq.integration.task import read_progress
+from celery_lowkiq.integration.tracking import read_states
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Job, Lease, ShardRef
 from celery_lowkiq.rules.redaction import Redactor
@@ -155,7 +154,7 @@ def test_progress_of_one_job_or_of_all():
 
 def test_progress_without_a_text_is_told_now_and_then_and_at_its_end(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("celery_lowkiq.integration.runs.tracker_updates.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("celery_lowkiq.integration.run.time.monotonic", lambda: now[0])
     tracker_store = TrackerStore()
     calls = tracked(tracker_store, ("a", "t", "1"))
     for current in range(1, 5):

@@ -7,12 +7,12 @@ from typing import Literal, get_args
 import pytest
 
 from celery_lowkiq import ConfigurationError, OrderedTask, ordered_task
-from celery_lowkiq.integration.app import settings
-from celery_lowkiq.integration.task import options, queue_options
+from celery_lowkiq.integration import options, settings
+from celery_lowkiq.integration import options as queue_options
 from celery_lowkiq.rules import validators
 from celery_lowkiq.rules.models import Merge
 from celery_lowkiq.rules.policies import AfterFailure, WhenFull
-from celery_lowkiq.store.jobs.durability import Level
+from celery_lowkiq.store.durability import Level
 
 WHOLE = validators.whole(1, 9)
 

@@ -12,7 +12,7 @@ from celery import Celery
 from starlette.testclient import TestClient
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.web import changes, make_app
 from tests.worker import proj
 

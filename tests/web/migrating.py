@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 from celery import Celery
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.resharding import Phase
-from celery_lowkiq.store.resharding.migrations import Migrations
-from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.mover import Migrations, Mover
 
 #: A row of the picture: its shards, and its jobs.
 ROW = re.compile(r"Shards? </span>([\d-]+)</span>.*?<span class=\"num[^>]*>([\d,]+)</span></li>")

@@ -13,7 +13,7 @@ import uvicorn
 from celery import Celery
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
 from tests.web import showcase

@@ -13,9 +13,9 @@ import redis
 from celery import Celery
 
 from celery_lowkiq import ordered_task, track
-from celery_lowkiq.integration.app.tracebacks import format_traceback
-from celery_lowkiq.rules.history import DAY, SPANS, Sample, Span
-from celery_lowkiq.store.scripts.keys import history_key, shard_keys
+from celery_lowkiq.integration.safe_logging import format_traceback
+from celery_lowkiq.rules.views import DAY, SPANS, Sample, Span
+from celery_lowkiq.store.keys import history_key, shard_keys
 
 STATES = ("created", "paid", "packed", "shipped", "delivered")
 #: Ids that always fail, and that take long.

@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.audit import Audit
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.audit import Audit
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.web import make_app
-from celery_lowkiq.web.access import is_loopback
+from celery_lowkiq.web.auth import is_loopback
 
 from .conftest import LOCAL
 from .pages import ORIGIN, submit, token

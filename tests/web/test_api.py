@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.integration.actions import ACTIONS
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.scripts.client import Client
+from celery_lowkiq.store.client import Client
 from tests.waiting import eventually
 
 from .migrating import flipped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.history import DAY, HOUR, Sample
+from celery_lowkiq.rules.views import DAY, HOUR, Sample
 from celery_lowkiq.web.charts import Column, chart_of, history_chart, round_up
 
 NOW = 1_000_020.0

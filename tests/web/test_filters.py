@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.inspect import listings
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store import listings
+from celery_lowkiq.store.keys import shard_keys
 
 from .pages import hidden_fields, submit
 

@@ -12,9 +12,8 @@ import time
 import pytest
 
 from celery_lowkiq import track
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.models import ShardRef, shard_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.traps import Trap, trap
 
 from .pages import read_plain, submit

@@ -7,9 +7,9 @@ import time
 import pytest
 import redis
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 
 PAGES = {
     "overview": "/",

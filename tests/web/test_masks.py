@@ -8,11 +8,11 @@ from contextlib import suppress
 import pytest
 
 from celery_lowkiq import ordered_task, track
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.calls.masking import masked_beginning
-from celery_lowkiq.integration.operations.json_records import mark_of_bytes
-from celery_lowkiq.rules.json_beginning import load_beginning
-from celery_lowkiq.web.guard import User
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.json_records import mark_of_bytes
+from celery_lowkiq.integration.messages import masked_beginning
+from celery_lowkiq.rules.redaction import load_beginning
+from celery_lowkiq.web.auth import User
 
 SECRET = "4111-1111"
 #: More than a page and a tracker show.

@@ -20,8 +20,8 @@ from celery_lowkiq.cli.commands.stats import stats as stats_command
 from celery_lowkiq.cli.commands.why import why
 from celery_lowkiq.metrics.queues import queue_registry
 from celery_lowkiq.rules.text import ranges
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import AUDIT_KEY, queue_key, reports_key, shard_keys
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.keys import AUDIT_KEY, queue_key, reports_key, shard_keys
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.integration.operations.actions import ACTIONS
+from celery_lowkiq.integration.actions import ACTIONS
 from celery_lowkiq.rules.errors import MigrationAborted, NotAbortable, NotMigrating
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
-from celery_lowkiq.store.resharding.mover import Mover
-from celery_lowkiq.store.resharding.moving_shards import MovingShards
+from celery_lowkiq.store.mover import Mover, MovingShards
+from celery_lowkiq.web.charts import MAX_BARS, picture_of
 from celery_lowkiq.web.errors import status_of
-from celery_lowkiq.web.migration import MAX_BARS, picture_of
 from tests.waiting import eventually
 
 from .migrating import begun, flipped, in_redis, on_page

@@ -13,9 +13,9 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
 from celery_lowkiq.web import make_app
+from celery_lowkiq.web.api import description
 from celery_lowkiq.web.app import ENDPOINTS
 from celery_lowkiq.web.endpoints import BASE
-from celery_lowkiq.web.openapi import description
 from tests.marks import examples
 
 CHECKS = [

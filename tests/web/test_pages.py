@@ -9,15 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.history import Counters
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.rules.health import Hint
 from celery_lowkiq.rules.models import Disposition, Settlement
-from celery_lowkiq.rules.shard_hints import Hint
 from celery_lowkiq.rules.text import TRACEBACK
-from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.leases.heartbeats import sample_call
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.views import Counters, Stats
+from celery_lowkiq.store.keys import shard_keys
+from celery_lowkiq.store.leases import sample_call
 
 PAGES = [
     "/",

@@ -10,9 +10,9 @@ import pytest
 from celery_lowkiq.cli.commands.doctor import doctor
 from celery_lowkiq.cli.commands.masters import masters
 from celery_lowkiq.cli.commands.stats import stats
-from celery_lowkiq.integration.calls.producer import CallUnavailable
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import queue_key, reports_key, shard_keys
+from celery_lowkiq.integration.messages import CallUnavailable
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys
 from tests.clusters import Cluster, running_cluster
 from tests.waiting import eventually
 

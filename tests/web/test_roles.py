@@ -10,15 +10,14 @@ import redis
 from starlette.testclient import TestClient
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.app.settings import SETTINGS
-from celery_lowkiq.integration.operations.audit import Audit
-from celery_lowkiq.integration.operations.json_records import mark_of_bytes
+from celery_lowkiq.integration.audit import Audit
+from celery_lowkiq.integration.json_records import mark_of_bytes
+from celery_lowkiq.integration.settings import SETTINGS
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.store.admin import audit
-from celery_lowkiq.store.scripts.keys import AUDIT_KEY, TrackerKeys
+from celery_lowkiq.store import actions
+from celery_lowkiq.store.keys import AUDIT_KEY, TrackerKeys
 from celery_lowkiq.web import User, make_app
-from celery_lowkiq.web.login_tries import BURST, EVERY, LoginTries, TooManyTries
-from celery_lowkiq.web.proxies import address_of
+from celery_lowkiq.web.auth import BURST, EVERY, LoginTries, TooManyTries, address_of
 
 from .conftest import LOCAL
 from .pages import ORIGIN, read_plain, submit, token
@@ -440,7 +439,7 @@ def test_long_names_keep_no_change_out_of_the_audit_log(app, visit, record, clie
 
 
 def test_the_audit_log_is_bounded(app, staff, record, monkeypatch):
-    monkeypatch.setattr(audit, "KEPT", 100)
+    monkeypatch.setattr(actions, "KEPT", 100)
     browser = staff(OLGA)
     for _ in range(120):
         change(browser, ids=[], reason="r" * 200)

@@ -9,7 +9,7 @@ import httpx2 as httpx
 import pytest
 import uvicorn
 
-from celery_lowkiq.web import make_app, params, server
+from celery_lowkiq.web import endpoints, make_app, server
 from celery_lowkiq.web.server import MOST_OF_ADDRESS, HttpProtocol
 from tests.waiting import eventually
 
@@ -118,7 +118,7 @@ def test_a_header_of_any_size_is_refused(half_open):
 
 
 def test_a_body_has_a_deadline(half_open, monkeypatch):
-    monkeypatch.setattr(params, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(endpoints, "BODY_SECONDS", 0.2)
     head = b"POST /api/v1/changes HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection = half_open(head + b"Content-Length: 100\r\n\r\n{")
     connection.settimeout(10)

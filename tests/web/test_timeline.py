@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from celery_lowkiq import web
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.operations.audit import Audit, Change
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.audit import Audit, Change
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.terms import TERMS
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.text import TERMS
+from celery_lowkiq.store.keys import shard_keys
 from tests.worker import proj
 
 PAGE = "/job?queue=record&id=42"

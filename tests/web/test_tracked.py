@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.tracking import began, ended
 
 from .pages import ORIGIN, token

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from celery import Celery
 from celery.app.trace import build_tracer
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.registry import ordered_tasks
-from celery_lowkiq.integration.runs.runner import CeleryRunner
-from celery_lowkiq.store.jobs.call_records import CallReader
+from celery_lowkiq.integration.app import context_of, ordered_tasks
+from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.store.call_records import CallReader
 from tests.worker.engine import open_store
 
 

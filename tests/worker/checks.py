@@ -7,7 +7,7 @@ from collections import Counter
 
 import psutil
 
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 
 

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.store.scripts.acl import RoleName
+from celery_lowkiq.store.acl import RoleName
 from tests.clusters import Cluster
 from tests.marks import ON_CLUSTER, keep_those_of_a_cluster
 from tests.roles import operated_by, users

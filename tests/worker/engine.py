@@ -9,14 +9,14 @@ from types import MappingProxyType
 from typing import Any
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.redis_params import SOCKET_TIMEOUTS
-from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.integration.redis_params import SOCKET_TIMEOUTS
+from celery_lowkiq.rules.basics import SystemClock
+from celery_lowkiq.rules.claims import lag
+from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.rules.schedulers import lag
-from celery_lowkiq.rules.splitters import lease_splitter
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.connect import connect
+from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.connect import connect
 from celery_lowkiq.worker.runtime import Runtime
 from tests.unit.fakes import FakeHost, FakeRunner
 from tests.waiting import eventually

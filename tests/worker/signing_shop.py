@@ -7,9 +7,8 @@ import json
 
 import redis
 
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.models import ShardRef, shard_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 from tests.worker.nodes import worker
 from tests.worker.signing_proj import make_app

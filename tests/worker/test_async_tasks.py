@@ -11,7 +11,7 @@ from celery import Celery, _state, current_task, signals
 from celery.exceptions import Ignore, SoftTimeLimitExceeded, TaskRevokedError
 
 from celery_lowkiq import Again, BusinessFailure, OrderedTask, ordered_task
-from celery_lowkiq.integration.app.settings import read_settings
+from celery_lowkiq.integration.settings import read_settings
 from tests.waiting import eventually
 from tests.worker.users import users_pytest
 

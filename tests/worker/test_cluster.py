@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.calls.producer import CallUnavailable
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import queue_key, shard_keys
+from celery_lowkiq.integration.messages import CallUnavailable
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.keys import queue_key, shard_keys
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 

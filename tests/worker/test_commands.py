@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.bootstep.remote_control import ticketed
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 from tests.worker.checks import command, leases, released
 from tests.worker.test_serving import active, owners

@@ -11,11 +11,9 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.errors import ShardDamaged
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef
-from celery_lowkiq.store.admin.pausing import Pausing
-from celery_lowkiq.store.admin.repair import repair_queue
-from celery_lowkiq.store.scripts.keys import SHARD_KEYS, shard_keys
+from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef, shard_of
+from celery_lowkiq.store.actions import Pausing, repair_queue
+from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from tests.waiting import eventually
 from tests.worker.engine import QUEUE, Engine
 

@@ -10,8 +10,7 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.models import Disposition, Failure, Settlement
-from celery_lowkiq.store.inspect.failures import FailureReader
-from celery_lowkiq.store.inspect.queries import Queries
+from celery_lowkiq.store.counts import FailureReader, Queries
 from tests.unit.meters import Tally
 from tests.waiting import eventually
 from tests.worker.engine import QUEUE, Engine

@@ -11,15 +11,15 @@ import pytest
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
-from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.rules.basics import SystemClock
+from celery_lowkiq.rules.claims import lag
 from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.schedulers import lag
-from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.connect import connect, connect_cluster
+from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.connect import connect, connect_cluster
-from celery_lowkiq.store.scripts.keys import shard_keys
 from celery_lowkiq.worker.runtime import Runtime
 from tests.clusters import running_cluster
 from tests.ports import free_port

@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.codec import MARK, Codec
+from celery_lowkiq.integration.codec import MARK, Codec
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.inspect.queries import Queries
-from celery_lowkiq.store.scripts.keys import KEY_TYPES, shard_keys
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.keys import KEY_TYPES, shard_keys
 from tests.waiting import eventually
 from tests.worker.celery_runner import celery_runner
 from tests.worker.engine import QUEUE, Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq import InvalidCall
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.inspector import Inspector
 from tests.waiting import eventually
 from tests.worker import proj
 

@@ -27,8 +27,8 @@ def sync(payloads_by_id):
 COMMON = """
 import pytest
 import proj
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.runs.observers import RunObservers
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.request import RunObservers
 from celery_lowkiq.rules.models import NewJob
 from proj import app, seen, sync
 from tests.waiting import eventually

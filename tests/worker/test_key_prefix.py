@@ -8,8 +8,8 @@ from celery import Celery
 from celery.contrib.testing.worker import start_worker
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.tracking.tracker import track
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.tracking import track
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("root_level")

@@ -10,7 +10,7 @@ import pytest
 from celery.contrib.testing.worker import start_worker
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.bootstep import late_tasks
+from celery_lowkiq.integration.bootstep import step
 from tests.waiting import eventually
 from tests.worker.users import ROOT, users_pytest
 
@@ -66,7 +66,7 @@ def said(monkeypatch):
     """The messages that contain a text; looks for late tasks come often. A worker takes the handlers of the
     root logger away, and caplog's with them.
     """
-    monkeypatch.setattr(late_tasks, "LOOK", 0.05)
+    monkeypatch.setattr(step, "LOOK", 0.05)
     messages = []
 
     class Keep(logging.Handler):

@@ -8,9 +8,9 @@ import time
 import pytest
 import redis
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 from tests.marks import first_often
 from tests.waiting import eventually
 

@@ -11,7 +11,7 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import StoreFull
-from celery_lowkiq.store.scripts.redis_errors import UNAVAILABLE
+from celery_lowkiq.store.errors import UNAVAILABLE
 from tests.marks import first_often
 from tests.outages import Front, away, busy, full, read_only
 from tests.waiting import eventually

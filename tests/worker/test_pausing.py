@@ -9,8 +9,8 @@ from collections import defaultdict
 
 import pytest
 
-from celery_lowkiq.rules.layout import shard_of
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.rules.models import shard_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker.checks import leases

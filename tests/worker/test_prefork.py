@@ -9,7 +9,7 @@ import signal
 import psutil
 import pytest
 
-from celery_lowkiq.integration.bootstep.node import connections
+from celery_lowkiq.integration.bootstep.node import options
 from celery_lowkiq.integration.processes.app_reference import locate
 from tests.marks import first_often
 from tests.waiting import eventually
@@ -96,7 +96,7 @@ def test_only_the_node_process_has_threads(app, start_prefork, ledger):
 def test_a_forked_process_does_not_keep_the_connection():
     """Else the node process would not end with its worker."""
     ours, theirs = multiprocessing.Pipe()
-    connections.close_in_forks(ours)
+    options.close_in_forks(ours)
     gate = multiprocessing.get_context("fork").Event()
     child = multiprocessing.get_context("fork").Process(target=gate.wait)
     child.start()

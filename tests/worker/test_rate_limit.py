@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.store.scripts.keys import tokens_key
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.store.keys import tokens_key
 from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker.checks import command, leases

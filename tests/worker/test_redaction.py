@@ -9,9 +9,9 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import Tracker, ordered_task, track
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.settings import read_settings
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.settings import read_settings
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.testing import Lowkiq
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.keys import shard_keys
 from tests.clusters import Cluster, running_cluster
 from tests.waiting import eventually
 

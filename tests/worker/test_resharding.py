@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.rules.layout import Layout
-from celery_lowkiq.rules.reports import NodeReport, NodeUpdate
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.rules.models import Layout
 from celery_lowkiq.rules.resharding import Phase
+from celery_lowkiq.rules.views import NodeReport, NodeUpdate
 from tests.waiting import eventually
 from tests.worker.checks import command
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.layout import shard_of
+from celery_lowkiq.rules.models import shard_of
 from tests.waiting import eventually
 from tests.worker.checks import leases
 

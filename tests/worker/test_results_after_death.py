@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 
 

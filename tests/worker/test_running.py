@@ -8,7 +8,7 @@ import time
 import pytest
 
 from celery_lowkiq.rules.text import last_error_line
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 from tests.waiting import eventually
 
 

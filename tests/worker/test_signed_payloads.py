@@ -17,10 +17,10 @@ from celery import Celery
 from kombu import Connection, serialization
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.app.codec import MARK
+from celery_lowkiq.integration.codec import MARK
 from celery_lowkiq.rules.errors import BadDump, UndecodablePayload
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.store.scripts.keys import shard_keys
+from celery_lowkiq.store.keys import shard_keys
 from tests.processes import ROOT
 from tests.signing import make_identity
 from tests.waiting import eventually

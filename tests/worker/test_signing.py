@@ -11,7 +11,7 @@ import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.signatures import KeyRing, split_record
-from celery_lowkiq.store.jobs.call_records import digest
+from celery_lowkiq.store.call_records import digest
 from tests.traps import trap
 from tests.waiting import eventually
 from tests.worker.signing_proj import KEYS, NEW, make_app

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from tests.waiting import eventually
 from tests.worker.nodes import worker
 from tests.worker.signing_proj import NEW, OLD, make_app

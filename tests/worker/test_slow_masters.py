@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
-from celery_lowkiq.store.scripts.cluster_map import slot_of
-from celery_lowkiq.store.scripts.keys import queue_key
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.keys import queue_key
 from tests.chaos.proxy import Proxy
 from tests.clusters import running_cluster
 from tests.waiting import eventually

@@ -7,10 +7,10 @@ import configparser
 import pytest
 import redis
 
+from celery_lowkiq.store.client import FakeClockClient
+from celery_lowkiq.store.keys import CLOCK_KEY
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.clocked import FakeClockClient
-from celery_lowkiq.store.scripts.keys import CLOCK_KEY
-from celery_lowkiq.store.scripts.script import load
+from celery_lowkiq.store.script import load
 from tests.worker.users import ROOT, users_pytest
 
 pytest_plugins = ["pytester"]

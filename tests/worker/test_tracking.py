@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from celery_lowkiq import StoreUnavailable, track
-from celery_lowkiq.integration.app.context import context_of
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.tracking import Counts
 from tests.waiting import eventually
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import generate_latest
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.metrics.queues import queue_registry
-from celery_lowkiq.rules.findings import WARNING
+from celery_lowkiq.rules.views import WARNING
 from tests.waiting import eventually
 from tests.worker.listening import Listener
 

@@ -6,16 +6,13 @@ from typing import get_args
 
 import click
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.registry import read_queue_name
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.task.options import QUEUE_NAME
+from celery_lowkiq.cli.output import command, write_text
+from celery_lowkiq.integration.app import context_of, read_queue_name
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.options import QUEUE_NAME
 from celery_lowkiq.rules.errors import ConfigurationError, StoreError
 from celery_lowkiq.rules.names import full_names
-from celery_lowkiq.store.scripts.acl import RoleName, rules
-
-from ..output import write_text
-from ..params import command
+from celery_lowkiq.store.acl import RoleName, rules
 
 
 @command("Rights in Redis of a role.", ["acl --role worker", "acl --role caller --queue sync_order"])

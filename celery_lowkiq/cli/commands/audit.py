@@ -6,13 +6,11 @@ from itertools import islice
 
 import click
 
-from celery_lowkiq.integration.operations.audit import Audit, line_of
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.output import command, json_option, write_json, write_text
+from celery_lowkiq.integration.audit import Audit, line_of
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.text import moment
 from celery_lowkiq.rules.views import all_items
-
-from ..output import write_json, write_text
-from ..params import command, json_option
 
 
 @command("Changes that people made.", ["audit", "audit --limit 1000 --json"])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.audit import Change
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.actions import asker, audited, confirm, with_progress
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import command, reason_option, write_text, yes_option
+from celery_lowkiq.integration.audit import Change
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import count_of, escaped
-
-from ..audited import asker, audited
-from ..bulk import confirm, with_progress
-from ..main import FAILED
-from ..output import write_text
-from ..params import command, reason_option, yes_option
 
 EXAMPLES = ["cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11", "cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --yes"]
 

@@ -21,13 +21,11 @@ from typing import Any
 
 import click
 
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import binding, command, write_text
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.errors import LowkiqError
-
-from ..main import FAILED
-from ..output import write_text
-from ..params import binding, command
 
 #: Seconds for which the worker that ends waits for its running batches.
 RUN_TIMEOUT = 15

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.findings import ERROR, Finding
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import command, json_option, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.text import escaped
-
-from ..main import FAILED
-from ..output import write_json, write_text
-from ..params import command, json_option
+from celery_lowkiq.rules.views import ERROR, Finding
 
 
 @command("Check Redis, nodes and queues.", ["doctor", "doctor --json"])

@@ -6,12 +6,10 @@ import sys
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.actions import Progress, with_progress
+from celery_lowkiq.cli.output import command, queue_argument, write_text
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.text import count_of
-
-from ..bulk import Progress, with_progress
-from ..output import write_text
-from ..params import command, queue_argument
 
 
 @command(

@@ -6,13 +6,20 @@ from collections.abc import Mapping
 
 import click
 
-from celery_lowkiq.integration.operations.failures_mixin import FailureGroup, Failures
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import (
+    cell,
+    command,
+    end_listing,
+    json_option,
+    optional_queue_argument,
+    table,
+    write_json,
+    write_text,
+)
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.queue import FailureGroup, Failures
 from celery_lowkiq.rules.text import escaped, moment
-
-from ..main import FAILED
-from ..output import cell, end_listing, table, write_json, write_text
-from ..params import command, json_option, optional_queue_argument
 
 NO_GROUPS = "the master with the groups of the queue is away"
 HEADER = ("queue", "failure", ">count", ">failing", ">dead", "first seen", "last seen", "error", "where")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.output import command, end_listing, json_option, queue_argument, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.views import all_items
-
-from ..output import end_listing, write_json, write_text
-from ..params import command, json_option, queue_argument
 
 
 @command("Ids that a dead payload holds.", ["held sync_order", "held sync_order --json"])

@@ -6,14 +6,18 @@ import time
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import places_json
-from celery_lowkiq.integration.operations.shown_jobs import ShownDeadJob, ShownJob
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import (
+    command,
+    json_option,
+    payload_text,
+    queue_argument,
+    write_json,
+    write_text,
+)
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.json_records import ShownDeadJob, ShownJob, places_json
 from celery_lowkiq.rules.text import escaped, moment, relative
-
-from ..main import FAILED
-from ..output import payload_text, write_json, write_text
-from ..params import command, json_option, queue_argument
 
 #: Names, the longest of which is "processing".
 COLUMN = 12

@@ -8,14 +8,11 @@ from typing import BinaryIO
 
 import click
 
-from celery_lowkiq.integration.operations.audit import Change
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.actions import Progress, asker, audited, with_progress
+from celery_lowkiq.cli.output import command, queue_argument, reason_option, stdin, write_text
+from celery_lowkiq.integration.audit import Change
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.dumps import MAX_LINE_BYTES
-
-from ..audited import asker, audited
-from ..bulk import Progress, with_progress
-from ..output import write_text
-from ..params import command, queue_argument, reason_option, stdin
 
 EXAMPLES = ["load sync_order < sync_order.jsonl", "load orders --renamed < sync_order.jsonl"]
 

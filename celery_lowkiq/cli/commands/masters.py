@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import command, json_option, table, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.text import duration, size
 from celery_lowkiq.rules.topology import Kind, Master, Topology
-
-from ..main import FAILED
-from ..output import table, write_json, write_text
-from ..params import command, json_option
 
 HEADER = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "server")
 #: Smallest difference of clocks that is shown, in s.

@@ -6,8 +6,7 @@ import signal
 
 import click
 
-from ..output import write_text
-from ..params import binding
+from celery_lowkiq.cli.output import binding, write_text
 
 NEEDS = "metrics need another package: pip install 'celery-lowkiq[metrics]'"
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -32,8 +31,7 @@ def metrics(context: click.Context, host: str, port: int) -> None:
     Workers export the metrics of runs, lanes and leases: see the setting lowkiq_metrics_port.
     """
     try:
-        from celery_lowkiq.metrics.queues import queue_registry
-        from celery_lowkiq.metrics.server import listen
+        from celery_lowkiq.metrics.queues import listen, queue_registry
     except ModuleNotFoundError as error:
         raise click.ClickException(f"{NEEDS} ({error})") from error
     registry = queue_registry(context.obj.app)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
+from celery_lowkiq.cli.listing import listing_command
+from celery_lowkiq.cli.output import error_text, first_payload
 from celery_lowkiq.rules.text import moment
-
-from ..listing import listing_command
-from ..output import error_text, first_payload
 
 morgue: click.Command = listing_command(
     "morgue",

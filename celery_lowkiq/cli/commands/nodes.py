@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.rules.overdue import expected
-from celery_lowkiq.rules.reports import LaneReport, NodeReport
+from celery_lowkiq.cli.output import command, json_option, table, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.rules.health import expected
 from celery_lowkiq.rules.text import duration, format_job_ids
-
-from ..output import table, write_json, write_text
-from ..params import command, json_option
+from celery_lowkiq.rules.views import LaneReport, NodeReport
 
 HEADER = ("node", "state", ">seen", ">up", "lane", ">shards", "doing")
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.cli.output import command, end_listing, json_option, queue_argument, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.views import Paused, all_items
-
-from ..output import end_listing, write_json, write_text
-from ..params import command, json_option, queue_argument
 
 
 @command("Pauses of a queue.", ["paused sync_order", "paused sync_order --json"])

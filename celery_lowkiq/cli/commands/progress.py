@@ -7,18 +7,16 @@ from collections.abc import Iterator
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import value_text
-from celery_lowkiq.integration.tracking.tracker import Tracker
+from celery_lowkiq.cli.listing import write_listing
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import cell, command, json_option, table, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.json_records import value_text
+from celery_lowkiq.integration.tracking import Tracker
 from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import escaped, moment
 from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import all_items
-
-from ..listing import write_listing
-from ..main import FAILED
-from ..output import cell, table, write_json, write_text
-from ..params import command, json_option
 
 STATES = [state.value for state in State]
 GROUPS = ("id", "name", "opened", ">total", *(f">{state}" for state in STATES), "")

@@ -9,10 +9,8 @@ from typing import Any
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
-
-from ..output import write_text
-from ..params import STDIN, Time, When, command, queue_argument, stdin
+from celery_lowkiq.cli.output import STDIN, Time, When, command, queue_argument, stdin, write_text
+from celery_lowkiq.integration.inspector import Inspector
 
 EXAMPLES = [
     'push sync_order 42 \'{"status": "paid", "version": 7}\'',

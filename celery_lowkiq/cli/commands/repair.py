@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.audit import Change
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.cli.actions import asker, audited
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import command, queue_argument, reason_option, write_text
+from celery_lowkiq.integration.audit import Change
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.text import escaped
-
-from ..audited import asker, audited
-from ..main import FAILED
-from ..output import write_text
-from ..params import command, queue_argument, reason_option
 
 EXAMPLES = ["repair sync_order", "repair sync_order --yes"]
 

@@ -8,19 +8,16 @@ import time
 
 import click
 
-from celery_lowkiq.integration.operations.action_parts import Target
-from celery_lowkiq.integration.operations.actions import action_of
-from celery_lowkiq.integration.operations.audit import Change
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.layout import MAX_SHARDS
+from celery_lowkiq.cli.actions import asker, audited
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import command, queue_argument, reason_option, write_text
+from celery_lowkiq.integration.actions import Target, action_of
+from celery_lowkiq.integration.audit import Change
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.rules.models import MAX_SHARDS
 from celery_lowkiq.rules.resharding import JOBS_PER_SECOND, MigrationState
 from celery_lowkiq.rules.text import count_of, duration, size
-
-from ..audited import asker, audited
-from ..main import FAILED
-from ..output import write_text
-from ..params import command, queue_argument, reason_option
 
 EXAMPLES = [
     "reshard sync_order 48 --dry-run",

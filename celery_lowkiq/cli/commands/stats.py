@@ -8,17 +8,13 @@ from functools import partial
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.integration.operations.json_records import OverviewJson, ShardsJson
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import command, json_option, table, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.json_records import OverviewJson, ShardsJson
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.history import Rates
-from celery_lowkiq.rules.reports import ShardReport
 from celery_lowkiq.rules.text import count_of, duration, escaped
-from celery_lowkiq.rules.views import Stats
-
-from ..main import FAILED
-from ..output import table, write_json, write_text
-from ..params import command, json_option
+from celery_lowkiq.rules.views import Rates, ShardReport, Stats
 
 COUNTS = ("length", "calls", "fresh", "retries", "paused_ids", "busy", "morgue_length")
 AMOUNTS = ("queue", ">length", ">calls", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")

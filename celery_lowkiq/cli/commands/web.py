@@ -10,10 +10,8 @@ from typing import Any
 
 import click
 
+from celery_lowkiq.cli.output import binding, write_text
 from celery_lowkiq.rules.errors import LowkiqError
-
-from ..output import write_text
-from ..params import binding
 
 NEEDS = "the dashboard needs more packages: pip install 'celery-lowkiq[web]'"
 
@@ -59,7 +57,7 @@ def web(
         import uvicorn
 
         from celery_lowkiq.web import make_app
-        from celery_lowkiq.web.proxies import is_loopback
+        from celery_lowkiq.web.auth import is_loopback
     except ImportError as error:
         raise click.ClickException(f"{NEEDS} ({error})") from error
     app: Any = context.obj.app

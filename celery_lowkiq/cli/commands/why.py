@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import click
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import command, json_option, queue_argument, write_json, write_text
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.text import escaped
-
-from ..main import FAILED
-from ..output import write_json, write_text
-from ..params import command, json_option, queue_argument
 
 
 @command("Why an id is not running.", ["why sync_order 42", "why sync_order 42 --json"])

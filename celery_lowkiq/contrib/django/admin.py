@@ -8,8 +8,8 @@ from django.contrib import admin
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import path, reverse
 
-from .dashboard import dashboard_url
-from .models import Dashboard
+from celery_lowkiq.contrib.django.dashboard import dashboard_url
+from celery_lowkiq.contrib.django.models import Dashboard
 
 if TYPE_CHECKING:
     DashboardModelAdmin = admin.ModelAdmin[Dashboard]

@@ -15,4 +15,4 @@ class OrderedQueues(AppConfig):
 
     def ready(self) -> None:
         """Register the system checks."""
-        from . import checks  # noqa: F401
+        from celery_lowkiq.contrib.django import checks  # noqa: F401

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import Celery, current_app
 
-from celery_lowkiq.integration.app.current_app import is_fallback_app
+from celery_lowkiq.integration.current import is_fallback_app
 from celery_lowkiq.rules.errors import ConfigurationError
 
 NO_APP = (

@@ -7,11 +7,10 @@ from typing import Any
 
 from django.core import checks
 
-from celery_lowkiq.integration.operations.inspector import Inspector
+from celery_lowkiq.contrib.django.celery_app import celery_app
+from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.findings import ERROR, OK, Finding
-
-from .celery_app import celery_app
+from celery_lowkiq.rules.views import ERROR, OK, Finding
 
 INVALID, UNREACHABLE, FOUND, BROKEN = "lowkiq.E001", "lowkiq.W001", "lowkiq.W002", "lowkiq.E002"
 

@@ -1,8 +1,4 @@
-"""The dashboard as a view of Django, under WSGI and ASGI.
-
-Django's own middleware finds the user: the session engine, its auth hash, database connections and logins by
-other means are the project's.
-"""
+"""The dashboard below a URL of a Django project."""
 
 from __future__ import annotations
 
@@ -31,14 +27,29 @@ from django.utils.html import format_html
 from django.views.decorators.csrf import csrf_exempt
 from starlette.types import ASGIApp, Message, Scope
 
-from celery_lowkiq.integration.app.setting_validators import Role
+from celery_lowkiq.contrib.django.celery_app import celery_app
+from celery_lowkiq.integration.settings import Role
 from celery_lowkiq.web import User, make_app
-from celery_lowkiq.web.access import VIEWER
-from celery_lowkiq.web.guard import PUBLIC
-from celery_lowkiq.web.params import MAX_BODY
+from celery_lowkiq.web.auth import OPERATOR, PUBLIC, VIEWER
+from celery_lowkiq.web.endpoints import MAX_BODY
 
-from .celery_app import celery_app
-from .roles import role_of
+# What a Django user may do on the dashboard.
+
+
+def role_of(user: Any) -> Role | None:
+    """Return the role that the permissions of a user give; None: the user may not see the dashboard.
+
+    Superusers have all permissions; inactive and anonymous users have none.
+    """
+    if user.has_perm("lowkiq.change_dashboard"):
+        return OPERATOR
+    return VIEWER if user.has_perm("lowkiq.view_dashboard") else None
+
+
+# The dashboard as a view of Django, under WSGI and ASGI.
+#
+# Django's own middleware finds the user: the session engine, its auth hash, database connections and logins
+# by other means are the project's.
 
 #: Where ``scope`` has Django's user.
 USER = "lowkiq.django_user"

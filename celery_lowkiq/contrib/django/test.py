@@ -8,10 +8,9 @@ from functools import cache
 
 from django.test import SimpleTestCase
 
+from celery_lowkiq.contrib.django.celery_app import celery_app
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.testing.store import Lowkiq, lowkiq_store
-
-from .celery_app import celery_app
 
 
 class OrderedTasksMixin(SimpleTestCase):

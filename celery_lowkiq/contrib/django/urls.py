@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .dashboard import NAMESPACE, dashboard_urls
+from celery_lowkiq.contrib.django.dashboard import NAMESPACE, dashboard_urls
 
 app_name: str = NAMESPACE
 urlpatterns: list[Any] = dashboard_urls()[0]

@@ -11,26 +11,29 @@ from celery import Celery
 from celery.worker import state
 from kombu.utils.imports import symbol_by_name
 
-from celery_lowkiq.integration.app.context import AppContext, context_of
-from celery_lowkiq.integration.app.rate_limits import read_rate
+from celery_lowkiq.integration.app import AppContext, context_of
+from celery_lowkiq.integration.bootstep.command_line import warn_unknown_plain, warn_unknown_weights
+from celery_lowkiq.integration.bootstep.shutdown import (
+    COLD_SHUTDOWN_TIMEOUT,
+    is_cold_shutdown,
+    release_shards_at_exit,
+    wake_event_loop,
+)
+from celery_lowkiq.integration.options import read_rate
 from celery_lowkiq.integration.processes.process_runner import ProcessRunner
-from celery_lowkiq.integration.runs.log_lines import set_up_log
-from celery_lowkiq.rules.clock import SystemClock
+from celery_lowkiq.integration.run_logs import set_up_log
+from celery_lowkiq.rules.basics import SystemClock
+from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.rules.health import overdue_line
+from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.rules.overdue import overdue_line
-from celery_lowkiq.rules.reports import Running
-from celery_lowkiq.rules.splitters import lease_splitter
+from celery_lowkiq.rules.views import Running
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.scripts.script import load_all
-from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KillLogger, Strict
-from celery_lowkiq.worker.kernel_timer import KernelTimer
+from celery_lowkiq.store.script import load_all
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KernelTimer, KillLogger, Strict
 from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
-
-from .command_line import warn_unknown_plain, warn_unknown_weights
-from .shutdown import COLD_SHUTDOWN_TIMEOUT, is_cold_shutdown, release_shards_at_exit, wake_event_loop
 
 #: Pooled connections of a worker besides one per lane: leases, the window reaper, and a spare one.
 OTHER_CONNECTIONS = 3

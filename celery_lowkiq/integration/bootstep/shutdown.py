@@ -14,8 +14,8 @@ from celery.apps.worker import Worker
 from celery.exceptions import WorkerShutdown
 from celery.worker import state
 
-from celery_lowkiq.rules.lease_watch import EXIT_TIMEOUT
-from celery_lowkiq.rules.loggers import package_logger as logger
+from celery_lowkiq.rules.basics import package_logger as logger
+from celery_lowkiq.rules.leases import EXIT_TIMEOUT
 from celery_lowkiq.worker.runtime import Runtime
 
 #: Timeout in s of a cold shutdown for idle lanes to release their shards.

@@ -1,10 +1,10 @@
-"""The worker's bootstep: starts the lanes with the worker, and drains them at its shutdown."""
+"""The boot step of a worker, and tasks that it finds later."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from celery import bootsteps
@@ -16,22 +16,102 @@ from celery.worker.consumer import Agent, Control, Gossip, Heart, Tasks
 from celery.worker.consumer.delayed_delivery import DelayedDelivery
 from click import ClickException
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.redis_params import shown_address, source_of
-from celery_lowkiq.integration.app.registry import ordered_tasks, worker_options
+from celery_lowkiq.integration.app import LATE, context_of, ordered_tasks, worker_options
+from celery_lowkiq.integration.bootstep import remote_control as celery_commands  # noqa: F401 - remote control commands
+from celery_lowkiq.integration.bootstep.command_line import (
+    Service,
+    check_threads,
+    chosen,
+    deselect_from_broker,
+    named,
+    reasons,
+    warn_short_names,
+)
+from celery_lowkiq.integration.bootstep.engine import Engine, LaneEngine
+from celery_lowkiq.integration.bootstep.node.launch import NO_MODULE
+from celery_lowkiq.integration.bootstep.node.proxy import NodeProxy
+from celery_lowkiq.integration.bootstep.shutdown import ConsumerShutdown
 from celery_lowkiq.integration.processes.app_reference import locate
 from celery_lowkiq.integration.processes.process_runner import runs_in_process
+from celery_lowkiq.integration.redis_params import shown_address, source_of
+from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.loggers import package_logger as logger
 
-from . import celery_commands, remote_control  # noqa: F401 - remote control commands
-from .command_line import check_threads, chosen, deselect_from_broker, named, reasons, warn_short_names
-from .engine import Engine, LaneEngine
-from .late_tasks import LateTasks
-from .node.launch import NO_MODULE
-from .node.proxy import NodeProxy
-from .service import Service
-from .shutdown import ConsumerShutdown
+# Ordered tasks that the app registers while the worker runs.
+
+#: Seconds between checks for tasks that the worker does not serve yet.
+LOOK = 5.0
+
+
+class LateTasks:
+    """Starts to serve ordered tasks that are registered while the worker runs.
+
+    It does so when Celery does with plain tasks: on ``reload()``, and after a reconnect to the broker. Until
+    then a warning names them.
+    """
+
+    def __init__(
+        self, consumer: Any, known: Collection[str], begin: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """``known`` are the queues of the start; ``begin(tasks)`` is called with the new tasks by queue."""
+        self._app = consumer.app
+        self._timer = consumer.timer
+        self._known = set(known)
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._entry: Any = None
+        #: Number of the app's tasks at the last update; new queues at the last check.
+        self._registered = len(self._app.tasks)
+        self._seen: frozenset[str] = frozenset()
+        self._logged: set[str] = set()
+        self._celerys: Callable[[], None] = consumer.update_strategies
+        # What reload() and each connection to the broker call: it makes the tracers of the tasks.
+        consumer.update_strategies = self.update
+
+    def update(self) -> None:
+        """Make the tracers of all tasks, and start to serve the new ordered ones."""
+        self._celerys()
+        with self._lock:
+            self._registered = len(self._app.tasks)
+            new = self._new()
+            if new:
+                self._known.update(new)
+                self._begin(new)
+
+    def finds(self, queue: str) -> bool:
+        """Whether the app has this ordered queue now. Starts to serve a new one."""
+        if queue in self._new():
+            self.update()
+        return queue in self._known
+
+    def watch(self) -> None:
+        """Check at intervals. Call it again after a reconnect to the broker, which clears Celery's timer."""
+        if self._entry is not None:
+            self._timer.cancel(self._entry)
+        self._entry = self._timer.call_repeatedly(LOOK, self.look)
+
+    def look(self) -> None:
+        """Warn once about each queue that was new at the previous check: ``reload()`` may still come."""
+        if len(self._app.tasks) == self._registered:
+            return
+        seen, self._seen = self._seen, frozenset(chosen(self._new(), worker_options(self._app)))
+        late = sorted((seen & self._seen) - self._logged)
+        if late:
+            self._logged.update(late)
+            logger.warning(LATE, ", ".join(late))
+
+    def _new(self) -> dict[str, Any]:
+        try:
+            found = ordered_tasks(self._app)
+        except ConfigurationError as error:
+            if str(error) not in self._logged:
+                self._logged.add(str(error))
+                logger.error("ordered tasks that were registered after the start are not served: %s", error)
+            return {}
+        return {queue: task for queue, task in found.items() if queue not in self._known}
+
+
+# The worker's bootstep: starts the lanes with the worker, and drains them at its shutdown.
 
 NO_THREADS = "ordered queues need the pool threads or prefork: start a worker with -P threads"
 

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.utils.imports import import_from_cwd
 from kombu.utils.imports import symbol_by_name
 
-from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
 
 #: Environment variable by which the fork server finds the app, and the modules to import after it.

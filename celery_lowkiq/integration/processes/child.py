@@ -22,25 +22,21 @@ from celery.concurrency.prefork import process_destructor, process_initializer
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.worker import state
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.integration.app.registry import ordered_tasks
-from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
-from celery_lowkiq.integration.loops.bodies import Cancelled
-from celery_lowkiq.integration.runs.late_results import ResultBuffers
-from celery_lowkiq.integration.runs.log_filter import install_batch_filter
-from celery_lowkiq.integration.runs.result_buffer import HeldResult, ResultBuffer
-from celery_lowkiq.integration.runs.runner import CeleryRunner
+from celery_lowkiq.integration.app import context_of, ordered_tasks
+from celery_lowkiq.integration.held_results import HeldResult, ResultBuffer, ResultBuffers
+from celery_lowkiq.integration.loops import Cancelled
+from celery_lowkiq.integration.processes import messages
+from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
+from celery_lowkiq.integration.processes.messages import Channel, OutcomeMessage, RunMessage
+from celery_lowkiq.integration.run_logs import install_batch_filter
+from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Batch, Disposition
-from celery_lowkiq.store.jobs.call_records import CallReader
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
-from celery_lowkiq.worker import stop_signals
+from celery_lowkiq.store.call_records import CallReader
+from celery_lowkiq.store.trackers import TrackerStore
+from celery_lowkiq.worker import forks
 from celery_lowkiq.worker.ports import EXIT_CRASHED
-
-from . import messages
-from .app_reference import import_app, import_modules
-from .channel import Channel
-from .messages import OutcomeMessage, RunMessage
 
 #: A child ends when its lane has sent nothing for this many s.
 MAX_IDLE = 300.0
@@ -71,7 +67,7 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     multiprocessing.set_start_method(options.start_method, force=True)
     _end_with_worker(lifeline)
     orders = Orders()
-    stop_signals.handle(orders.on_signal)
+    forks.handle(orders.on_signal)
     threading.Thread(target=orders.watch, args=(control,), name="lowkiq-control", daemon=True).start()
     app: Any = import_app(options.app)
     for fixup in getattr(app, "_fixups", ()):
@@ -83,7 +79,7 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     process_initializer(app, options.hostname)
     install_batch_filter()
     # Celery has reset them.
-    stop_signals.handle(orders.on_signal)
+    forks.handle(orders.on_signal)
     with contextlib.ExitStack() as at_end, contextlib.suppress(EOFError):
         at_end.callback(process_destructor, os.getpid(), 0)
         child = Child(app, Channel(end, MAX_IDLE), orders, options)

@@ -14,13 +14,12 @@ from multiprocessing import resource_tracker
 from typing import Any
 from weakref import WeakSet
 
+from celery_lowkiq.integration.processes import messages, preload
+from celery_lowkiq.integration.processes.app_reference import PRELOADED_APP
+from celery_lowkiq.integration.processes.child import ChildOptions, main
+from celery_lowkiq.integration.processes.messages import Channel
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.worker import stop_signals
-
-from . import messages, preload
-from .app_reference import PRELOADED_APP
-from .channel import Channel
-from .child import ChildOptions, main
+from celery_lowkiq.worker import forks
 
 #: Seconds that a child may take to start: it imports the app.
 START_TIMEOUT = 60.0
@@ -73,10 +72,10 @@ class LaneProcess:
         arguments = childs_end, controls_end, lifelines_end, options
         self._process = context.Process(target=main, args=arguments, name=self._name)
         try:
-            with stop_signals.blocked():
+            with forks.blocked():
                 # Its start unblocks some.
                 resource_tracker.ensure_running()
-            with stop_signals.blocked():
+            with forks.blocked():
                 self._process.start()
         except BaseException:
             self.close_pipes()

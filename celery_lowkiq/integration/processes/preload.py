@@ -8,10 +8,9 @@ from typing import Any
 
 from billiard.util import get_pdeathsig  # type: ignore[attr-defined]
 
-from celery_lowkiq.integration.app.context import context_of
-from celery_lowkiq.worker import stop_signals
-
-from .app_reference import PRELOADED_APP, import_app
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.processes.app_reference import PRELOADED_APP, import_app
+from celery_lowkiq.worker import forks
 
 
 def load(reference: str, *modules: str) -> None:
@@ -35,7 +34,7 @@ def unblock_stop_signals_of(server: int) -> None:
 
     def unblock() -> None:
         if os.getppid() == server:
-            stop_signals.unblock()
+            forks.unblock()
 
     os.register_at_fork(after_in_child=unblock)
 

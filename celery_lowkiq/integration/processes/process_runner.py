@@ -1,7 +1,8 @@
-"""Runs the batches of tasks with ``run_in="process"`` in a child process of their lane."""
+"""Runs of a child process: decide what its end means."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import pickle
 import signal
@@ -12,34 +13,145 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, NoReturn
 
+from celery import platforms
 from celery.exceptions import TimeLimitExceeded
 from celery.worker import state
 
-from celery_lowkiq.integration.app.context import AppContext
-from celery_lowkiq.integration.app.safe_logging import safe_logger as logger
-from celery_lowkiq.integration.app.settings import Settings
-from celery_lowkiq.integration.loops.loops import Loops
-from celery_lowkiq.integration.runs.decisions import crash_batch, return_batch
-from celery_lowkiq.integration.runs.decode import RunJob
-from celery_lowkiq.integration.runs.late_results import ResultBuffers
-from celery_lowkiq.integration.runs.redis_results import EncodedResult
-from celery_lowkiq.integration.runs.result_buffer import HeldResult
-from celery_lowkiq.integration.runs.runner import CeleryRunner
-from celery_lowkiq.integration.runs.successes import succeeded
-from celery_lowkiq.integration.runs.tracing import report
+from celery_lowkiq.integration.app import AppContext
+from celery_lowkiq.integration.decisions import RunRules, crash_batch, return_batch
+from celery_lowkiq.integration.decode import RunJob, decode_plain, is_small
+from celery_lowkiq.integration.held_results import EncodedResult, HeldResult, ResultBuffers
+from celery_lowkiq.integration.light_run import only_call
+from celery_lowkiq.integration.loops import Loops
+from celery_lowkiq.integration.processes import messages
+from celery_lowkiq.integration.processes.app_reference import modules_of, reference_to
+from celery_lowkiq.integration.processes.child import ChildOptions
+from celery_lowkiq.integration.processes.lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
+from celery_lowkiq.integration.processes.messages import OutcomeMessage
+from celery_lowkiq.integration.records import CallRecord, limits_of
+from celery_lowkiq.integration.request import (
+    IGNORED_RESULT,
+    LaneRequest,
+    new_id,
+    quiet_request,
+    show_arguments,
+    succeeded,
+)
+from celery_lowkiq.integration.run import Run, report
+from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.integration.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.settings import Settings
+from celery_lowkiq.rules.basics import cached_property
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.rules.validators import first_limit, invalid
-from celery_lowkiq.store.jobs.call_records import CallReader
-from celery_lowkiq.store.scripts.client import Client
-from celery_lowkiq.store.tracking.tracker_store import TrackerStore
+from celery_lowkiq.store.call_records import CallReader
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.trackers import TrackerStore
+from celery_lowkiq.worker.forks import STOP_SIGNALS
 
-from . import messages
-from .app_reference import modules_of, reference_to
-from .child import ChildOptions
-from .lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
-from .messages import OutcomeMessage
-from .process_run import ProcessRun
+# A run in a child process, as the worker sees it: inspect, Flower, revoke.
+
+
+class ProcessRun:
+    """A run that is active in this worker, under the id that it has in the child."""
+
+    acknowledged = True
+
+    def __init__(self, rules: RunRules, consumer: Any, batch: Batch) -> None:
+        self.batch = batch
+        self.task: Any = rules.task
+        #: The signal by which it was terminated, and when (monotonic s); 0 and infinity: it was not.
+        self.terminated: int = 0
+        self.terminated_at: float = math.inf
+        self._rules = rules
+        self._consumer = consumer
+        self._process: LaneProcess | None = None
+        self._lock = threading.Lock()
+        found = only_call(batch, rules)
+        self._call = found[1] if found else None
+        #: Celery's id of the run.
+        self.id: str = self._call.id if self._call else self._own_id()
+        batch.run_id = self.id
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """The hard and the soft time limit of its call in s; None: those of its task."""
+        return limits_of(self._call)
+
+    def _own_id(self) -> str:
+        form = self.task.call_form
+        if self.task.by is not None:
+            payloads_by_id = decode_plain(self.batch, self._rules.gate, form.check, recorded=True)
+            if payloads_by_id is not None:
+                return form.task_id_of(payloads_by_id) or new_id()
+        return new_id()
+
+    def begins(self) -> None:
+        """Count the run as active."""
+        name = self.task.name
+        state.requests[self.id] = self
+        state.active_requests.add(self)
+        state.total_count[name] += 1
+        state.all_total_count[0] += 1
+
+    def ends(self) -> None:
+        """Count the run as ended."""
+        with self._lock:
+            self._process = None
+        state.requests.pop(self.id, None)
+        state.active_requests.discard(self)
+
+    def runs_in(self, process: LaneProcess | None) -> None:
+        """The function runs in this process; None: in no process any more."""
+        with self._lock:
+            self._process = process
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """End the process of the run, for ``revoke(terminate=True)``.
+
+        A stop signal has no effect on it. Its lane tells it to raise one.
+        """
+        signum = int(platforms.signals.signum(signal or "TERM"))
+        with self._lock:
+            if self._process is not None:
+                self.terminated, self.terminated_at = signum, time.monotonic()
+                if signum not in STOP_SIGNALS:
+                    self._process.signal(signum, whole_group=True)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """Do nothing: runs do not depend on the broker."""
+
+    @cached_property
+    def full(self) -> LaneRequest:
+        """The request of Celery's worker."""
+        record = self._call or CallRecord(self.id, IGNORED_RESULT)
+        decoded = self._rules.decode(self.batch)
+        run = Run(decoded, self._rules, self._call)
+        arguments = self.task.call_form.of_run(decoded.payloads_by_id)
+        shown = show_arguments(self.task, arguments, is_small(self.batch))
+        full = quiet_request(run, record, shown, arguments, self._consumer).full()
+        full.time_start = time.time() - (time.monotonic() - self.batch.began_at)
+        return full
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process that the function runs in."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def info(self, safe: bool = False) -> Any:
+        """Return what ``inspect`` shows."""
+        return {**self.full.info(safe), "worker_pid": self.worker_pid}
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of Celery's request."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.full, name)
+
+
+# Runs the batches of tasks with ``run_in="process"`` in a child process of their lane.
 
 #: Seconds until a batch whose process cannot start is tried again.
 START_DELAY = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.queue import OrderedQueue
 from tests.waiting import eventually
 from tests.web.showcase import FAILING
 

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.operations.queue import OrderedQueue
+from celery_lowkiq.integration.queue import OrderedQueue
 from tests.browsing import chromium, complaints
 from tests.web import showcase
 from tests.web.serving import served, shop

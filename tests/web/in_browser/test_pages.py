@@ -8,8 +8,8 @@ import time
 import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.integration.operations.queue import OrderedQueue
-from celery_lowkiq.rules.shard_hints import Hint
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.rules.health import Hint
 from tests.browsing import complaints
 from tests.waiting import eventually
 from tests.web import showcase

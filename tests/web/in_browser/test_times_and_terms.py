@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 import redis
 
-from celery_lowkiq.store.scripts.keys import AUDIT_KEY, shard_keys
+from celery_lowkiq.store.keys import AUDIT_KEY, shard_keys
 from tests.waiting import eventually
 from tests.web import showcase
 from tests.web.serving import served

@@ -11,9 +11,9 @@ import pytest
 from starlette.routing import Route
 
 from celery_lowkiq import track
-from celery_lowkiq.integration.operations.actions import ACTIONS
-from celery_lowkiq.integration.operations.inspector import Inspector
-from celery_lowkiq.store.inspect import listings
+from celery_lowkiq.integration.actions import ACTIONS
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.store import listings
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
 from tests.web.migrating import flipped

@@ -1,19 +1,26 @@
-"""Starts the node process: a new interpreter that imports the app, joined to the worker by a socket."""
+"""The launch of a node process, and its main function."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, NoReturn
 
-from celery_lowkiq.worker import stop_signals
+from celery import Celery, platforms, signals
+from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
+from celery.concurrency.thread import TaskPool
+from celery.platforms import EX_FAILURE
 
-from .connections import close_in_forks
-from .options import NodeOptions
+from celery_lowkiq.integration.bootstep.node.options import NodeOptions, StopOrder, close_in_forks
+from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
+from celery_lowkiq.worker import forks
+
+# Starts the node process: a new interpreter that imports the app, joined to the worker by a socket.
 
 #: Name of the process in its log lines.
 NAME = "lowkiq-node"
@@ -46,7 +53,6 @@ class NodeProcess(subprocess.Popen[bytes]):
 
 def launch(options: NodeOptions) -> tuple[NodeProcess, Connection]:
     """Start the process. It ends when the connection does, unless it is told to before."""
-    from .process import main
 
     ours, theirs = Pipe()
     its_stop_end, stop_end = Pipe(duplex=False)
@@ -54,7 +60,7 @@ def launch(options: NodeOptions) -> tuple[NodeProcess, Connection]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     env = {name: value for name, value in os.environ.items() if name != COPIED_APP}
     try:
-        with stop_signals.blocked():
+        with forks.blocked():
             process = NodeProcess(
                 # The last word is for ps.
                 [sys.executable, *flags, "-c", BOOT, str(descriptors[0]), f"{NAME}:{options.hostname}"],
@@ -81,3 +87,74 @@ def _preparation() -> dict[str, Any]:
     if spec is not None:
         return {**prepared, "init_main_from_name": spec.name}
     return prepared if path is None else {**prepared, "init_main_from_path": os.path.abspath(path)}
+
+
+# The main function of the node process.
+
+logger: logging.Logger = logging.getLogger("celery_lowkiq")
+
+
+def main(connection: Connection, options: NodeOptions, stop_end: int) -> NoReturn:
+    """Serve the ordered queues until the worker says otherwise, or ends. ``stop_end``: of the stop order."""
+    order = StopOrder(stop_end)
+    forks.handle(order.on_signal)
+    for name in ("SIGUSR1", "SIGTTIN"):
+        install_cry_handler(name)
+    platforms.set_mp_process_title("celeryd", info="-ordered queues-", hostname=options.hostname)
+    try:
+        app = _set_up(options)
+        # After the app, which may instrument Celery's worker.
+        from celery_lowkiq.integration.bootstep.node.server import NodeServer
+
+        server = NodeServer(app, connection, options, order)
+    except Exception:
+        logger.critical("the node process cannot start", exc_info=True)
+        sys.exit(EX_FAILURE)
+    status = server.run()
+    signals.worker_process_shutdown.send(sender=options.hostname, pid=os.getpid(), exitcode=status)
+    sys.exit(status)
+
+
+def _set_up(options: NodeOptions) -> Celery:
+    """Prepare the app and the process, as Celery does for a child that it does not fork."""
+    app: Any = import_app(options.app)
+    app.conf.update(options.changes)
+    app.loader.init_worker()
+    import_modules(app, options.modules, "the node process")
+    # Read at the call: tools replace both.
+    from celery.app import trace
+
+    trace.setup_worker_optimizations(app, options.hostname)
+    # Forked children have what its receivers did in the worker.
+    signals.worker_init.send(sender=NodeWorker(app, options.hostname, options.concurrency))
+    _set_up_logging(app, options)
+    app.loader.init_worker_process()
+    for name, task in app.tasks.items():
+        task.__trace__ = trace.build_tracer(name, task, app.loader, options.hostname, app=app)
+    signals.worker_process_init.send(sender=options.hostname)
+    found: Celery = app
+    return found
+
+
+class NodeWorker:
+    """Sender of ``worker_init`` in the node process."""
+
+    pool_cls: type = TaskPool
+
+    def __init__(self, app: Celery, hostname: str, concurrency: int) -> None:
+        self.app = app
+        self.hostname = hostname
+        self.concurrency = concurrency
+
+
+def _set_up_logging(app: Any, options: NodeOptions) -> None:
+    """Log as the worker does: it keeps its options in the environment, for its children."""
+    env = os.environ
+    app.log.setup(
+        int(env.get("CELERY_LOG_LEVEL") or 0),
+        env.get("CELERY_LOG_FILE") or None,
+        bool(env.get("CELERY_LOG_REDIRECT")),
+        env.get("CELERY_LOG_REDIRECT_LEVEL") or "WARNING",
+        colorize=options.colorize,
+        hostname=options.hostname,
+    )

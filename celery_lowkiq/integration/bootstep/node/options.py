@@ -1,13 +1,19 @@
-"""What the node process takes from the worker at its start."""
+"""Options of a node process, its connections, and its order to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from multiprocessing.connection import Connection
 from typing import Any
 
 from celery import Celery
+from celery.platforms import EX_OK
 from celery.worker import state
+
+# What the node process takes from the worker at its start.
 
 
 @dataclass
@@ -73,3 +79,45 @@ def revoked_calls() -> dict[str, Any]:
     """Return the fields of NodeOptions about revoked calls."""
     stamps = {name: list(values) for name, values in state.revoked_stamps.items()}
     return {"revoked": tuple(state.revoked), "revoked_stamps": stamps}
+
+
+# Connections between the worker and the node process that no fork keeps open.
+
+
+def close_in_forks(connection: Connection) -> None:
+    """Close it in processes that this one forks: else it would not end with this process."""
+    _connections.add(connection)
+
+
+def _close_copies() -> None:
+    for connection in list(_connections):
+        connection.close()
+    _connections.clear()
+
+
+#: Connections to close in a forked process.
+_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_close_copies)
+
+
+# The order to stop, which the worker gives the node process at once, also in a signal handler.
+
+
+class StopOrder:
+    """The handler of stop signals, which others may send, too: the order is what the worker has written."""
+
+    def __init__(self, end: int) -> None:
+        """``end``: the file descriptor of the pipe."""
+        os.set_blocking(end, False)
+        self._end = end
+        #: Called at the order. Before the lanes begin, there is nothing to wait for.
+        self.stop: Callable[[], Any] = lambda: os._exit(EX_OK)
+
+    def on_signal(self, *_: Any) -> None:
+        """Stop if the worker says so."""
+        try:
+            ordered = os.read(self._end, 1)
+        except BlockingIOError:
+            return
+        if ordered:
+            self.stop()

@@ -1,4 +1,4 @@
-"""The lanes of a worker with Celery's pool of processes: in a node process, which it starts and asks."""
+"""The proxy of a node process in Celery's worker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ from typing import Any
 from celery.platforms import EX_FAILURE
 from celery.worker import state
 
+from celery_lowkiq.integration.bootstep.node.launch import NodeProcess, launch
+from celery_lowkiq.integration.bootstep.node.options import (
+    NodeLimits,
+    NodeOptions,
+    changed_settings,
+    revoked_calls,
+    task_limits,
+)
 from celery_lowkiq.integration.bootstep.shutdown import (
     call_at_shutdown,
     is_cold_shutdown,
@@ -22,13 +30,35 @@ from celery_lowkiq.integration.bootstep.shutdown import (
     warn_ended_by_celery,
 )
 from celery_lowkiq.integration.processes.app_reference import locate, modules_of
+from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.rules.models import QueueSpec
 
-from .celery_heartbeat import count_in_heartbeats
-from .launch import NodeProcess, launch
-from .options import NodeLimits, NodeOptions, changed_settings, revoked_calls, task_limits
+# The heartbeat that Celery sends: it counts the runs of the node process as active.
+
+
+class _Eventer:
+    """``Heart.eventer``."""
+
+    def __init__(self, celerys: Any, running: Callable[[], int]) -> None:
+        self._celerys = celerys
+        self._running = running
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self._celerys.enabled)
+
+    def send(self, type: str, *, active: int, **fields: Any) -> Any:  # noqa: A002 - as Celery's
+        return self._celerys.send(type, active=active + self._running(), **fields)
+
+
+def count_in_heartbeats(heart: Any, running: Callable[[], int]) -> None:
+    """Add ``running()`` to the active tasks that ``heart`` tells; None with --without-heartbeat."""
+    if heart is not None and not isinstance(heart.eventer, _Eventer):
+        heart.eventer = _Eventer(heart.eventer, running)
+
+
+# The lanes of a worker with Celery's pool of processes: in a node process, which it starts and asks.
 
 #: Seconds that the worker waits for an answer of its node process.
 ANSWER = 5.0

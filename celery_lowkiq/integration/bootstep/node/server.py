@@ -1,9 +1,14 @@
-"""Serves the ordered queues in the node process, as the worker's bootstep tells it to."""
+"""The node process: answers its proxy."""
 
 from __future__ import annotations
 
 import os
+import queue
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -14,22 +19,122 @@ from celery.platforms import EX_FAILURE, EX_OK
 from celery.worker import state
 from celery.worker.control import Panel
 
-from celery_lowkiq.integration.app.registry import ordered_tasks
-from celery_lowkiq.integration.bootstep import celery_commands, remote_control  # noqa: F401 - remote commands
+from celery_lowkiq.integration.app import ordered_tasks
+from celery_lowkiq.integration.bootstep import remote_control as celery_commands  # noqa: F401 - remote commands
 from celery_lowkiq.integration.bootstep.engine import Engine
+from celery_lowkiq.integration.bootstep.node.options import NodeLimits, NodeOptions, StopOrder, close_in_forks
 from celery_lowkiq.integration.bootstep.shutdown import (
     drain,
     is_cold_shutdown,
     stopper,
 )
+from celery_lowkiq.rules.basics import package_logger, worker_logger
 from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
-from celery_lowkiq.rules.loggers import package_logger as logger
 from celery_lowkiq.worker.runtime import Runtime
 
-from .connections import close_in_forks
-from .options import NodeLimits, NodeOptions
-from .outbox import Outbox, RelayedEvents
-from .stop_order import StopOrder
+# What the node process sends to the worker: events, answers, and counts of runs.
+
+#: Events that may wait for the worker; more are dropped: lanes never wait for it.
+LIMIT = 10_000
+#: Messages that are sent together.
+PART = 100
+#: Seconds between two reports of how many runs have begun.
+COUNTS = 1.0
+
+#: A kind, and its values; see ``NodeProxy``.
+Message = tuple[Any, ...]
+
+
+class Outbox:
+    """Sends messages in the order in which threads of this process put them; none of them waits for that."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._waiting: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._counted: tuple[Counter[str], int] = Counter(), 0
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._main, name="lowkiq-outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, *message: Any) -> None:
+        """Send a message."""
+        self._waiting.put(message)
+
+    def put_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Send an event, unless too many wait."""
+        if self._waiting.qsize() < LIMIT:
+            self.put("event", kind, fields)
+        elif not self._dropped:
+            self._dropped = 1
+            worker_logger.warning("the worker is behind: task events of ordered queues are dropped")
+
+    def close(self) -> None:
+        """Send what waits."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _main(self) -> None:
+        last = False
+        with suppress(OSError):  # The worker has died.
+            while not last:
+                part = self._next_part()
+                last = None in part
+                counts = self._counts()
+                messages = [message for message in part if message is not None]
+                if counts is not None:
+                    messages.insert(0, ("counts", *counts))
+                if messages:
+                    self._send(messages)
+
+    def _send(self, messages: list[Message]) -> None:
+        """Send messages together; one by one, and without those that cannot be pickled, if that fails."""
+        try:
+            self._connection.send(messages)
+        except OSError:
+            raise
+        except Exception:
+            if len(messages) == 1:
+                worker_logger.exception("%r could not be sent to the worker", messages[0][0])
+                return
+            for message in messages:
+                self._send([message])
+
+    def _next_part(self) -> list[Message | None]:
+        part: list[Message | None] = []
+        with suppress(queue.Empty):
+            part.append(self._waiting.get(timeout=COUNTS))
+            while len(part) < PART and part[-1] is not None:
+                part.append(self._waiting.get_nowait())
+        return part
+
+    def _counts(self) -> tuple[dict[str, int], int] | None:
+        """The runs of each task that have begun since the last report, and how many go on; None: no news."""
+        now, then = (Counter(state.total_count), len(state.active_requests)), self._counted
+        self._counted = now
+        return None if now == then else (dict(now[0] - then[0]), now[1])
+
+
+class RelayedEvents:
+    """``LaneConsumer.event_dispatcher``: the worker sends the events, under its own name."""
+
+    def __init__(self, outbox: Outbox, enabled: bool, groups: frozenset[str]) -> None:
+        self._outbox = outbox
+        self.switch(enabled, groups)
+
+    def switch(self, enabled: bool, groups: frozenset[str]) -> None:
+        """Take over whether the worker sends events, and which groups (empty: all)."""
+        self.enabled = enabled
+        self.groups: frozenset[str] = groups
+
+    def send(self, type: str, **fields: Any) -> None:  # noqa: A002 - as Celery's
+        """Have the worker send an event."""
+        group = type.partition("-")[0]
+        if self.enabled and (not self.groups or group in self.groups):
+            fields.setdefault("timestamp", time.time())
+            self._outbox.put_event(type, fields)
+
+
+# Serves the ordered queues in the node process, as the worker's bootstep tells it to.
 
 #: Seconds that idle lanes, then the others, have to release their shards when the worker has died.
 IDLE_TIMEOUT, BUSY_TIMEOUT = 0.4, 0.2
@@ -75,9 +180,9 @@ class NodeServer:
         self._told_status: int | None = None
         self._status = EX_OK
         self.tasks: dict[str, Any] = ordered_tasks(app)
-        for queue, limits in options.task_limits.items():
-            if queue in self.tasks:
-                vars(self.tasks[queue]).update(limits)
+        for name, limits in options.task_limits.items():
+            if name in self.tasks:
+                vars(self.tasks[name]).update(limits)
         state.revoked.update(options.revoked)
         state.revoked_stamps.update(options.revoked_stamps)
         self._served = self._known(options.served)
@@ -140,16 +245,16 @@ class NodeServer:
         except LowkiqError as refused:
             error = str(refused)
             if ticket is None:
-                logger.error("%s: %s", name, error)
+                package_logger.error("%s: %s", name, error)
         except Exception as failed:
-            logger.exception("%s failed in the node process", name)
+            package_logger.exception("%s failed in the node process", name)
             error = f"{name} failed in the node process: {failed!r}"
         if ticket is not None:
             self._outbox.put("reply", ticket, value, error)
 
     def _leave(self) -> NoReturn:
         """End at once: no process must outlive its worker. The next owners run what is left, as no crash."""
-        logger.critical("the worker has died: its ordered queues are left to other workers")
+        package_logger.critical("the worker has died: its ordered queues are left to other workers")
         runtime = self._engine.runtime
         runtime.abandon()
         if self._is_serving and not runtime.join(IDLE_TIMEOUT):
@@ -202,7 +307,7 @@ class NodeServer:
     def _known(self, queues: frozenset[str]) -> frozenset[str]:
         missing = queues - set(self.tasks)
         if missing:
-            logger.error(
+            package_logger.error(
                 "ordered queues (%s) are not served: no module that the node process imports has their tasks",
                 ", ".join(sorted(missing)),
             )

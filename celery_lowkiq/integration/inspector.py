@@ -1,0 +1,340 @@
+"""Reads over all ordered queues of an app, for the command line, the dashboard and Flower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any
+
+from celery import Celery
+
+from celery_lowkiq.integration.app import context_of, ordered_tasks, read_queue_name
+from celery_lowkiq.integration.current import NO_APP, is_fallback_app, naming
+from celery_lowkiq.integration.json_records import (
+    OverviewJson,
+    QueueJson,
+    QueueShardsJson,
+    ShardsJson,
+    ShownPlaces,
+)
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.settings import Settings
+from celery_lowkiq.integration.tracking import Tracker, trackers
+from celery_lowkiq.rules.errors import ConfigurationError, ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.health import by_load, check_health, reachable, unreachable, unreadable
+from celery_lowkiq.rules.models import Layout, QueueSpec, ShardRef
+from celery_lowkiq.rules.text import by_master
+from celery_lowkiq.rules.topology import ServerInfo, Topology, check_topology, check_users
+from celery_lowkiq.rules.tracking import TrackerView
+from celery_lowkiq.rules.views import (
+    Finding,
+    NodeReport,
+    Page,
+    Rates,
+    Sample,
+    ShardState,
+    Stats,
+    current,
+    rates,
+    span_of,
+    sum_of,
+    sum_of_states,
+)
+from celery_lowkiq.store.client import read_server
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.health import HealthReader, read_topology
+from celery_lowkiq.store.node_reports import NodeReports
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.registry import Registry
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Counts of all queues, by name, their sum, and numbers of shards.
+
+    A queue with an unreadable shard is in ``damaged`` and has no counts. Those of the others, and the sum,
+    lack the shards of masters that are ``away``.
+    """
+
+    total: Stats
+    by_queue: Mapping[str, Stats]
+    shards: Mapping[str, int]
+    damaged: Mapping[str, ShardDamaged] = field(default_factory=dict)
+    #: Queues that move to another number of shards.
+    migrating: Mapping[str, Layout] = field(default_factory=dict)
+    #: Names of the shards that are not counted, by the address of their master.
+    away: Mapping[str, str] = field(default_factory=dict)
+
+    def counts(self, queue: str) -> Stats:
+        """Return the counts of one queue. Raises ShardDamaged."""
+        if queue in self.damaged:
+            raise self.damaged[queue]
+        return self.by_queue[queue]
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Samples of a span of time, oldest first: of each queue, and of all together.
+
+    Those of ``unknown`` queues lie on a master that is away.
+    """
+
+    total: tuple[Sample, ...]
+    by_queue: Mapping[str, tuple[Sample, ...]]
+    unknown: tuple[str, ...] = ()
+
+    def rates(self, now: float) -> Rates | None:
+        """Return the jobs a second of all queues together; None: not known."""
+        return None if self.unknown else rates(self.total, now)
+
+
+class FoundId(dict[str, ShownPlaces]):
+    """The queues that have a job of an id, with its places.
+
+    On a cluster, ``away`` has the names of the id's shards that were not read, by the address of their
+    master.
+    """
+
+    away: Mapping[str, str] = MappingProxyType({})
+
+
+class Inspector:
+    """Reads over all ordered queues of an app. Needs no worker.
+
+    Every method may raise StoreError, and ConfigurationError for invalid settings of the app.
+    """
+
+    def __init__(self, app: Celery, raw: bool = False, masked: bool = False, decoded: bool = False) -> None:
+        """``raw``, ``decoded``, ``masked``: as of a queue."""
+        self.app = app
+        self._raw = raw
+        self._masked = masked
+        self._decoded = decoded
+        self._reader: RedisStore | None = None
+
+    def partial(self) -> Inspector:
+        """Return an inspector whose counts lack the shards of masters that deny a right, as of those that
+        are away. ``denied`` names them.
+        """
+        found = copy(self)
+        found._reader = context_of(self.app).store.reader()
+        return found
+
+    @property
+    def denied(self) -> dict[str, str]:
+        """The errors of the masters of a cluster that have denied a right, by their address."""
+        return dict(self._store.client.denied)
+
+    def tasks(self) -> dict[str, Any]:
+        """Return the ordered tasks by queue name, sorted.
+
+        Imports the modules that the app names by ``include``, ``imports`` or ``autodiscover_tasks``.
+        Raises ConfigurationError if no app is given and Celery's fallback has none.
+        """
+        self.app.loader.import_default_modules()
+        tasks = ordered_tasks(self.app)
+        if not tasks and is_fallback_app(self.app):
+            raise ConfigurationError(NO_APP)
+        return tasks
+
+    def queues(self) -> dict[str, OrderedQueue]:
+        """Return the ordered queues by name, sorted."""
+        return {name: self._shown(task.ordered_queue) for name, task in self.tasks().items()}
+
+    def queue(self, name: str) -> OrderedQueue:
+        """Return the queue with a name, or an unambiguous last part of it. Raises InvalidCall.
+
+        ``sync_order`` finds ``proj.sync_order``.
+        """
+        return self._shown(self.task(name).ordered_queue)
+
+    def _shown(self, queue: OrderedQueue) -> OrderedQueue:
+        queue = queue.raw(self._decoded) if self._raw else queue
+        return queue.masked() if self._masked else queue
+
+    def find(self, job_id: Any) -> FoundId:
+        """Return the queues that have a job of an id, with its places; few payloads are read of each.
+
+        Takes two round trips for each queue of the app. A queue where the id's shard is damaged is left out:
+        :meth:`overview` names it. Raises InvalidCall.
+        """
+        found, away = FoundId(), dict[ShardRef, str]()
+        for name, queue in self.queues().items():
+            try:
+                places = queue.job(job_id, payload_limit=1)
+            except ShardDamaged:
+                continue
+            except StoreUnavailable as error:
+                self._store.client.check_away([error])
+                shard = ShardRef(name, queue.shard_of(job_id))
+                away[shard] = self._store.client.master_name(shard)
+            else:
+                if places.waiting or places.processing or places.dead:
+                    found[name] = places
+        found.away = by_master(away)
+        return found
+
+    def task(self, queue: str) -> Any:
+        """Return the ordered task of a queue, named as for :meth:`queue`. Raises InvalidCall."""
+        tasks = self.tasks()
+        return tasks[read_queue_name(queue, tasks)]
+
+    def overview(self, names: Iterable[str] | None = None) -> Overview:
+        """Return the counts of all queues, or of the named ones, in two round trips. Raises InvalidCall.
+
+        They include all stored shards, also when the code declares another number.
+        """
+        chosen = self._chosen(names)
+        specs = self._as_stored(chosen)
+        states = Queries(self._store).shard_states(specs)
+        by_name = {name: list(group) for name, group in groupby(states, lambda state: state.shard.queue)}
+        found = {name: sum_of_states(by_name[name]) for name in chosen}
+        by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
+        damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
+        shards = {spec.name: spec.shards for spec in specs}
+        return Overview(
+            total=sum(by_queue.values(), Stats()),
+            by_queue=by_queue,
+            shards=shards,
+            damaged=damaged,
+            migrating=_migrating(specs),
+            away=by_master({state.shard: state.away for state in states if state.away is not None}),
+        )
+
+    def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
+        """Return the overview with rates, nodes and lanes, as a record for JSON. Raises InvalidCall."""
+        names, reads = None if names is None else list(names), self.partial()
+        found, past, now = reads.overview(names), reads.history(names), time.time()
+        nodes = reads.nodes_if_there()
+        lanes = None if nodes is None else [node.lanes for node in nodes if node.alive]
+        return OverviewJson(
+            queues=tuple(
+                QueueJson(
+                    name,
+                    found.shards[name],
+                    layout.former if (layout := found.migrating.get(name)) else None,
+                    stats,
+                    rates(past.by_queue[name], now),
+                )
+                for name, stats in found.by_queue.items()
+            ),
+            total=found.total,
+            rates=past.rates(now),
+            damaged={name: str(error) for name, error in found.damaged.items()},
+            away=found.away,
+            nodes=None if lanes is None else len(lanes),
+            lanes=None if lanes is None else sum(map(len, lanes)),
+            lanes_busy=None
+            if lanes is None
+            else sum(lane.running is not None for of_node in lanes for lane in of_node),
+            denied=reads.denied,
+        )
+
+    def shards_json(self, names: Iterable[str] | None = None) -> ShardsJson:
+        """Return the shards of all queues, or of the named ones, as a record for JSON. Raises InvalidCall."""
+        queues: list[QueueShardsJson] = []
+        damaged: dict[str, str] = {}
+        away: dict[ShardRef, str] = {}
+        reads = self.partial()
+        for name, queue in self._chosen(names).items():
+            try:
+                shards = NodeReports(reads._store).shards(*reads._as_stored({name: queue}))
+            except (ShardDamaged, StoreUnavailable) as error:
+                self._store.client.check_away([error])
+                damaged[name] = str(error)
+            else:
+                queues.append(QueueShardsJson(name, by_load(shards)))
+                away |= {ShardRef(name, one.index): one.away for one in shards if one.away is not None}
+        return ShardsJson(queues, damaged, by_master(away), reads.denied)
+
+    @property
+    def _store(self) -> RedisStore:
+        return self._reader or context_of(self.app).store
+
+    def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
+        if names is None:
+            return self.queues()
+        return {queue.name: queue for queue in map(self.queue, names)}
+
+    def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
+        # A queue whose own key is damaged must not hide the others.
+        specs = [queue.spec for queue in queues.values()]
+        return Registry(self._store.client).as_known(specs)
+
+    def nodes(self) -> tuple[NodeReport, ...]:
+        """Return the last reports of the living nodes, and of those lost within an hour, by name."""
+        return current(self._store.nodes())
+
+    def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
+        """Return :meth:`nodes`; on a cluster, None while the master with the reports is away."""
+        return self._store.client.unless_away(self.nodes)
+
+    def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
+        """Return the counters of all queues, or of the named ones, as :meth:`OrderedQueue.history`.
+
+        Raises InvalidCall.
+        """
+        chosen, wanted = self._chosen(names), span_of(span)
+        found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()], wanted)
+        pairs = list(zip(chosen, found, strict=True))
+        known = {name: () if isinstance(one, StoreUnavailable) else one for name, one in pairs}
+        unknown = tuple(name for name, one in pairs if isinstance(one, StoreUnavailable))
+        return Histories(sum_of(known.values(), wanted), known, unknown)
+
+    def shard_states(self) -> list[ShardState]:
+        """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""
+        return Queries(self._store).shard_states(self._as_stored(self.queues()))
+
+    def migrating(self) -> dict[str, Layout]:
+        """Return the layouts of the queues that move to another number of shards, in one round trip."""
+        return _migrating(self._as_stored(self.queues()))
+
+    def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
+        """Return a page of the tracked groups of calls, the latest first. Raises InvalidCall."""
+        return trackers(self.app, limit, after)
+
+    def tracker(self, tracker_id: str) -> Tracker:
+        """Return a tracked group. Raises UnknownTracker, and InvalidCall for an invalid id."""
+        return Tracker.get(self.app, tracker_id, raw=self._raw)
+
+    def topology(self) -> Topology:
+        """Return the masters, and the shards of all queues that each of them stores."""
+        context = context_of(self.app)
+        specs = [queue.spec for queue in self.queues().values()]
+        return read_topology(context.store.client, specs, context.settings.lease_seconds)
+
+    def server(self) -> ServerInfo:
+        """Return what Redis reports about itself."""
+        return read_server(self._store.client)
+
+    def doctor(self) -> tuple[Finding, ...]:
+        """Return the results of the health checks of Redis, the nodes and the queues, with advice.
+
+        Raises ConfigurationError only: an outage of Redis is a finding.
+        """
+        try:
+            topology = self.topology()
+        except StoreError as error:
+            return (unreachable(error, _login_setting(context_of(self.app).settings)),)
+        try:
+            specs = [queue.spec for queue in self.queues().values()]
+            found = check_health(HealthReader(self._store.reader()).read(specs, topology))
+        except StoreError as error:
+            found = (reachable(topology), *check_topology(topology), unreadable(str(error)))
+        found = (*found, *check_users(context_of(self.app).store.client.refusing_replicas()))
+        texts = ((naming(one.text, self.app), naming(one.advice, self.app)) for one in found)
+        return tuple(replace(one, text=t, advice=a) for one, (t, a) in zip(found, texts, strict=True))
+
+
+def _login_setting(settings: Settings) -> str:
+    if settings.redis_options.keys() & {"username", "password"}:
+        return "lowkiq_redis_options"
+    return "lowkiq_url" if settings.url else "broker_url"
+
+
+def _migrating(specs: Iterable[QueueSpec]) -> dict[str, Layout]:
+    return {spec.name: spec.layout for spec in specs if spec.former_shards is not None}

@@ -1,0 +1,465 @@
+"""Requests: a run as Celery's worker shows it."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from types import SimpleNamespace
+from typing import Any
+
+from celery import signals
+from celery.app import trace
+from celery.app.task import Context
+from celery.backends import base as backends
+from celery.exceptions import Reject
+from celery.loaders import base as loaders
+from celery.utils.collections import LimitedSet
+from celery.utils.saferepr import saferepr
+from celery.worker import state
+from celery.worker.request import Request
+from kombu.utils.encoding import safe_repr
+
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.call_form import ARGUMENTS_SHOWN, Arguments, PayloadsById
+from celery_lowkiq.integration.decode import is_small
+from celery_lowkiq.integration.loops import Cancelled
+from celery_lowkiq.integration.messages import covers_positions, masked_arguments, payload_secrets
+from celery_lowkiq.integration.records import NOT_KEPT, CallRecord
+from celery_lowkiq.integration.run import Run
+from celery_lowkiq.integration.safe_logging import safe_logger
+from celery_lowkiq.rules.basics import is_defined_in, package_logger
+
+# Ids of runs that have succeeded in this process, for ``celery.worker.state.successful_requests``.
+
+#: Ids that nothing has looked for yet: to put one into Celery's set takes 50 times as long.
+succeeded: deque[str] = deque(maxlen=state.SUCCESSFUL_MAX)
+
+
+class Successes(LimitedSet):
+    """Celery's set, which takes the ids of runs in lanes when something reads it."""
+
+    def _take(self) -> None:
+        while succeeded:
+            self.add(succeeded.popleft())
+
+    def __contains__(self, task_id: object) -> bool:
+        self._take()
+        return super().__contains__(task_id)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._take()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._take()
+        return super().__len__()
+
+
+# Modules of Celery have the object by its name.
+state.successful_requests.__class__ = Successes
+
+
+# Presents a run, or one call of it, as a request of the worker: to inspect, Flower and signals.
+
+NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+#: Seeded by the system. Ids need only differ.
+_random = random.Random()  # noqa: S311 - an id, no secret
+if hasattr(os, "register_at_fork"):
+    # Forks of one process must not make the same ids.
+    os.register_at_fork(after_in_child=_random.seed)
+#: The bits of a UUID that give its version, 4 (RFC 9562).
+_FIXED = 0x4 << 76 | 0x8 << 60
+_NOT_FIXED = ~(0xF << 76 | 0xC << 60)
+IGNORED_RESULT = {"ignore_result": True}
+
+
+def _rejection(info: Any) -> Any:
+    """The Reject of an ExceptionInfo; None for another error."""
+    error = getattr(info.exception, "exc", info.exception)
+    return error if isinstance(error, Reject) else None
+
+
+class LaneRequest(Request):
+    """A request that runs in a lane. No pool can stop it."""
+
+    #: There is no message to acknowledge. Celery cancels unacknowledged runs when it loses the broker.
+    acknowledged = True
+
+    def reject(self, requeue: bool = False) -> Any:
+        """Send the event; the settlement of its job does the rest."""
+        self.send_event("task-rejected", requeue=requeue)
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """Do nothing: a thread cannot be cancelled; after a cold shutdown the job is recovered."""
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Cancel the bodies of an ``async def`` task; else warn that ``terminate=True`` has no effect."""
+        run: Run | None = self.request_dict.get("lowkiq_run")
+        if run is not None and run.rules.loops and run.rules.loops.cancel(run.batch, Cancelled.REVOKED):
+            return
+        package_logger.warning(
+            "%s[%s] goes on: a lane is a thread, which nothing can end from outside (max_run= raises an "
+            "alarm)",
+            self.name,
+            self.id,
+        )
+
+    def terminated(self, signum: int | None = None) -> None:
+        """End as REVOKED: ``revoke(terminate=True)`` has ended its run, or its process by this signal."""
+        self._announce_revoked("terminated", True, signum, False)  # type: ignore[attr-defined]
+
+    def dropped(self, reason: str) -> None:
+        """End as REVOKED: a policy has dropped the payload."""
+        self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
+
+    def begins(self, consumer: Any) -> None:
+        """Send signal and events, as Celery does for a broker message, and count the request as active."""
+        if signals.task_received.receivers:
+            signals.task_received.send(sender=consumer, request=self)
+        self.send_event(
+            "task-received",
+            name=self.name,
+            args=self.argsrepr,
+            kwargs=self.kwargsrepr,
+            root_id=self.root_id,
+            parent_id=self.parent_id,
+            retries=self.request_dict["retries"],
+            eta=self.request_dict.get("eta"),
+            expires=self.request_dict.get("expires"),
+        )
+        pid: Any = os.getpid()
+        self.on_accepted(pid, time.monotonic())
+
+    def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's name
+        """Send an event, without what the error of a failed run says of secrets."""
+        if names := [name for name in ("exception", "traceback") if isinstance(fields.get(name), str)]:
+            task: Any = self.task
+            redactor = context_of(task.app).settings.redactor
+            given = {"args": self.args, "kwargs": self.kwargs}
+            secrets = payload_secrets(task.call_form, (given,), redactor)
+            fields |= {name: redactor.text(fields[name], secrets) for name in names}
+        super().send_event(type, **fields)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """End as FAILURE with a Reject that does not requeue, as Celery does from 5.7 on."""
+        error = _rejection(exc_info)
+        if error is None:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        state.task_ready(self)
+        if not error.requeue:
+            self._fail(error, exc_info)
+        return self.reject(error.requeue)
+
+    def _fail(self, error: Exception, info: Any) -> None:
+        task: Any = self.task
+        context: Any = self._context  # type: ignore[attr-defined]
+        task.backend.mark_as_failure(self.id, error, request=context, store_result=self.store_errors)
+        signals.task_failure.send(
+            task,
+            task_id=self.id,
+            exception=error,
+            args=self.args,
+            kwargs=self.kwargs,
+            traceback=info.traceback,
+            einfo=info,
+        )
+        self.send_event("task-failed", exception=safe_repr(error), traceback=info.traceback)
+
+    def vanishes(self) -> None:
+        """End without an event."""
+        state.task_ready(self)
+
+
+class QuietRequest:
+    """Lightweight request, used when no event or signal is sent. Builds the full one on first access."""
+
+    acknowledged = True
+
+    def __init__(self, headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> None:
+        self.id: str = headers["id"]
+        self.name: str = headers["task"]
+        self.args: tuple[Any, ...] = arguments.args
+        self.kwargs: Mapping[str, Any] = arguments.kwargs
+        self._headers = headers
+        self._task = task
+        self._consumer = consumer
+        #: Monotonic time in s.
+        self.began_at: float = 0.0
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """The argument of the tracer, as Celery's own request makes it."""
+        headers = self._headers
+        return {
+            **headers,
+            "properties": _properties(headers),
+            "reply_to": headers.get("reply_to"),
+            "correlation_id": self.id,
+            "hostname": self._consumer.hostname,
+            "delivery_info": _delivery_info(self._task, headers),
+            "args": self.args,
+            "kwargs": self.kwargs,
+        }
+
+    def begins(self, consumer: Any) -> None:
+        """Count the request as active, as Celery's ``task_accepted`` does; this takes half the time."""
+        self.began_at = time.monotonic()
+        state.requests[self.id] = self
+        state.active_requests.add(self)
+        state.total_count[self.name] += 1
+        state.all_total_count[0] += 1
+
+    def vanishes(self) -> None:
+        """Count the request as ended."""
+        state.requests.pop(self.id, None)
+        state.active_requests.discard(self)
+
+    def on_success(self, outcome: tuple[Any, ...]) -> None:
+        """Count the request as ended."""
+        self.vanishes()
+        if not outcome[0]:
+            succeeded.append(self.id)
+        elif _rejection(outcome[1]) is not None:
+            # The tracer stores no result.
+            self.full().on_failure(outcome[1])
+
+    def full(self) -> LaneRequest:
+        """Return the full request."""
+        return _full(self._headers, Arguments(self.args, self.kwargs), self._task, self._consumer)
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the full request."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = self.full()
+        pid: Any = os.getpid()
+        full.time_start, full.worker_pid = time.time() - (time.monotonic() - self.began_at), pid
+        return getattr(full, name)
+
+
+def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tuple[str, str]:
+    """Return positional and keyword arguments as text for events and logs, cut short, with secrets masked.
+
+    ``small``: the payloads are small (``decode.is_small``).
+    """
+    form, redactor = task.call_form, context_of(task.app).settings.redactor
+    kwargs = redactor.text(saferepr(arguments.kwargs, ARGUMENTS_SHOWN)) if arguments.kwargs else "{}"
+    if covers_positions(form.parameters, redactor):
+        arguments = Arguments(tuple(masked_arguments(form, arguments.args, redactor)), {})
+    return redactor.text(form.shown(arguments, small)), kwargs
+
+
+def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
+    """The request of a run: under the id and headers of its single call, or with an id of its own."""
+    task, form, payloads = run.task, run.task.call_form, run.decoded.payloads_by_id
+    own_id = form.task_id_of(payloads) or run.batch.run_id or new_id()
+    record = run.call or CallRecord(own_id, IGNORED_RESULT)
+    arguments = form.of_run(payloads)
+    shown = show_arguments(task, arguments, is_small(run.batch))
+    quiet = quiet_request(run, record, shown, arguments, consumer)
+    return quiet.full() if has_listeners(task, consumer) else quiet
+
+
+def quiet_request(
+    run: Run, record: CallRecord, shown: tuple[str, str], arguments: Arguments, consumer: Any
+) -> QuietRequest:
+    """The request of a run under the id and headers of ``record``, when no event or signal is sent."""
+    own = {"lowkiq": run.decoded.info, "lowkiq_run": run, "eta": _eta(run)}
+    headers = _headers(record, run.task, shown, run.decoded.retries, own)
+    return QuietRequest(headers, arguments, run.task, consumer)
+
+
+def has_listeners(task: Any, consumer: Any) -> bool:
+    """Whether a signal or an event is sent when a run begins."""
+    if signals.task_received.receivers:
+        return True
+    events = consumer.event_dispatcher
+    if events is None or not events.enabled or not task.send_events:
+        return False
+    # Without -E a worker sends only events about itself.
+    return not events.groups or "task" in events.groups
+
+
+def call_request(
+    record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any = None
+) -> QuietRequest:
+    """The request of one call of a merged job; ``play`` replaces the task function."""
+    arguments = task.call_form.of_run(payloads)
+    headers = _headers(record, task, show_arguments(task, arguments), retries, {"lowkiq_play": play})
+    return QuietRequest(headers, arguments, task, consumer)
+
+
+def outcome_request(
+    record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any
+) -> LaneRequest | QuietRequest:
+    """The request by which a call of a merged job gets its outcome from ``play``."""
+    quiet = call_request(record, task, consumer, payloads, retries, play)
+    return quiet.full() if has_listeners(task, consumer) else quiet
+
+
+def new_id() -> str:
+    """A random UUID of version 4 as text, without a system call."""
+    digits = f"{_random.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _headers(
+    record: CallRecord, task: Any, shown: tuple[str, str], retries: int, own: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "lang": "py",
+        "task": task.name,
+        "id": record.id,
+        "root_id": record.id,
+        "parent_id": None,
+        "retries": retries,
+        "argsrepr": shown[0],
+        "kwargsrepr": shown[1],
+        "origin": "lowkiq",
+        "ignore_result": bool(task.ignore_result),
+        "timelimit": (task.time_limit, task.soft_time_limit),
+        "is_eager": False,
+        **NO_EMBED,
+        **record.headers,
+        **record.embed,
+        "headers": _users(record.headers),
+        "eta": None,
+        **own,
+    }
+
+
+def _users(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's own headers of a call, for ``request.headers``. Tools such as Sentry send them as one."""
+    given = headers.get("headers")
+    own = (name for name in headers if not (hasattr(Context, name) or name in NOT_KEPT))
+    return dict(given or {name: headers[name] for name in own})
+
+
+def _eta(run: Run) -> str | None:
+    """The time for which the run was asked: of the last retry, or else of a call with ``by=``."""
+    batch, form = run.batch, run.task.call_form
+    if batch.jobs[0].retry_count >= 0:
+        eta = batch.jobs[0].perform_in
+    else:
+        eta = form.eta_of(run.decoded.payloads_by_id, batch)
+    return datetime.fromtimestamp(eta, run.task.app.timezone).isoformat() if eta else None
+
+
+def _properties(headers: Mapping[str, Any]) -> dict[str, Any]:
+    run: Run | None = headers.get("lowkiq_run")
+    return {
+        "correlation_id": headers["id"],
+        "reply_to": headers.get("reply_to"),
+        "priority": None if run is None else min(job.priority for job in run.batch.jobs),
+        **(headers.get("properties") or {}),
+    }
+
+
+def _delivery_info(task: Any, headers: Mapping[str, Any]) -> dict[str, Any]:
+    run: Run | None = headers.get("lowkiq_run")
+    return {
+        "exchange": "",
+        "routing_key": task.queue_spec.name,
+        "priority": _properties(headers)["priority"],
+        "redelivered": run is not None and run.redelivered,
+    }
+
+
+def _full(headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> LaneRequest:
+    no_message = SimpleNamespace(
+        content_type=None,
+        content_encoding=None,
+        body=None,
+        payload=None,
+        headers=headers,
+        properties=_properties(headers),
+        delivery_info=_delivery_info(task, headers),
+    )
+    embed = {name: headers[name] for name in NO_EMBED}
+    body: tuple[Any, ...] = (*arguments, embed)
+    return LaneRequest(
+        no_message,
+        app=consumer.app,
+        hostname=consumer.hostname,
+        eventer=consumer.event_dispatcher,
+        task=task,
+        body=body,
+        decoded=True,
+        headers=headers,
+    )
+
+
+# Decides whether anything could notice that a run does not go through Celery's tracer.
+
+#: Hooks of a task class that the tracer calls for a run that succeeds.
+HOOKS = ("before_start", "on_success", "after_return")
+
+
+class RunObservers:
+    """What is called for each run of a task: signals, events, hooks, and tools that replace parts of Celery.
+
+    Sentry and New Relic wrap the tracer or the task in it; Datadog, OpenTelemetry and Django connect signals;
+    Flower and exporters of metrics receive events.
+    """
+
+    def __init__(self, task: Any, consumer: Any) -> None:
+        self._task = task
+        self._consumer = consumer
+        #: The tracer that was examined.
+        self._tracer: Any = None
+        self._is_observed = True
+        #: Whether the tracer logs how each run ends.
+        self.logs_success: bool = False
+
+    def exist(self) -> bool:
+        """Whether anything would notice a run that begins now."""
+        tracer = self._task.__trace__
+        if tracer is not self._tracer:
+            self._examine(tracer)
+        return (
+            self._is_observed
+            or bool(signals.task_prerun.receivers or signals.task_postrun.receivers)
+            or bool(signals.task_success.receivers)
+            or has_listeners(self._task, self._consumer)
+        )
+
+    def _examine(self, tracer: Any) -> None:
+        """Look at what changes only with the tracer, which Celery builds at each connect to the broker."""
+        self._is_observed = True
+        try:
+            cells = _variables(tracer)
+            # Another function than Celery's, or another task than this one in it, is a tool's.
+            if cells.get("fun") is self._task:
+                self.logs_success = cells["_does_info"]
+                self._is_observed = self._has_hooks()
+        except Exception:
+            safe_logger.exception(
+                "runs of %s go through Celery's tracer: its hooks cannot be read", self._task.name
+            )
+        self._tracer = tracer
+
+    def _has_hooks(self) -> bool:
+        task, app = self._task, self._consumer.app
+        backend, loader = task.backend, app.loader
+        acks_late = task.acks_late or app.conf.task_acks_late
+        return bool(
+            type(task).__call__ is not getattr(type(task), "run_in_lane", None)
+            or any(trace.task_has_custom(task, hook) for hook in HOOKS)
+            or (acks_late and app.conf.worker_deduplicate_successful_tasks)
+            or not is_defined_in(backend.mark_as_done, backends)
+            or not is_defined_in(backend.process_cleanup, backends)
+            or not is_defined_in(loader.on_task_init, loaders)
+            or not is_defined_in(loader.on_process_cleanup, loaders)
+        )
+
+
+def _variables(tracer: Any) -> dict[str, Any]:
+    """The variables of Celery's ``build_tracer`` in its tracer; none for any other function."""
+    if not is_defined_in(tracer, trace):
+        return {}
+    cells = zip(tracer.__code__.co_freevars, tracer.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}

@@ -1,0 +1,197 @@
+"""Results of calls, made when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from numbers import Real
+from typing import Any, TypeVar, overload
+
+from celery.app.task import Task
+from celery.result import AsyncResult
+from kombu.utils.uuid import uuid
+from vine import promise
+
+from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.current import current_worker_task
+from celery_lowkiq.integration.messages import MessagedCall
+from celery_lowkiq.integration.records import make_record
+from celery_lowkiq.integration.validation import Entry
+from celery_lowkiq.rules.basics import cached_property
+from celery_lowkiq.rules.models import NewJob
+
+# Lazy results: most callers do not look at the result of a call.
+
+T = TypeVar("T")
+
+#: Any to mypy: celery-types declares as attributes what _LazyResult has as properties.
+_AsyncResult: Any = AsyncResult
+#: Attribute of an app's ``AsyncResult``: its lazy form.
+_LAZY = "_lowkiq_lazy"
+
+
+def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
+    """Return the AsyncResult of a stored call. ``task_id`` None: the id is made when it is read.
+
+    Celery's own looks up its backend when it is made, and when it is deleted. This one does when the backend
+    is used. An app or task with an AsyncResult of its own gets that one.
+    """
+    app = task._get_app()
+    # Celery's property takes longer than the rest.
+    lazy = _lazy_class(app.__dict__.get("AsyncResult") or app.AsyncResult)
+    # get() of an ignored result must not block.
+    ignored = bool(task.ignore_result)
+    if lazy is not None and type(task).AsyncResult is Task.AsyncResult:
+        return lazy(task, task_id, ignored)  # type: ignore[no-any-return]
+    made: AsyncResult[Any] = task.AsyncResult(task_id or uuid())
+    made.ignored = ignored
+    return made
+
+
+def as_lazy(task: Any, call: Callable[[], T]) -> T:
+    """Make a call in a thread for a caller outside of it.
+
+    Celery's AsyncResult has the backend of this thread; it is replaced by a lazy one.
+    """
+    made: Any = call()
+    if type(made) is not task._get_app().AsyncResult:
+        return made  # type: ignore[no-any-return]
+    lazy: Any = lazy_result(task, made.id)
+    lazy.ignored = made.ignored
+    return lazy  # type: ignore[no-any-return]
+
+
+class _LazyResult(_AsyncResult):  # type: ignore[misc]
+    """An AsyncResult whose parts are made when they are asked for."""
+
+    parent: Any = None
+    _cache = None
+
+    def __init__(self, task: Any, task_id: str | None, ignored: bool) -> None:
+        self._task = task
+        self._ignored = ignored
+        if task_id is not None:
+            self.__dict__["id"] = task_id
+
+    @cached_property
+    def id(self) -> str:
+        """The task id. Threads that ask at the same time get the same one."""
+        return str(uuid())
+
+    @cached_property
+    def backend(self) -> Any:
+        """The result backend of the task."""
+        return self._task.backend
+
+    @cached_property
+    def on_ready(self) -> Any:
+        """The callbacks of the result."""
+        return promise(self._on_fulfilled, weak=True)
+
+    def __copy__(self) -> AsyncResult[Any]:
+        """Return Celery's AsyncResult: its ``__copy__`` passes arguments that this class does not take."""
+        copied: AsyncResult[Any] = self.app.AsyncResult(*self.__reduce_args__())
+        return copied
+
+    def __del__(self) -> None:
+        # A backend that was not asked for has nothing pending of the result.
+        if "backend" in self.__dict__:
+            super().__del__()
+
+
+def _lazy_class(own: Any) -> Any:
+    """Return the lazy form of an app's ``AsyncResult``, which keeps it; None for one that is not Celery's."""
+    lazy = own.__dict__.get(_LAZY)
+    if lazy is None and own.__mro__[1:] == AsyncResult.__mro__:
+        lazy = type(own.__name__, (_LazyResult, own), {"__module__": own.__module__})
+        setattr(own, _LAZY, lazy)
+    return lazy
+
+
+# Task ids, records and results of bulk calls.
+
+
+class CallResults(Sequence["AsyncResult[Any]"]):
+    """Results of a bulk call, in its order. Each AsyncResult is made at its first access."""
+
+    def __init__(self, task: Any, ids: Sequence[str]) -> None:
+        self._task = task
+        self.ids = ids
+
+    @overload
+    def __getitem__(self, index: int) -> AsyncResult[Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> CallResults: ...
+
+    def __getitem__(self, index: int | slice) -> AsyncResult[Any] | CallResults:
+        if isinstance(index, slice):
+            return CallResults(self._task, self.ids[index])
+        return lazy_result(self._task, self.ids[index])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<CallResults of {len(self)} calls>"
+
+
+def bulk_without_messages(
+    task: Any, jobs: list[NewJob], results: bool, tracker: str
+) -> tuple[list[NewJob], CallResults]:
+    """The jobs of a bulk call with their records, and its results, both only where something needs them.
+
+    Raises PayloadError.
+    """
+    app = task._get_app()
+    context = context_of(app)
+    track = context.settings.track_calls
+    if not (results or track or tracker or task.expires or task.job_ttl):
+        return jobs, CallResults(task, ())
+    headers = {
+        **_parents(),
+        "expires": _expiry(task.expires, app.now()),
+        "ignore_result": task.ignore_result or not results,
+    }
+    properties = {"reply_to": app.thread_oid}
+    ids = [uuid() for _ in jobs]
+    record = make_record(task, {"id": "", **headers}, None, properties, track, tracker)
+    if record is not None:
+        stored = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)
+        jobs = [job._replace(record=data) for job, data in zip(jobs, stored, strict=True)]
+    return jobs, CallResults(task, ids)
+
+
+def bulk_with_messages(
+    task: Any, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str
+) -> tuple[list[NewJob], CallResults]:
+    """The same, with a message of each call that Celery makes for signals and events.
+
+    Nothing is stored yet. Receivers may change the calls in ``entries``. Raises InvalidCall, PayloadError.
+    """
+    kept: list[NewJob] = []
+    ids = [uuid() for _ in jobs]
+    options = {"ignore_result": task.ignore_result or not results, "add_to_parent": results}
+    for at, (task_id, entry, job) in enumerate(zip(ids, tuple(entries), jobs, strict=True)):
+
+        def keep(made: Mapping[str, Any], call: MessagedCall, at: int = at, job: NewJob = job) -> None:
+            entries[at], stored = task.stored_call(entries[at], job, made, call, tracker)
+            kept.append(stored)
+
+        args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
+        task.make_message(args, {}, task_id, entry, keep, entry.beyond_message(tracker), **options)
+    return kept, CallResults(task, ids)
+
+
+def _parents() -> dict[str, Any]:
+    caller = current_worker_task()
+    if caller is None:
+        return {}
+    return {"root_id": caller.request.root_id or caller.request.id, "parent_id": caller.request.id}
+
+
+def _expiry(expires: Any, now: datetime) -> str | None:
+    if isinstance(expires, Real):
+        expires = now + timedelta(seconds=float(expires))
+    return expires.isoformat() if isinstance(expires, datetime) else expires

@@ -1,0 +1,271 @@
+"""Runs batches as Celery runs tasks: through the task's tracer, with signals, events and worker state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from celery.exceptions import Reject
+from celery.states import FAILURE, REJECTED, RETRY
+from celery.worker import state
+
+from celery_lowkiq.integration.app import AppContext
+from celery_lowkiq.integration.decisions import RunRules, call_user_code, policy_of, return_batch
+from celery_lowkiq.integration.decode import DecodedBatch, RunJob
+from celery_lowkiq.integration.finish import BatchCalls, CallFinisher
+from celery_lowkiq.integration.held_results import ResultBuffers
+from celery_lowkiq.integration.light_run import PlainRuns
+from celery_lowkiq.integration.loops import Loops
+from celery_lowkiq.integration.records import CallRecord
+from celery_lowkiq.integration.request import IGNORED_RESULT, call_request, run_request
+from celery_lowkiq.integration.run import Run, TrackedCalls, report, traced
+from celery_lowkiq.integration.run_logs import log_failures, wait_for_lines
+from celery_lowkiq.integration.safe_logging import safe_logger as logger
+from celery_lowkiq.integration.task_function import RunRevoked
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
+from celery_lowkiq.store.call_records import CallReader
+from celery_lowkiq.store.trackers import TrackerStore
+
+#: Makes the request of a run that is repeated.
+MakeRequest = Callable[[], Any]
+
+
+class _DyingRuns(threading.local):
+    """The runs of a lane's last claim in which jobs have died."""
+
+    runs: tuple[Run, ...] = ()
+
+
+class CeleryRunner:
+    """``worker.ports.Runner`` for the ordered tasks of an app, by the names of their queues."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Any],
+        consumer: Any,
+        context: AppContext,
+        reader: CallReader,
+        tracker_store: TrackerStore,
+        buffers: ResultBuffers | None = None,
+    ) -> None:
+        """``buffers`` hold results back, by default until :meth:`flush`."""
+        self._rules: dict[str, RunRules] = {}
+        self._plain: dict[str, PlainRuns] = {}
+        self._consumer = consumer
+        self._context = context
+        self._reader = reader
+        self._tracker_store = tracker_store
+        self._dying = _DyingRuns()
+        self._buffers = buffers or ResultBuffers()
+        #: Of ``async def`` tasks; the owner of the runner closes them.
+        self.loops: Loops = Loops(context.settings)
+        self.add_tasks(tasks)
+
+    def add_tasks(self, tasks: Mapping[str, Any]) -> None:
+        """Add tasks, by the names of their queues."""
+        gate, of_app = self._context.gate, (self._context.settings, self.loops)
+        rules = {
+            name: RunRules(task, policy_of(task), gate(task.queue_spec.name), *of_app)
+            for name, task in tasks.items()
+        }
+        # Lanes read these meanwhile.
+        self._rules = {**self._rules, **rules}
+        shared = self._consumer, self._repeat, self._buffers
+        plain = {name: PlainRuns(one, *shared) for name, one in rules.items()}
+        self._plain = {**self._plain, **plain}
+
+    def rules_of(self, queue: str) -> RunRules:
+        """What all runs of the queue's task have in common."""
+        return self._rules[queue]
+
+    def run(self, batch: Batch) -> tuple[Settlement, ...]:
+        """Run a batch. Returns its settlements; none if its result is held back, until :meth:`flush`.
+
+        An unexpected exception around the function fails the run.
+        """
+        settlements = self._plain[batch.queue.name].run(batch)
+        return self.run_traced(batch) if settlements is None else settlements
+
+    def run_traced(self, batch: Batch, replay: Callable[[], Any] | None = None) -> tuple[Settlement, ...]:
+        """Run a batch through Celery's tracer.
+
+        ``replay`` returns or raises what the function did, in a run that has begun elsewhere.
+        """
+        rules = self._rules[batch.queue.name]
+        decoded = rules.decode(batch)
+        revoked = _revoked_call(rules, batch, decoded)
+        wait = rules.task.call_form.eta_of(decoded.payloads_by_id, batch) - batch.claimed_at
+        if wait > 0 and revoked is None:
+            # A job with `by=` has the time of its first call; this one asked for a later time.
+            return return_batch(batch, wait)
+        if any(job.recorded for job in batch.jobs):
+            return self._run_recorded(rules, batch, decoded, replay)
+        if revoked is not None:
+            (job,) = batch.jobs
+            request = call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1)
+            try:
+                request.full().revoked()
+            except Exception:
+                logger.exception("a call of %s waits, since it cannot be revoked", batch.queue.name)
+                return return_batch(batch)
+            decoded = rules.decode(batch, {job.id: {0}})
+        return self._run_uncalled(Run(decoded, rules, replay=replay))
+
+    def end_terminated(self, batch: Batch, task_id: str, signum: int) -> tuple[Settlement, ...]:
+        """End a batch whose process ``revoke(terminate=True)`` has ended by this signal; revoke its calls."""
+        rules = self._rules[batch.queue.name]
+        if any(job.recorded for job in batch.jobs):
+            try:
+                self._calls(batch, rules).admit(rules.decode(batch), signum)
+            except Exception:
+                logger.exception(
+                    "a batch of %s runs again, since its calls cannot be ended", batch.queue.name
+                )
+                return return_batch(batch)
+        else:
+            request = call_request(CallRecord(task_id, IGNORED_RESULT), rules.task, self._consumer, {}, 0)
+            report(request.full().terminated, signum)
+        everything = {job.id: range(len(job.payloads)) for job in batch.jobs}
+        return Run(rules.decode(batch, everything), rules).decision.settlements
+
+    def flush(self) -> tuple[Settlement, ...]:
+        """Write what runs of this lane have left. Returns the settlements that wait for that."""
+        wait_for_lines()
+        return self._buffers.own.flush()
+
+    def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
+        """Run a batch whose calls have no record."""
+        self._try(run, make_request)
+        return self._end(run, run.decision.settlements)
+
+    def _repeat(self, run: Run, make_request: MakeRequest) -> tuple[Settlement, ...]:
+        """Give a plain run, whose function has run, to Celery's tracer."""
+        if run.call is None:
+            return self._run_uncalled(run, make_request)
+        calls = self._calls(run.batch, self._rules[run.batch.queue.name])
+        calls.take()
+        return self._run_and_finish(run, calls, make_request)
+
+    def _calls(self, batch: Batch, rules: RunRules) -> BatchCalls:
+        tracked = TrackedCalls(batch.lease, self._tracker_store, rules.settings)
+        return BatchCalls(batch, rules, self._reader, self._consumer, tracked)
+
+    def _run_recorded(
+        self, rules: RunRules, batch: Batch, decoded: DecodedBatch, replay: Callable[[], Any] | None
+    ) -> tuple[Settlement, ...]:
+        """Run a batch with recorded calls, which may be revoked, and get results."""
+        calls = self._calls(batch, rules)
+        try:
+            dropped = calls.admit(decoded)
+        except Exception:
+            logger.exception("a batch of %s waits, since its calls cannot be read or ended", batch.queue.name)
+            return return_batch(batch)
+        if dropped:
+            decoded = rules.decode(batch, dropped)
+        call = calls.single(decoded)
+        run = Run(
+            decoded, rules, call, None if call else partial(calls.running, decoded), calls.tracked, replay
+        )
+        if call is None:
+            calls.report_started(decoded)
+        return self._run_and_finish(run, calls)
+
+    def _run_and_finish(
+        self, run: Run, calls: BatchCalls, make_request: MakeRequest | None = None
+    ) -> tuple[Settlement, ...]:
+        has_reported, runtime = False, 0.0
+        if run.batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
+            run.bury_poison_pill()
+        else:
+            began_at = time.monotonic()
+            try:
+                has_reported = self._try(run, make_request) and run.call is not None
+            except BaseException as error:
+                calls.tracked.interrupted(error, run.secrets)
+                raise
+            runtime = time.monotonic() - began_at
+        return self._end(run, CallFinisher(run, calls, runtime, has_reported).finish())
+
+    def _try(self, run: Run, make_request: MakeRequest | None = None) -> bool:
+        """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
+        if not run.decoded.jobs:
+            return False
+        try:
+            return self._execute(run, make_request() if make_request else run_request(run, self._consumer))
+        except Exception as error:
+            logger.exception("a run of %s failed outside its function", run.batch.queue.name)
+            self.last_words(error)
+            if not run.decided:
+                run.fail(error)
+            return False
+
+    def _execute(self, run: Run, request: Any) -> bool:
+        run.begin(request.id)
+        try:
+            info = traced(run.task, request, self._consumer, has_begun=run.replay is not None)
+        except Reject as error:
+            # Celery's tracer lets a Reject out that on_success raised.
+            run.reject(error, getattr(error, "requeue", False))
+            return False
+        if info is None:
+            return True
+        if isinstance(info.retval, RunRevoked):
+            return False
+        if info.state == REJECTED:
+            run.reject(info.retval, info.retval.requeue)
+        if info.state in (FAILURE, RETRY) and not run.decided:
+            # A failure around the function, which the task's own __call__ did not raise.
+            run.fail(info.retval)
+        return True
+
+    # -- after the run
+
+    def _end(self, run: Run, settlements: tuple[Settlement, ...]) -> tuple[Settlement, ...]:
+        """Log the failures, and keep a run with dead jobs until its claim is settled."""
+        if run.decision.failures:
+            log_failures(run)
+            if any(settlement.disposition is Disposition.DIE for settlement in settlements):
+                # All of a claim is settled before the lane's next one runs.
+                claim = run.batch.lease, run.batch.claim
+                kept = [r for r in self._dying.runs if (r.batch.lease, r.batch.claim) == claim]
+                self._dying.runs = (*kept, run)
+        run.forget_tracebacks()
+        return settlements
+
+    def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
+        """Call on_retries_exhausted with the jobs that died."""
+        self.report_dead(batch.queue.name, self.dead_jobs(batch, accepted))
+
+    def dead_jobs(self, batch: Batch, accepted: Collection[str]) -> list[RunJob]:
+        """The jobs of the lane's last claim that died, if their settle was accepted."""
+        return [
+            job for run in self._dying.runs if run.batch is batch for job in run.decision.dead_jobs(accepted)
+        ]
+
+    def report_dead(self, queue: str, dead: list[RunJob]) -> None:
+        """Call on_retries_exhausted with jobs that died."""
+        react = self._rules[queue].task.on_retries_exhausted
+        if dead and react is not None:
+            try:
+                call_user_code(partial(react, dead))
+            except Exception as error:
+                logger.exception("on_retries_exhausted of %s failed", queue)
+                self.last_words(error)
+
+    def last_words(self, error: BaseException) -> None:
+        """Call ``lowkiq_last_words``."""
+        try:
+            self._context.settings.last_words(error)
+        except Exception:
+            logger.exception("lowkiq_last_words failed")
+
+
+def _revoked_call(rules: RunRules, batch: Batch, decoded: DecodedBatch) -> CallRecord | None:
+    """The call of a batch whose only payload is that of a revoked call."""
+    call_id = rules.task.call_form.task_id_of(decoded.payloads_by_id)
+    if call_id in state.revoked and len(batch.jobs) == 1 and len(batch.jobs[0].payloads) == 1:
+        return CallRecord(call_id, IGNORED_RESULT)
+    return None

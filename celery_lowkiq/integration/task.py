@@ -1,0 +1,1187 @@
+"""The ordered task: calls, runs, retries."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, overload
+from uuid import UUID
+
+from celery import Celery, signals
+from celery._state import get_current_task
+from celery.app.task import Task
+from celery.exceptions import Ignore, Reject, Retry
+from celery.result import AsyncResult, EagerResult
+from celery.utils.serialization import raise_with_context
+from celery.worker.strategy import default
+from kombu.exceptions import KombuError
+from kombu.utils.imports import symbol_by_name
+from kombu.utils.uuid import uuid
+from typing_extensions import TypeVar
+
+from celery_lowkiq.integration import eager
+from celery_lowkiq.integration.app import OrderedTaskMarker, add_step, check_names, context_of
+from celery_lowkiq.integration.call_form import Arguments, BatchForm, CallForm, SignatureForm, check_arguments
+from celery_lowkiq.integration.call_threads import NoThreadFree
+from celery_lowkiq.integration.decisions import Again, BusinessFailure, may_fail, policy_of
+from celery_lowkiq.integration.error_text import dump_error_text
+from celery_lowkiq.integration.messages import (
+    NO_VALUES,
+    HeaderValues,
+    MessagedCall,
+    StoreProducer,
+    StoreRouter,
+    announced,
+    app_retry_intervals,
+    as_celery_error,
+    as_published,
+    has_publish_listeners,
+    install,
+    may_skip_message,
+    of_caller,
+    read_call,
+    read_header,
+    retry_intervals,
+    send_whole,
+    shown_arguments,
+    shown_by_sender,
+    take_header,
+)
+from celery_lowkiq.integration.options import (
+    IGNORED_AT_A_CALL,
+    LIMITS,
+    OPTIONS,
+    REFUSED_AT_A_CALL,
+    as_attributes,
+    check_caller,
+    check_message,
+    check_names_in_annotations,
+    check_names_of,
+    check_queue_name,
+    check_task,
+    check_values,
+    data_names,
+    function_of,
+    naming,
+    policies_of,
+    read_rate,
+    refuse_inline,
+    take_ignored,
+    warn_of_limits,
+    warn_once,
+)
+from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.records import (
+    CallRecord,
+    fail,
+    finish_orphaned_calls,
+    make_record,
+    store_state,
+    usable,
+)
+from celery_lowkiq.integration.results import as_lazy, bulk_with_messages, bulk_without_messages, lazy_result
+from celery_lowkiq.integration.run import CallChanges, Run, changed_call, report
+from celery_lowkiq.integration.settings import celery_setting, read_setting
+from celery_lowkiq.integration.task_function import adapt_function
+from celery_lowkiq.integration.tracking import Push, TrackedPush, Tracker, track, tracker_of
+from celery_lowkiq.integration.validation import (
+    WORDS,
+    BulkEntry,
+    Entry,
+    bulk,
+    priority_of,
+    read_delay,
+    read_id,
+    read_score,
+    read_time,
+    single,
+    to_jobs,
+)
+from celery_lowkiq.rules.basics import cached_property, compose
+from celery_lowkiq.rules.basics import package_logger as logger
+from celery_lowkiq.rules.diagnosis import Terms
+from celery_lowkiq.rules.errors import (
+    ConfigurationError,
+    InvalidCall,
+    QueueFull,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from celery_lowkiq.rules.links import links_fault
+from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
+from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
+from celery_lowkiq.rules.text import in_line
+from celery_lowkiq.rules.validators import invalid, is_whole
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.worker.forks import ProcessLock, staying
+
+# What an ordered task gets from task classes that are not ours: the user's own, and Django's.
+
+#: Celery's task class. To mypy it is Any, since celery-types leaves out much that a subclass may rely on.
+CeleryTask: type[Task[..., Any]] = Task
+#: What the function of a task returns.
+R = TypeVar("R", default=Any)
+
+
+def set_options(cls: Any, ordered: type) -> None:
+    """Let the options of all classes of a task hold, also those that a class behind ``ordered`` gives."""
+    for name, value in _given(cls, ordered).items():
+        if name in OPTIONS and inspect.getattr_static(cls, name) is not value:
+            setattr(cls, name, value)
+
+
+def given_options(cls: Any, ordered: type, app: Celery | None = None) -> dict[str, Any]:
+    """The options of a class that is neither ours nor Celery's, and of its bases, without those that Celery
+    has set from the settings of ``app``.
+    """
+    filled = () if app is None else names_from_settings(cls, app)
+    given = {name: value for name, value in _given(cls, ordered).items() if name not in filled}
+    # Looked up as at run time: a method gets its self.
+    return {**given, "retry_in": object.__new__(cls).retry_in}
+
+
+def _given(cls: type, ordered: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not issubclass(ordered, base):
+            found.update(as_attributes(vars(base), base.__qualname__))
+    return found
+
+
+def names_from_settings(task: Any, app: Celery) -> set[str]:
+    """Names of the options that have the value which Celery sets from the app's settings."""
+    return {name for name, setting in task.from_config if getattr(task, name) == app.conf[setting]}
+
+
+def guard_call(cls: Any, ordered: Any) -> None:
+    """Wrap a user-defined ``__call__``. Raises ConfigurationError for one that would never be called."""
+    call, ours = cls.__call__, ordered.__call__
+    hidden = _given(cls, ordered).get("__call__")
+    if call is ours and hidden is not None:
+        name = hidden.__qualname__
+        raise ConfigurationError(f"{name} would not be called: write its class before {ordered.__name__}")
+    if call is not ours and not hasattr(call, "guarded"):
+        cls.__call__ = _guarded(call, ours)
+
+
+def guard_before_start(cls: Any) -> None:
+    """Wrap a user-defined ``before_start``: an exception in it fails the run."""
+    before = cls.before_start
+    if before is CeleryTask.before_start or hasattr(before, "guarded"):
+        return
+
+    @functools.wraps(before)
+    def guard(self: Any, *args: Any) -> Any:
+        if getattr(self.request, "lowkiq_play", None) is not None:
+            return report(before, self, *args)
+        run = getattr(self.request, "lowkiq_run", None)
+        return before(self, *args) if run is None else run.capture(lambda: before(self, *args))
+
+    guard.__dict__["guarded"] = True
+    cls.before_start = guard
+
+
+def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
+    """Wrap a user-defined ``__call__``: it is called for each run, and not when a call gets its outcome.
+
+    An exception in it fails the run. Without a call of the function, it has skipped the run, which succeeds.
+    """
+
+    @functools.wraps(call)
+    def guard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self.request, "lowkiq_play", None) is not None:
+            return ordered_call(self, *args, **kwargs)
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is None or self.request._protected:
+            return call(self, *args, **kwargs)
+        result = run.capture(lambda: call(self, *args, **kwargs))
+        if run.decided:
+            return result
+        return run.capture(lambda: run.succeed(result if run.replay is None else run.replay()))
+
+    guard.__dict__["guarded"] = True
+    return guard
+
+
+def adapt_run(cls: Any, ordered: Any) -> None:
+    """Let ``self.run`` in a user-defined ``__call__``, as Flask's documentation has it, do what
+    ``super().__call__`` does.
+    """
+    own = inspect.getattr_static(cls, "run")
+    if cls.__call__ is ordered.__call__ or hasattr(own, "lowkiq_call"):
+        return
+
+    @functools.wraps(own)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.request_stack.top
+        if request is None or request.called_directly or request._protected:
+            return own.__get__(self, type(self))(*args, **kwargs)
+        return ordered.__call__(self, *args, **kwargs)
+
+    run.__dict__.update(lowkiq_call=True, lowkiq_own=getattr(own, "lowkiq_own", own))
+    cls.run = run
+
+
+def adopt_on_commit(cls: type, app: Celery) -> None:
+    """Copy the methods that the app of a Django project has for tasks without a base of their own, and add
+    that of bulk calls.
+    """
+    for name in ("delay_on_commit", "apply_async_on_commit"):
+        method = getattr(app.Task, name, None)
+        if method is not None and not hasattr(cls, name):
+            setattr(cls, name, method)
+    if hasattr(cls, "delay_on_commit") and not hasattr(cls, "perform_async_on_commit"):
+        cls.perform_async_on_commit = _perform_async_on_commit  # type: ignore[attr-defined]
+
+
+def _perform_async_on_commit(self: Any, jobs: Iterable[Any], **options: Any) -> None:
+    """Call ``perform_async`` when the transaction is committed; at once outside of one.
+
+    The jobs are read now, and checked then.
+    """
+    transaction: Any = symbol_by_name("django.db:transaction")
+    transaction.on_commit(functools.partial(self.perform_async, list(jobs), **options))
+
+
+# Handles broker messages of an ordered task, from ``send_task`` or other processes: pushes the calls.
+
+#: Delay in s before a message is tried again, while the store is unreachable or the queue is full.
+RETRY_DELAY = 1.0
+SCORE_NEEDED = (
+    "score=None is invalid: expected a number for a call of {task} by name, since drop_stale= would take a "
+    "message that comes late for stale with lowkiq_message_score='sent'. Write "
+    "headers={{'lowkiq': {{'score': ...}}}}"
+)
+
+
+class BrokerMessageHandler:
+    """Celery's handler of task messages: pushes the call, then acknowledges the message."""
+
+    def __init__(self, task: Any, consumer: Any) -> None:
+        self._task = task
+        self._consumer = consumer
+        self._away = False
+        #: Messages in the order of their arrival; the first one is being handled, or waits for the store.
+        self._waiting: deque[tuple[Any, Any, Any, Any]] = deque()
+        self._lock = threading.RLock()
+
+    def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *_: Any, **__: Any) -> None:
+        """Handle a message. Raises nothing, since Celery would end the worker."""
+        # Celery's timer may be a thread of its own.
+        with self._lock:
+            self._waiting.append((message, body, ack, reject))
+            if len(self._waiting) == 1:
+                self._handle_waiting()
+
+    def _handle_waiting(self) -> None:
+        with self._lock:
+            while self._waiting:
+                done = True
+                try:
+                    done = self._handle(*self._waiting[0])
+                finally:
+                    # Also after an error of the broker: else the messages behind it would wait for ever.
+                    if done:
+                        self._waiting.popleft()
+                if not done:
+                    # The broker would deliver a rejected message again at once. Later ones wait behind it.
+                    self._consumer.timer.call_after(RETRY_DELAY, self._handle_waiting, ())
+                    return
+
+    def _handle(self, message: Any, body: Any, ack: Any, reject: Any) -> bool:
+        """Whether the message is done with: False while the store is unreachable or the queue is full."""
+        errors = self._consumer.connection_errors
+        call = MessagedCall((), {}, {}, message.headers or {})
+        try:
+            properties = getattr(message, "properties", None) or {}
+            call = read_call(message.payload if body is None else body, message.headers, properties)
+            self._push(call, _priority(message))
+        except (StoreUnavailable, QueueFull, ConfigurationError) as error:
+            self._log_outage(error)
+            return False
+        except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
+            about = self._task.name, in_line(call.headers.get("id")), in_line(error)
+            logger.error("a message for %s, call %s, is rejected: %s", *about)
+            self._fail(call, error)
+            reject(logger, errors)
+        except Exception:
+            logger.exception("a message for %s goes back to its queue", self._task.name)
+            message.reject_log_error(logger, errors, requeue=True)
+        else:
+            self._log_outage(None)
+            ack(logger, errors)
+        return True
+
+    def _push(self, call: MessagedCall, priority: int | None) -> None:
+        context = context_of(self._task.app)
+        check_message(self._task.name, call.properties)
+        check_arguments(call.args, call.kwargs)
+        codec = context.codec_for(self._task.call_form.merges)
+        job = self._entry(call, priority, context.settings.message_score).job(codec)
+        if call.headers.get("id"):
+            warn_of_limits(self._task, dict(zip(LIMITS, call.headers.get("timelimit") or (), strict=False)))
+            job = job._replace(record=self._task.record_of(call, "", shown_by_sender(self._task, call)))
+        context.store.push(self._task.queue_spec, [job])
+
+    def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
+        """Raises InvalidCall, and TypeError for wrong arguments."""
+        task, header = self._task, read_header(call.headers, self._task.app.timezone)
+        # A virtual transport gives a priority to each message.
+        priority = priority if header.priority is None else None
+        task_id = str(call.headers.get("id") or uuid())
+        entry: Entry = task.entry_of(
+            call.args, call.kwargs, task_id, header, eta=call.headers.get("eta"), priority=priority
+        )
+        if message_score == "arrival" or entry.score is not None:
+            return entry
+        if task.queue_spec.policies.drop_stale is not None:
+            raise InvalidCall(SCORE_NEEDED.format(task=task.name))
+        return entry._replace(sent=header.sent)
+
+    def _fail(self, call: MessagedCall, error: Exception) -> None:
+        """Store the failure of a call. An error of the result backend must not stop other messages."""
+        task_id = call.headers.get("id")
+        if task_id:
+            try:
+                embed = {} if links_fault(call.embed) else call.embed
+                fail(self._task, CallRecord(str(task_id), usable(call.headers), embed), error)
+            except Exception:
+                about = in_line(task_id), self._task.name
+                logger.exception("could not record the failure of call %s of %s", *about)
+
+    def _log_outage(self, error: Exception | None) -> None:
+        """Log an outage once at its start, and once at its end."""
+        away, self._away = self._away, error is not None
+        if error is not None and not away:
+            logger.error("messages for %s wait in the worker: %s", self._task.name, error)
+        elif error is None and away:
+            logger.info("messages for %s reach their queue again", self._task.name)
+
+
+class SwitchingHandler:
+    """Celery's handler of task messages of a task with ``by=``, which may be a plain one for a while.
+
+    A message of an id runs as a plain call only when the store has no call of the id left.
+    """
+
+    def __init__(self, task: Any, ordered: BrokerMessageHandler, plain: Any) -> None:
+        self._task = task
+        self._ordered = ordered
+        self._plain = plain
+
+    def __call__(self, message: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
+        """Handle a message."""
+        handler = self._plain if self._runs_plain(message, body) else self._ordered
+        return handler(message, body, *args, **kwargs)
+
+    def _runs_plain(self, message: Any, body: Any) -> bool:
+        try:
+            return self._task.is_plain and not self._is_stored(message, body)
+        except (InvalidCall, TypeError):
+            # It fails as a plain call does.
+            return True
+        except StoreError:
+            # The ordered queue takes it when the store is back, and logs the outage.
+            return False
+        except Exception:
+            logger.exception("enabled= of %s failed: a message goes to its ordered queue", self._task.name)
+            return False
+
+    def _is_stored(self, message: Any, body: Any) -> bool:
+        """Whether the store has calls of the message's id."""
+        task = self._task
+        call = read_call(message.payload if body is None else body, message.headers or {})
+        job_id = task.entry_of(call.args, call.kwargs, None).id
+        return Queries(context_of(task.app).store).has_job(task.ordered_queue.stored_spec(), job_id)
+
+
+def _priority(message: Any) -> int | None:
+    """The priority of a message; virtual transports have it as delivery information, with 0 as default."""
+    places = (getattr(message, "properties", None), getattr(message, "delivery_info", None))
+    return next((found for each in places if each and (found := priority_of(each))), None)
+
+
+# The calls of an ordered task: ``apply_async``, ``perform_async`` and the like push to the store.
+
+T = TypeVar("T")
+
+#: What a call has that gives no options: see ``CallMixin._take_own``.
+NO_OPTIONS: tuple[dict[str, Any], HeaderValues, str] = ({}, NO_VALUES, "")
+
+
+class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
+    """Methods of an ordered task that make calls; those of Celery's that it does not support raise."""
+
+    # -- one call
+
+    if TYPE_CHECKING:
+        # Celery's own calls apply_async, and may be patched for all tasks.
+
+        @overload
+        def delay(self, id: str | int | UUID, payload: Any = "") -> AsyncResult[R]: ...
+
+        @overload
+        def delay(self, payload: Any) -> AsyncResult[R]: ...
+
+        def delay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+            """Store one call: ``delay(id, payload)``, or ``delay(payload)`` of a task with ``key=``.
+
+            Raises as :meth:`apply_async`.
+            """
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[R]:
+        """Store one call: ``apply_async((id, payload), score=, countdown=, eta=, priority=)``.
+
+        Takes Celery's options, too. Raises TypeError for wrong arguments, InvalidCall for a wrong value,
+        StoreError.
+        """
+        links = {"link": link, "link_error": link_error}
+        if self.by is not None and self.is_plain:
+            return super().apply_async(  # type: ignore[no-any-return]
+                args, kwargs, task_id, producer, **links, shadow=shadow, **options
+            )
+        app = self._get_app()
+        words, header, tracker = self._take_own(options) if options else NO_OPTIONS
+        if celery_setting(app, "task_always_eager"):
+            # With by= as a plain task, whose arguments Celery serializes first.
+            run = self.apply if self.by is None else super().apply_async
+            return run(args, kwargs, task_id=task_id, **links, **words, **options)
+        if self.by is not None:
+            args, kwargs, task_id = self._completed(args, kwargs, task_id)
+        entry = self.entry_of(args, kwargs, task_id, header, **words)
+        context = context_of(app)
+        job = entry.job(context.codec_for(self.call_form.merges))
+        needs_message = options or link or link_error or shadow or tracker
+        if not needs_message and may_skip_message(self, app, context.settings.track_calls):
+            self._publish((entry,), [job], app_retry_intervals(app))
+            return lazy_result(self, task_id)
+        beyond = entry.beyond_message(tracker, words.get("eta") is not None)
+        store = partial(self._store_message, entry, job, tracker)
+        options |= {**links, "shadow": shadow}
+        return self.make_message(args, kwargs, task_id, entry, store, beyond, **options)
+
+    def _take_own(self, options: dict[str, Any]) -> tuple[dict[str, Any], HeaderValues, str]:
+        """Take out what is not Celery's: the words of a call, the values of its header, and its tracker's id.
+
+        Raises InvalidCall for a wrong option.
+        """
+        app = self._get_app()
+        words = {name: options.pop(name, None) for name in WORDS}
+        take_ignored(self, options)
+        return words, take_header(options, app.timezone), tracker_of(options.pop("tracker", None), app)
+
+    def _store_message(
+        self, entry: Entry, job: NewJob, tracker: str, made: Mapping[str, Any], call: MessagedCall
+    ) -> None:
+        intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
+        push: Push | None = None
+        if tracker:
+            push = TrackedPush(context_of(self._get_app()), tracker, (call.headers["id"],), refuse=False)
+        entry, job = self.stored_call(entry, job, made, call, tracker)
+        self._publish((entry,), [job], intervals, push)
+
+    def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
+        """With ``by=``: dump Pydantic arguments, and choose the id of the call, which its payload stores."""
+        # Celery 5.5 lacks it.
+        if (dump := getattr(self, "_dump_pydantic_arguments", None)) is not None:
+            args, kwargs = dump(args, kwargs)
+        return args, kwargs, str(task_id or uuid())
+
+    def make_message(
+        self,
+        args: Any,
+        kwargs: Any,
+        task_id: str | None,
+        entry: Entry,
+        store: Callable[[Mapping[str, Any], MessagedCall], None],
+        beyond: Mapping[str, Any],
+        **options: Any,
+    ) -> AsyncResult[Any]:
+        """Have Celery make and announce the message of a call, and pass it to ``store``, with what receivers
+        may replace.
+
+        ``beyond``: arguments of the call that a message does not carry. Raises InvalidCall if they would be
+        lost.
+        """
+        app = self._get_app()
+        options |= entry.for_message()
+        producer = StoreProducer(app, partial(store, announced(self, entry, args, kwargs, options)))
+        send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
+        result: AsyncResult[Any] = send_whole(app, self.name, beyond, producer, send)
+        return result
+
+    def stored_call(
+        self, entry: Entry, job: NewJob, made: Mapping[str, Any], call: MessagedCall, tracker: str = ""
+    ) -> tuple[Entry, NewJob]:
+        """The call and its job with what its message says. Raises TypeError, InvalidCall, PayloadError."""
+        if signals.before_task_publish.receivers:
+            entry = as_published(self, entry, made, call)
+            job = entry.job(context_of(self._get_app()).codec_for(self.call_form.merges))
+        record = self.record_of(call, tracker, shown_arguments(self, made, call) if made else {})
+        return entry, job._replace(record=record, priority=priority_of(call.properties))
+
+    def record_of(self, call: MessagedCall, tracker: str, shown: Mapping[str, str]) -> bytes | None:
+        """The record of a call; None when nothing needs one. Raises PayloadError.
+
+        ``shown``: what events and logs show in place of its arguments.
+        """
+        context = context_of(self._get_app())
+        track = context.settings.track_calls
+        record = make_record(self, call.headers, call.embed, call.properties, track, tracker, shown)
+        return None if record is None else record.dump(context.record_codec)
+
+    def entry_of(
+        self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
+    ) -> Entry:
+        """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
+        form: CallForm = self.call_form
+        job_id, payload = form.read(args, kwargs, task_id, self.typing)
+        if not words and header is NO_VALUES:
+            return Entry(read_id(job_id), payload)
+        entry = header.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
+        return form.timed(entry, time.time())
+
+    def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """A signature of a call. That of a batch has its payload by name: in a chain, the result of the task
+        before becomes the payload.
+        """
+        return super().signature(*self.call_form.of_signature(args, kwargs), *rest, **options)
+
+    # -- many calls
+
+    @overload
+    def perform_async(
+        self, jobs: Iterable[BulkEntry], results: Literal[False] = False, tracker: Tracker | str | None = None
+    ) -> None: ...
+
+    @overload
+    def perform_async(
+        self, jobs: Iterable[BulkEntry], results: Literal[True], tracker: Tracker | str | None = None
+    ) -> Sequence[AsyncResult[R]]: ...
+
+    @overload
+    def perform_async(
+        self, jobs: Iterable[BulkEntry], results: bool, tracker: Tracker | str | None = None
+    ) -> Sequence[AsyncResult[R]] | None: ...
+
+    def perform_async(
+        self, jobs: Iterable[BulkEntry], results: bool = False, tracker: Tracker | str | None = None
+    ) -> Sequence[AsyncResult[R]] | None:
+        """Store many calls at once: ``[{"id": 0}, {"id": 1, "payload": {}, "score": 7, "perform_in": 9.5}]``.
+
+        ``payload`` is "" by default, ``score`` and ``perform_in`` (Unix s, datetime or timedelta) now.
+        With ``results``, each call gets a task id, and the AsyncResults are returned. ``tracker`` (or its
+        id) follows the calls. Celery makes a message of each call only if a signal or event needs one.
+        Raises InvalidCall, which names the wrong job; then nothing is stored. Raises StoreError.
+        """
+        if self.by is not None:
+            raise InvalidCall(
+                f"{self.name}.perform_async is not supported: its payloads are arguments (by={self.by!r}). "
+                "Call delay or apply_async for each"
+            )
+        app = self._get_app()
+        context = context_of(app)
+        entries = bulk(jobs, app.timezone, self.key)
+        stored = to_jobs(entries, context.codec)
+        tracker_id = tracker_of(tracker, app)
+        if celery_setting(app, "task_always_eager"):
+            done = eager.run_bulk(self, entries)
+            return done if results else None
+        if has_publish_listeners(app):
+            stored, calls = bulk_with_messages(self, entries, stored, results, tracker_id)
+        else:
+            stored, calls = bulk_without_messages(self, stored, results, tracker_id)
+        push = TrackedPush(context, tracker_id, calls.ids, refuse=True) if tracker_id else None
+        self._publish(tuple(entries), stored, app_retry_intervals(app), push)
+        return calls if results else None
+
+    def track(self, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
+        """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
+        with track(name or self.name, self._get_app()) as tracker:
+            self.perform_async(jobs, tracker=tracker)
+        return tracker
+
+    def map(self, it: Any) -> Any:
+        """Not supported, as starmap and chunks: Celery would run the items in a plain task."""
+        if self.is_plain:
+            return super().map(it)
+        return refuse_inline(self.name, "map")
+
+    def starmap(self, it: Any) -> Any:
+        """Not supported, as map."""
+        if self.is_plain:
+            return super().starmap(it)
+        return refuse_inline(self.name, "starmap")
+
+    def chunks(self, it: Any, n: int) -> Any:
+        """Not supported, as map."""
+        if self.is_plain:
+            return super().chunks(it, n)
+        return refuse_inline(self.name, "chunks")
+
+    # -- to the store
+
+    def _publish(
+        self,
+        entries: tuple[Entry, ...],
+        jobs: list[NewJob],
+        intervals: Iterable[float],
+        push: Push | None = None,
+    ) -> None:
+        """Store jobs, inside the client middlewares, which see their entries.
+
+        Raises what callers of Celery catch: CallUnavailable, CallRefused.
+        """
+        if not jobs:
+            return
+        context, spec = context_of(self._get_app()), self.queue_spec
+        store = push or context.store.push
+        middlewares = context.settings.client_middlewares
+        try:
+            if not middlewares:
+                store(spec, jobs, intervals)
+            else:
+                compose(middlewares, self, entries, lambda: store(spec, jobs, intervals))
+        except (StoreFull, StoreUnavailable) as error:
+            raise as_celery_error(error) from error
+
+    @cached_property
+    def _router(self) -> StoreRouter:
+        return StoreRouter(self.queue_spec.name)
+
+    # -- run here and now
+
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *positional: Any,
+        **options: Any,
+    ) -> EagerResult[R]:
+        """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
+        words = {name: options.pop(name, None) for name in WORDS}
+        if self.by is not None:
+            args, kwargs, _ = self._completed(args, kwargs, None)
+        entry = self.entry_of(args, kwargs, None, **words)
+        if self.by is not None:
+            result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)
+            return result
+        return self.apply_batch(eager.batch_of([entry], self), *positional, **options)
+
+    def apply_batch(
+        self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any
+    ) -> EagerResult[R]:
+        """Run the function in this process on a whole batch."""
+        result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
+        return result
+
+
+# The calls of an ordered task from asyncio: ``adelay``, ``aapply_async`` and ``aperform_async``.
+
+TrackerOrId: TypeAlias = Tracker | str | None
+#: Celery's own, which calls ``apply_async``. A user or a test may put another one in its place.
+_DELAY = CallMixin.delay
+
+
+class AsyncCallMixin(CallMixin[R]):
+    """Methods that make calls without blocking the event loop.
+
+    Each makes the call of the method without ``a`` in a thread of the app, and raises what it raises.
+    """
+
+    @overload
+    async def adelay(self, id: str | int | UUID, payload: Any = "") -> AsyncResult[R]: ...
+
+    @overload
+    async def adelay(self, payload: Any) -> AsyncResult[R]: ...
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> AsyncResult[R]:
+        """Store one call, as :meth:`delay`."""
+        found = self.delay
+        if getattr(found, "__func__", found) is not _DELAY:
+            return await self._in_thread(partial(found, *args, **kwargs))
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[R]:
+        """Store one call, as :meth:`apply_async`, with the same options."""
+        return await self._in_thread(partial(self.apply_async, args, kwargs, task_id, **options))
+
+    @overload
+    async def aperform_async(
+        self, jobs: Iterable[BulkEntry], results: Literal[False] = False, tracker: TrackerOrId = None
+    ) -> None: ...
+
+    @overload
+    async def aperform_async(
+        self, jobs: Iterable[BulkEntry], results: Literal[True], tracker: TrackerOrId = None
+    ) -> Sequence[AsyncResult[R]]: ...
+
+    @overload
+    async def aperform_async(
+        self, jobs: Iterable[BulkEntry], results: bool, tracker: TrackerOrId = None
+    ) -> Sequence[AsyncResult[R]] | None: ...
+
+    async def aperform_async(
+        self, jobs: Iterable[BulkEntry], results: bool = False, tracker: TrackerOrId = None
+    ) -> Sequence[AsyncResult[R]] | None:
+        """Store many calls at once, as :meth:`perform_async`."""
+        return await self._in_thread(partial(self.perform_async, jobs, results, tracker))
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        threads = context_of(self._get_app()).call_threads
+        try:
+            return await threads.run(of_caller(partial(as_lazy, self, call)))
+        except NoThreadFree as error:
+            raise as_celery_error(error) from None
+
+
+# OpenTelemetry: links the span of a run of several calls to the spans in which they were made.
+#
+# OpenTelemetry's own instrumentation of Celery's signals does all else; the headers that it gives to a call
+# come with the call's record. This module does nothing unless the process has imported OpenTelemetry.
+
+#: OpenTelemetry's default limit of links for a span.
+MOST_LINKS = 128
+
+
+def link_calls(calls: Callable[[], Iterable[CallRecord]]) -> None:
+    """Add a link for each call to the current span. Reads the calls only if there is one."""
+    if "opentelemetry.trace" not in sys.modules:
+        return
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagate import extract
+
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return
+    for record in islice(calls(), MOST_LINKS):
+        caller = trace.get_current_span(extract(record.headers, Context())).get_span_context()
+        if caller.is_valid:
+            span.add_link(caller)
+
+
+# ``self.retry``: what a run asks for beside another run.
+
+_ROUTED = "retry({name}=) is ignored, because the job goes back to its own queue"
+_NO_CALL = (
+    "retry({name}=) is ignored, because it takes a run of a single call whose arguments or record are stored"
+)
+
+
+class RetryMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
+    """Retries of runs in a lane, and of Celery's own runs of a task with ``by=``."""
+
+    def retry(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: Any = None,
+        countdown: Any = None,
+        max_retries: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Fail the batch, to run it again: all payloads go back to the queue.
+
+        Without ``countdown`` (s) or ``eta`` the delay is the task's ``retry_in``. ``max_retries`` replaces
+        the task's for this failure. ``exc`` is by default the exception that is being handled.
+
+        ``args`` and ``kwargs`` replace those of a call of a task with ``by=``, ``expires`` and ``headers``
+        those of the run's only call, ``priority`` that of the job. Other options say how a message travels:
+        they are ignored with a warning. With ``throw=False``, returns the Retry: the batch runs again when
+        the function has returned.
+
+        Raises Retry; when the retries are used up, ``exc`` or MaxRetriesExceededError; outside of a run,
+        ``exc``. Raises Reject for arguments that no call of the same id can have. Raises InvalidCall for a
+        wrong ``countdown``, ``eta`` or ``max_retries``.
+        """
+        if self._is_plain_run():
+            given = {"args": args, "kwargs": kwargs, "exc": exc, "throw": throw, **options}
+            return self._retry_plain_run(eta=eta, countdown=countdown, max_retries=max_retries, **given)
+        if max_retries is not None and not is_whole(max_retries, 0):
+            raise InvalidCall(invalid("max_retries", max_retries, "a whole number from 0, or None"))
+        handled = sys.exc_info()[1]
+        cause = exc or (handled if handled is not None and may_fail(type(handled)) else None)
+        if self.request.called_directly:
+            raise cause or Retry("Task can be retried", None)
+        run: Run | None = getattr(self.request, "lowkiq_run", None)
+        if self._gives_up(run, exc, max_retries):
+            self._raise_last(exc, cause)
+        message = None if cause else "asked for by self.retry()"
+        retry: Any = Retry(message, exc=cause, when=self._delay(eta, countdown))  # type: ignore[arg-type]
+        if max_retries is not None:
+            retry.max_retries = max_retries
+        if run is not None:
+            self._change(run, retry, {"args": args, "kwargs": kwargs, **options})
+        if throw or run is None or self.per_id:
+            raise retry
+        run.requested = retry
+        # A run without Celery's tracer looks here.
+        self.request.update(lowkiq_retry=retry)
+        return retry
+
+    def _raise_last(self, exc: Any, cause: BaseException | None) -> NoReturn:
+        """Raise what a plain task raises when its retries are used up."""
+        if exc is not None:
+            raise_with_context(exc)
+        request = self.request
+        raise self.MaxRetriesExceededError(
+            f"Can't retry {self.name}[{request.id}] args:{request.argsrepr} kwargs:{request.kwargsrepr}",
+            task_args=request.args,
+            task_kwargs=request.kwargs,
+        ) from cause
+
+    def _gives_up(self, run: Run | None, exc: BaseException | None, max_retries: int | None) -> bool:
+        """Whether no job of the run would run again."""
+        if run is not None:
+            return run.gives_up(exc, max_retries)
+        most = self.max_retries if max_retries is None else max_retries
+        return most is not None and self.request.retries >= most
+
+    def _change(self, run: Run, retry: Any, given: Mapping[str, Any]) -> None:
+        """Add to the Retry what changes. Warns of what does not. Raises Reject."""
+        options = {name: value for name, value in given.items() if value is not None}
+        priority = options.pop("priority", None)
+        if priority is not None:
+            retry.priority = min(max(int(priority), MOST_URGENT), LEAST_URGENT)
+        asked = {name: options.pop(name) for name in CallChanges._fields if name in options}
+        for name in options:
+            warn_once(self, f"retry({name}=)", _ROUTED.format(name=name))
+        if not asked:
+            return
+        try:
+            retry.change = changed_call(run, CallChanges(**asked))
+        except Exception as error:
+            # As Celery when it cannot publish the call again.
+            raise Reject(error, requeue=False) from error
+        if retry.change is None:
+            for name in asked:
+                warn_once(self, f"retry({name}=)", _NO_CALL.format(name=name))
+
+    def _retry_plain_run(
+        self, exc: BaseException | None, eta: Any, countdown: Any, max_retries: Any, **options: Any
+    ) -> Any:
+        if isinstance(exc, Again):
+            # autoretry_for= matched it; ``__call__`` handles it.
+            raise exc
+        if eta is None and countdown is None:
+            countdown = policy_of(self).retry_in(exc, self.request.retries)
+        if countdown is False:
+            countdown, max_retries = None, 0
+        return super().retry(exc=exc, eta=eta, countdown=countdown, max_retries=max_retries, **options)
+
+    def _is_plain_run(self) -> bool:
+        """Whether the current run is one of Celery's own: eager, or of a call that came by the broker."""
+        in_lane = getattr(self.request, "lowkiq_run", None) is not None
+        return self.by is not None and not (in_lane or self.request.called_directly)
+
+    def signature_from_request(self, *args: Any, **options: Any) -> Any:
+        """As Celery's. The retry of a plain run goes to the store when the task is an ordered one by then."""
+        signature = super().signature_from_request(*args, **options)
+        if self.by is not None and not self.is_plain:
+            for name in (*IGNORED_AT_A_CALL, *REFUSED_AT_A_CALL):
+                signature.options.pop(name, None)
+        return signature
+
+    def _delay(self, eta: Any, countdown: Any) -> Any:
+        if countdown is not None:
+            return read_delay(countdown)
+        if eta is None:
+            return None
+        app = self._get_app()
+        now: datetime = app.now()
+        return max(0.0, read_time("eta", eta, app.timezone) - now.timestamp())
+
+
+# The runs of an ordered task: its call by Celery's tracer, and the methods that a run may use.
+
+
+class RunMixin(RetryMixin[R], Generic[R]):
+    """Methods of Celery's task that act on a whole batch here."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Run a batch for Celery's tracer, or the function alone in a direct call."""
+        result: R
+        request = self.request_stack.top
+        if request is None or request.called_directly or request._protected:
+            if not self.is_plain:
+                check_caller(self.name, get_current_task())
+            result = super().__call__(*args, **kwargs)
+            return result
+        request._protected = 1
+        play, run = getattr(request, "lowkiq_play", None), getattr(request, "lowkiq_run", None)
+        if play is not None:
+            result = play()
+        elif run is not None:
+            result = self._run(run, partial(self.run, *args, **kwargs))
+        elif self.by is not None:
+            # An eager run, or one of a task that is a plain one for a while, which may have no valid id.
+            with contextlib.suppress(InvalidCall):
+                payloads = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
+                request.lowkiq = eager.info(self.queue_spec, payloads)
+            try:
+                result = self.run(*args, **kwargs)
+            except Again as again:
+                result = self._call_again(again)
+        else:
+            request.lowkiq = eager.info(self.queue_spec, *args)
+            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
+        return result
+
+    #: The ``__call__`` of a task whose class has none of its own, see ``integration/request.py``.
+    run_in_lane = __call__
+
+    def _run(self, run: Run, function: Callable[[], Any]) -> Any:
+        if run.replay is not None:
+            replay = run.replay
+            return run.capture(lambda: run.succeed(replay()))
+        if run.callers is not None:
+            report(link_calls, run.callers)
+        # Inside the middlewares, which must not run in a process that the function forks.
+        inner = partial(staying, run.pid, function)
+        middlewares, jobs = run.settings.server_middlewares, run.decoded.jobs
+        return run.capture(lambda: run.succeed(compose(middlewares, self, jobs, inner)))
+
+    def _call_again(self, again: Again) -> Any:
+        """Send the call of a plain run once more, without counting a retry, and raise Retry. Returns the
+        result if ``Again`` leaves no payload.
+        """
+        if again.payloads_left is not None and not again.payloads_left:
+            return again.result
+        if not self.request.is_eager:
+            self.signature_from_request(countdown=again.after).apply_async()
+        when: Any = again.after
+        raise Retry(str(again), when=when) from again
+
+    def replace(self, sig: Any) -> Any:
+        """Run a signature in place of this task. It takes over the task's id, links, chain and chord.
+
+        In a run of several calls, it replaces each call that has a record.
+        """
+        run = getattr(self.request, "lowkiq_run", None)
+        if self.per_id and run is not None and len(run.decoded.jobs) > 1:
+            raise InvalidCall("self.replace() replaces the calls of all ids of a run: set batch_size=1")
+        if run is None or not run.has_callers:
+            return super().replace(sig)
+        run.replace_calls(lambda: self.replace(sig.clone()))
+        raise Ignore("each call is replaced by a new task")
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
+    ) -> None:
+        """Store a state, as Celery's method; in a run of several calls, of each whose result is stored."""
+        run = getattr(self.request, "lowkiq_run", None)
+        if task_id is None and run is not None and run.callers is not None:
+            store_state(self, run.callers(), state, meta, **options)
+        else:
+            super().update_state(task_id, state, meta, **options)
+
+    def progress(self, text: str = "", current: Any = None, total: Any = None, job_id: Any = None) -> None:
+        """Report the progress of the run to the trackers of its calls; ``job_id``: of this job's calls only.
+
+        Without a tracker it does nothing. A text is kept among the call's messages; at most ten reports a
+        second without a text are sent. What ``lowkiq_redact`` names is masked in it. Raises InvalidCall for a
+        wrong type of any argument.
+        """
+        text, *numbers = read_progress(text, current, total, job_id)
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is not None and run.tracked is not None:
+            masked = run.settings.redactor.text(text, run.secrets) if text else ""
+            run.tracked.progress(masked, *numbers)
+
+
+def read_progress(
+    text: Any, current: Any, total: Any, job_id: Any
+) -> tuple[str, float | None, float | None, str | None]:
+    """The checked arguments of ``self.progress``. Raises InvalidCall."""
+    if not isinstance(text, str):
+        raise InvalidCall(
+            f"progress({text!r:.100}) is invalid: expected a text. Pass numbers as current= and total="
+        )
+    only = None if job_id is None else read_id(job_id)
+    return text, read_score(current, None, "current"), read_score(total, None, "total"), only
+
+
+# The base class of ordered tasks: calls go to the store, runs come from a lane.
+
+install()
+
+#: The crash of the batch in which the job was, and for several payloads one of the job, come before.
+POISON = (
+    "poison pill: run alone as a suspect, it crashed its worker or process {max_crashes} times (max_crashes)"
+)
+
+_spec_lock = ProcessLock()
+
+
+class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
+    """A task whose calls of one id are merged, kept in order, and never run twice at once.
+
+    ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
+    ``TaskOptions`` are attributes of the class.
+    """
+
+    abstract = True
+    throws: tuple[type[Exception], ...]
+    #: The arguments of a call, as id and payload.
+    __header__: Callable[..., tuple[Any, Any]]
+    #: Options that it had as a plain task, and that have no effect where its runs cannot keep them.
+    _unchecked: frozenset[str] = frozenset()
+    #: Only a declaration: it tells type checkers that options are attributes.
+    __getattr__: Callable[[str], Any]  # type: ignore[misc]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        declared = dict(cls.__dict__)
+        guard_call(cls, OrderedTask)
+        guard_before_start(cls)
+        set_options(cls, OrderedTask)
+        with naming(str(declared.get("name") or cls.__qualname__)):
+            names = data_names(declared)
+            check_names_of(names, *cls.__bases__)
+            # What options need beside them may be given by a subclass, a decorator or an annotation.
+            check_values(
+                {**{name: declared[name] for name in names}, "retry_in": object.__new__(cls).retry_in}
+            )
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check the options of the final task, and install what the worker needs; ``@ordered_task`` alone is
+        the whole set-up. Raises ConfigurationError.
+        """
+        try:
+            with naming(cls.name):
+                cls._check(app)
+        except ConfigurationError:
+            registered: Any = vars(app)["_tasks"]
+            if type(registered.get(cls.name)) is cls:
+                # Celery has registered it, and would use it from the second call on.
+                del registered[cls.name]
+            raise
+        # Celery logs exceptions of ``throws`` as INFO, without a traceback.
+        cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
+        cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
+        adapt_function(cls)
+        adapt_run(cls, OrderedTask)
+        add_step(app, cls.queue_name or cls.name)
+        adopt_on_commit(cls, app)
+
+    @classmethod
+    def _check(cls, app: Celery) -> None:
+        check_names_in_annotations(cls, app)
+        set_options(cls, OrderedTask)
+        given = given_options(cls, OrderedTask, app)
+        checked = {name: value for name, value in given.items() if name not in cls._unchecked}
+        run_in = cls.run_in or read_setting(app, "run_in")
+        check_task({**checked, "run_in": run_in}, *function_of(cls))
+        if cls.queue_name is None:
+            check_queue_name(cls.name)
+
+    # -- the queue
+
+    @property
+    def queue_spec(self) -> QueueSpec:
+        """What store and worker know of the queue. Raises ConfigurationError when another task has it."""
+        spec: QueueSpec | None = self.__dict__.get("_queue_spec")
+        if spec is None:
+            with _spec_lock:
+                spec = self.__dict__["_queue_spec"] = self._make_spec()
+        return spec
+
+    def _make_spec(self) -> QueueSpec:
+        app = self._get_app()
+        context = context_of(app)
+        check_names(app)
+        if self.by is None and self.name in context.settings.plain:
+            expected, fix = "names of tasks with by=", f"Give {self.name} a by=, or take its name out"
+            raise ConfigurationError(invalid("lowkiq_plain", sorted(context.settings.plain), expected, fix))
+        with naming(self.name):
+            policies = policies_of(self)
+        warn_of_limits(self, {name: getattr(self, name) for name in self._unchecked})
+        return QueueSpec(
+            name=self.queue_name or self.name,
+            shards=self.shards,
+            batch_size=self.batch_size,
+            merge=Merge(self.merge or "min"),
+            max_crashes=self.max_crashes,
+            max_run=self.max_run,
+            poison_error=dump_error_text(context.settings, POISON.format(max_crashes=self.max_crashes)),
+            policies=policies,
+        )
+
+    @property
+    def ordered_queue(self) -> OrderedQueue:
+        """Reads and actions on the task's queue."""
+        left = partial(finish_orphaned_calls, self)
+        return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
+
+    def _terms(self) -> Terms:
+        return {
+            "rate": read_rate(self.rate_limit),
+            "max_retries": self.max_retries,
+            "merges": self.by is None,
+        }
+
+    # -- messages that come by the broker
+
+    def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
+        """What the worker does with a call that a process without this code sent to the broker."""
+        ordered = BrokerMessageHandler(self, consumer)
+        if self.by is None:
+            return ordered
+        return SwitchingHandler(self, ordered, default(task, app, consumer, **options))
+
+    @cached_property
+    def call_form(self) -> CallForm:
+        """What the function takes."""
+        return _call_form(self)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether calls go to the broker, and run as those of a plain task: by ``lowkiq_plain`` or
+        ``enabled=``.
+        """
+        if self.by is None:
+            return False
+        if self.name in context_of(self._get_app()).settings.plain:
+            return True
+        return not (self.enabled() if callable(self.enabled) else self.enabled)
+
+
+def _call_form(task: Any) -> CallForm:
+    cls = type(task)
+    if task.by is None:
+        return BatchForm(cls.__name__, task.key)
+    return SignatureForm(*function_of(cls), task.by, task.merge is not None)
+
+
+for _name, _option in OPTIONS.items():
+    setattr(OrderedTask, _name, _option.default)

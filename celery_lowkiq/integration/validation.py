@@ -1,0 +1,291 @@
+"""Validation: makes jobs for the store of what callers give. All are checked before any is stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta, tzinfo
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypedDict, TypeVar
+from uuid import UUID
+
+from celery.utils.time import maybe_iso8601
+
+from celery_lowkiq.integration.codec import Codec
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
+from celery_lowkiq.rules.validators import is_whole
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+MAX_ID_BYTES = 256
+#: Whole numbers that are ids are usually below this one.
+USUAL_NUMBERS = 2**63
+#: Unix s; the year 2286. A larger number was surely meant in milliseconds.
+LATEST = 10_000_000_000.0
+#: A score must be a number that a double holds exactly.
+LARGEST_SCORE = 2**53
+#: Maximum length of a wrong value in an error.
+SHOWN = 100
+#: Options of ``apply_async`` that are read here.
+WORDS = ("score", "countdown", "eta", "priority")
+#: Makes a named tuple of all its values, in half of the time of a call of its class.
+_new = tuple.__new__
+PRIORITIES = f"a whole number from {MOST_URGENT}, the most urgent, to {LEAST_URGENT}, or None"
+
+
+class BulkEntry(TypedDict, total=False):
+    """One call of ``perform_async``. ``id`` is required, unless the task has ``key=``."""
+
+    id: str | int | UUID
+    payload: Any
+    score: float | datetime | None
+    #: Unix time in s, or how long from now.
+    perform_in: float | datetime | timedelta | None
+    priority: int | None
+
+
+KEYS = frozenset(BulkEntry.__annotations__)
+
+
+class Entry(NamedTuple):
+    """One checked call, as client middlewares see it.
+
+    ``perform_in`` is a Unix time and ``delay`` counts from Redis's now, both in s; at most one is set.
+    """
+
+    id: str
+    payload: Any = ""
+    score: float | None = None
+    perform_in: float | None = None
+    delay: float | None = None
+    #: From 0, the most urgent, to 9; None: the task's.
+    priority: int | None = None
+    #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
+    sent: float | None = None
+
+    def beyond_message(self, tracker: str = "", has_eta: bool = False) -> dict[str, Any]:
+        """The arguments of the call that Celery's message does not carry, by the names that callers use."""
+        given = {"score": self.score, "countdown": self.delay, "priority": self.priority}
+        given["eta" if has_eta else "perform_in"] = self.perform_in
+        return {n: v for n, v in {**given, "tracker": tracker or None}.items() if v is not None}
+
+    def for_message(self) -> dict[str, Any]:
+        """The options that Celery's message carries."""
+        return {} if self.priority is None else {"priority": self.priority}
+
+    def job(self, codec: Codec) -> NewJob:
+        """The job for the store. Raises PayloadError."""
+        job_id, payload, score, perform_in, delay, priority, sent = self
+        data = codec.dump(payload)
+        return _new(NewJob, (job_id, data, score, perform_in, delay, None, priority, sent))
+
+
+def single(
+    job_id: Any,
+    payload: Any,
+    *,
+    score: Any = None,
+    eta: Any = None,
+    countdown: Any = None,
+    priority: Any = None,
+    tz: tzinfo | None,
+) -> Entry:
+    """One call with Celery's words. Raises InvalidCall."""
+    if eta is not None and countdown is not None:
+        raise InvalidCall(f"countdown={countdown!r} and eta={eta!r} exclude each other: give one of them")
+    delay = None if countdown is None else read_delay(countdown)
+    when = None if eta is None else read_time("eta", eta, tz)
+    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay, clamped(priority))
+
+
+def bulk(
+    jobs: Iterable[BulkEntry], tz: tzinfo | None, key: Callable[[Any], Any] | None = None
+) -> list[Entry]:
+    """Many calls with Lowkiq's words; ``key`` finds the id of a job that gives none.
+
+    Raises InvalidCall, which says which job of the list is wrong.
+    """
+    if isinstance(jobs, (Mapping, str, bytes)) or not isinstance(jobs, Iterable):
+        raise InvalidCall(
+            f"perform_async takes a list of jobs, got {type(jobs).__name__}: write [{{'id': ...}}]"
+        )
+    return _each(jobs, lambda job: _entry(job, tz, key))
+
+
+def to_jobs(entries: Iterable[Entry], codec: Codec) -> list[NewJob]:
+    """The jobs of a bulk call for the store. Raises PayloadError, which says which job is wrong."""
+    return _each(entries, lambda entry: entry.job(codec))
+
+
+def _each(jobs: Iterable[A], read: Callable[[A], B]) -> list[B]:
+    found: list[B] = []
+    for job in jobs:
+        try:
+            found.append(read(job))
+        except InvalidCall as error:
+            raise type(error)(f"job {len(found)} of the list: {error}") from error.__cause__
+    return found
+
+
+def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
+    """The id by the task's ``key``. Raises InvalidCall when the function fails."""
+    try:
+        return key(payload)
+    except Exception as error:
+        raise InvalidCall(
+            f"key= finds no id in payload={_shown(payload)}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
+    # Most jobs have no other key: what follows takes more than twice as long, a seventh of a bulk call.
+    if type(job) is dict and "id" in job and len(job) == 1 + ("payload" in job):
+        return _new(Entry, (read_id(job["id"]), job.get("payload", ""), None, None, None, None, None))
+    if not isinstance(job, Mapping):
+        raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
+    unknown = job.keys() - KEYS
+    keyed = key is not None and "id" not in job and "payload" in job
+    if unknown or not ("id" in job or keyed):
+        what = f"unknown key {sorted(map(str, unknown))[0]!r}" if unknown else "no 'id'"
+        raise InvalidCall(
+            f"{what}: a job has 'id', and may have 'payload', 'score', 'perform_in', 'priority'"
+        )
+    job_id = id_of(key, job["payload"]) if key is not None and keyed else job["id"]
+    when = job.get("perform_in")
+    delay = read_delay(when, "perform_in") if isinstance(when, timedelta) else None
+    perform_in = None if when is None or delay is not None else read_time("perform_in", when, tz)
+    score, priority = read_score(job.get("score"), tz), read_priority(job.get("priority"))
+    return Entry(read_id(job_id), job.get("payload", ""), score, perform_in, delay, priority)
+
+
+def read_id(value: Any, advice: str = "") -> str:
+    """Text of an id. Raises InvalidCall, with ``advice`` for a value of another type."""
+    # Nearly all are one of these.
+    if type(value) is int and 0 <= value < USUAL_NUMBERS:
+        return str(value)
+    if type(value) is str and 0 < len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
+        return value
+    if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
+        raise InvalidCall(f"id={_shown(value)} is invalid: expected a str, an int or a UUID{advice}")
+    text = _plain_text(value)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidCall(f"id={_shown(value)} is invalid: expected text that UTF-8 can encode") from None
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise InvalidCall(
+            f"id={_shown(value)} is invalid: expected 1 to {MAX_ID_BYTES} bytes of UTF-8, not {size}"
+        )
+    if any(char < " " or "\x7f" <= char <= "\x9f" for char in text):
+        raise InvalidCall(f"id={_shown(value)} is invalid: expected text without a control character")
+    return text
+
+
+def _plain_text(value: str | int | UUID) -> str:
+    # Of a member of an enum, the value: what ``str`` makes of it depends on Python's version.
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        # Longer than the longest id. Python limits the digits of a number that it prints.
+        return int.__repr__(value) if abs(value) < 10**MAX_ID_BYTES else "9" * (MAX_ID_BYTES + 1)
+    return str(value)
+
+
+def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | None:
+    """A score; a datetime counts as its Unix time in s. Raises InvalidCall."""
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        return _timestamp(value, tz)
+    number = _real(name, value)
+    if isinstance(value, Integral) and abs(int(value)) > LARGEST_SCORE:
+        raise InvalidCall(
+            f"{name}={_shown(value)} is no number that a double holds exactly (up to 2**53): divide it, "
+            "for instance time_ns() by 1000"
+        )
+    return number
+
+
+def is_priority(value: Any) -> bool:
+    """Whether it is one: a whole number from 0 to 9."""
+    return is_whole(value, MOST_URGENT, LEAST_URGENT)
+
+
+def read_priority(value: Any) -> int | None:
+    """A priority, or None. Raises InvalidCall."""
+    if value is None or is_priority(value):
+        return value  # type: ignore[no-any-return]
+    raise InvalidCall(f"priority={_shown(value)} is invalid: expected {PRIORITIES}")
+
+
+def clamped(value: Any) -> int | None:
+    """A priority of Celery's, which other brokers have more than ten of; None: none. Raises InvalidCall."""
+    return min(max(value, MOST_URGENT), LEAST_URGENT) if is_whole(value) else read_priority(value)
+
+
+def priority_of(properties: Mapping[str, Any]) -> int | None:
+    """The priority of a message; None: it has none."""
+    value = properties.get("priority")
+    return clamped(value) if is_whole(value) else None
+
+
+def read_time(name: str, value: Any, tz: tzinfo | None) -> float:
+    """A Unix time in s; text is a time of ISO 8601. Raises InvalidCall."""
+    if isinstance(value, str):
+        value = _moment(name, value)
+    number = _timestamp(value, tz) if isinstance(value, datetime) else _real(name, value)
+    if number > LATEST:
+        hint = " It looks like milliseconds: divide by 1000." if number < 1000 * LATEST else ""
+        raise InvalidCall(
+            f"{name}={_shown(value)} is invalid: expected a Unix time in seconds before the year 2286.{hint}"
+        )
+    if number < 0:
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected a Unix time in seconds from 0")
+    return number
+
+
+def read_delay(value: Any, name: str = "countdown") -> float:
+    """Seconds from now; a negative number counts as 0. Raises InvalidCall."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else _real(name, value)
+    if seconds > LATEST / 10:
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected seconds, at most 30 years")
+    return max(0.0, seconds)
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        moment = maybe_iso8601(text)
+    except ValueError:
+        moment = None
+    if moment is None:
+        raise InvalidCall(f"{name}={_shown(text)} is invalid: expected a number, a datetime or ISO 8601 text")
+    return moment
+
+
+def _timestamp(value: datetime, tz: tzinfo | None) -> float:
+    """A naive datetime is in the app's time zone, as Celery has it."""
+    return (value if value.tzinfo else value.replace(tzinfo=tz)).timestamp()
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected a number or a datetime")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected a finite number or a datetime")
+    return number
+
+
+def _shown(value: Any) -> str:
+    """A wrong value in an error: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a number of too many digits, or a broken __repr__
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

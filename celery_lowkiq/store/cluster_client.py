@@ -1,0 +1,601 @@
+"""Clients of a Redis Cluster: each command goes to the master of its slot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import redis
+from redis import exceptions
+
+from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.topology import Kind
+from celery_lowkiq.store.client import Asked, Client, Server, answers
+from celery_lowkiq.store.cluster_map import (
+    LATER,
+    LATER_TEXTS,
+    LOGIN,
+    LOST,
+    REFUSED,
+    RIGHTS,
+    Address,
+    ClusterMap,
+    Name,
+    Outages,
+    final,
+    is_ask,
+    is_lost,
+    is_redirect,
+    may_follow,
+    parse_redirect,
+    refusal,
+    slot_of,
+    text_of,
+    with_denials,
+)
+from celery_lowkiq.store.connect import PROTOCOL
+from celery_lowkiq.store.errors import store_error
+from celery_lowkiq.store.exchange import Command, KeepingPool, Kept, packed
+from celery_lowkiq.store.keys import KEYLESS, reports_key, shard_keys
+from celery_lowkiq.store.script import Script, ScriptCall, scripts_of_workers, sha_of
+
+# Exchanges with several masters of a Redis Cluster at the same time.
+
+#: Redis-py's conversions of replies, by command.
+_CONVERT: Mapping[str, Any] = redis.Redis(
+    connection_pool=redis.ConnectionPool(protocol=PROTOCOL)
+).response_callbacks
+
+#: Seconds within which a master answers that is as good as any other one.
+NEAR = 0.05
+#: Number of masters that answer later, after which no further one is asked.
+MOST_FAR = 3
+
+
+class _Sent(NamedTuple):
+    address: Address
+    pool: KeepingPool
+    kept: Kept
+    at: float
+    is_new: bool
+
+
+def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> list[Any]:
+    """Send a node its commands, and read all replies; that of a refused command is its error.
+
+    What the node has not answered has the ConnectionError or TimeoutError as its reply; the node may have
+    executed it.
+    """
+    now = time.monotonic()
+    try:
+        sent = _send(cluster, address, commands, now)
+    except (exceptions.RedisError, OSError) as error:
+        return _unanswered(cluster, address, error, commands, now)
+    return _read(cluster, sent, commands)
+
+
+def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]) -> dict[Address, list[Any]]:
+    """Send each node its commands, then read all replies. See :func:`exchange_one`."""
+    opened: list[_Sent] = []
+    replies: dict[Address, list[Any]] = {}
+    now = time.monotonic()
+    try:
+        # In one order for all threads: none has a connection that another one waits for, while it waits for
+        # one of that other's.
+        for address in sorted(parts):
+            try:
+                opened.append(_send(cluster, address, parts[address], now))
+            except (exceptions.RedisError, OSError) as error:
+                replies[address] = _unanswered(cluster, address, error, parts[address], now)
+        is_late = False
+        while opened:
+            sent = opened.pop()
+            found = replies[sent.address] = _read(cluster, sent, parts[sent.address], is_late)
+            # The others have had as much time as this one.
+            is_late = is_late or isinstance(found[-1], exceptions.TimeoutError)
+        return replies
+    finally:
+        for sent in opened:
+            _give_up(sent)
+
+
+def load_scripts(cluster: ClusterMap, commands: Sequence[Command], logs_rights: bool) -> list[Any]:
+    """Send SCRIPT LOADs, whose last words are nodes; of each node, the first script is one that it lacks. The
+    reply of a node that is away is None: the commands that need the scripts are answered one by one.
+    """
+    parts: dict[Address, list[Command]] = {}
+    for *words, node in commands:
+        parts.setdefault(node, []).append(tuple(words))
+    told = exchange_all(cluster, parts)
+    for node, (first, *_) in told.items():
+        if (refused := refusal(first)) and (logs_rights or refused.what != RIGHTS):
+            _, text = parts[node][0]
+            # Ends when another process has loaded this script. The node may have some of the others.
+            cluster.outages.refused(node, ("EVALSHA", sha_of(text)), refused)
+    replies = {node: iter(found) for node, found in told.items()}
+    found = [next(replies[command[-1]]) for command in commands]
+    return [None if isinstance(reply, LOST) else reply for reply in found]
+
+
+def find_near(cluster: ClusterMap, last: Address | None) -> Address:
+    """Return the first master that answers within NEAR, or the fastest of MOST_FAR. ``last``: asked last.
+
+    Raises RedisError, OSError.
+    """
+    error: Any = exceptions.ConnectionError("no master has a slot")
+    far: dict[Address, float] = {}
+    for address in sorted(cluster.masters(), key=lambda each: each == last):
+        seconds, error = _ping(cluster, address)
+        if error is None and seconds > NEAR:
+            # Not with the time to connect.
+            seconds, error = _ping(cluster, address)
+        if error is None:
+            if seconds <= NEAR:
+                return address
+            far[address] = seconds
+            if len(far) == MOST_FAR:
+                break
+    if far:
+        return min(far, key=far.__getitem__)
+    cluster.refresh()
+    raise error
+
+
+def _ping(cluster: ClusterMap, address: Address) -> tuple[float, Any]:
+    """Return how many seconds a node took to answer, and its error or None."""
+    began = time.monotonic()
+    (reply,) = exchange_one(cluster, address, [("PING",)])
+    error = reply if isinstance(reply, (exceptions.RedisError, OSError)) else None
+    return time.monotonic() - began, error
+
+
+def _unanswered(
+    cluster: ClusterMap, address: Address, error: Any, commands: Sequence[Command], sent_at: float
+) -> list[Any]:
+    error.node, error.sent_at = address, sent_at
+    if isinstance(error, exceptions.TimeoutError):
+        # At once, so that it costs no further timeout: this thread may ask other nodes yet, and others wait
+        # for a connection to this one.
+        cluster.outages.lost(address, error, sent_at, cluster.slots())
+    return [error] * len(commands)
+
+
+def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command], now: float) -> _Sent:
+    """Send commands over a connection of the pool. ``now``: monotonic time."""
+    cluster.check_silent(address)
+    pool = cluster.pool(address)
+    if any(" " in command[0] for command in commands):
+        # Redis-py splits such names, hiredis does not.
+        commands = [(*name.split(), *values) for name, *values in commands]
+    kept = pool.take_kept()
+    sent = _Sent(address, pool, kept or pool.take_new(), now, is_new=kept is None)
+    try:
+        sent.kept.connection.send_packed_command(packed(sent.kept.connection, commands))
+    except BaseException:
+        _give_up(sent)
+        raise
+    return sent
+
+
+def _read(cluster: ClusterMap, sent: _Sent, commands: Sequence[Command], is_late: bool = False) -> list[Any]:
+    """Read all replies, and give the connection back. ``is_late``: without waiting for the first one."""
+    found: list[Any] = []
+    read = sent.kept.connection.read_response
+    try:
+        if is_late and not sent.kept.connection.can_read(timeout=0):
+            raise exceptions.TimeoutError(f"Timeout reading from {text_of(sent.address)}")
+        for command in commands:
+            try:
+                reply = read()
+            except exceptions.ResponseError as error:
+                error.node, error.sent_at = sent.address, sent.at  # type: ignore[attr-defined]
+                found.append(error)
+                continue
+            convert = _CONVERT.get(command[0])
+            found.append(reply if convert is None else convert(reply))
+    except BaseException as error:
+        _give_up(sent)
+        if not isinstance(error, Exception):
+            raise
+        if not isinstance(error, (exceptions.RedisError, OSError)):
+            # An unreadable reply fails the commands of its own node only.
+            error = exceptions.InvalidResponse(f"a reply cannot be read: {error!r:.200}")
+        found += _unanswered(cluster, sent.address, error, commands[len(found) :], sent.at)
+    else:
+        sent.pool.keep(sent.kept)
+        _note_answers(cluster.outages, sent, commands, found)
+    return found
+
+
+def _note_answers(outages: Outages, sent: _Sent, commands: Sequence[Command], replies: Sequence[Any]) -> None:
+    # A node that has just started refuses all for a second.
+    if outages.away and not all(map(may_follow, replies)):
+        outages.answered(sent.address, sent.at)
+    for address, what in list(outages.refusing) if outages.refusing else ():
+        if address != sent.address:
+            continue
+        if what == LOGIN:
+            # Connections from before a change of the password stay logged in.
+            executed = {(LOGIN,)} if sent.is_new else set()
+        else:
+            pairs = zip(commands, replies, strict=True)
+            executed = {name_of(one) for one, reply in pairs if not isinstance(reply, exceptions.RedisError)}
+        for name in executed:
+            outages.accepted(address, what, name, sent.at)
+
+
+def name_of(command: Command) -> Name:
+    """Return the name of a command; that of EVALSHA has the hash of its script."""
+    return tuple(command[: 2 if command[0] == "EVALSHA" else 1])
+
+
+def _give_up(sent: _Sent) -> None:
+    # Replies may be left in the connection.
+    sent.kept.connection.disconnect()
+    sent.pool.release(sent.kept.connection)
+
+
+# Client of a Redis Cluster: each command goes to the master that has its key's slot, to all masters at once.
+#
+# Redis-py's own cluster pipeline asks the server for the keys of each script, and repeats commands that were
+# answered.
+
+T = TypeVar("T")
+
+#: Of the commands without a key, what asks about the writes of its own connection: on another one, it may be
+#: answered at once.
+OF_CONNECTION = frozenset({"WAIT", "WAITAOF"})
+#: How long a batch follows redirections and waits for slots that move, in s.
+PATIENCE = 1.0
+#: The same for a caller that serves shards of other masters meanwhile, and repeats what was not answered.
+SHORT_PATIENCE = 0.1
+#: Between two attempts at a slot that moves, in s.
+PAUSE = 0.02
+
+
+class ClusterClient(Client):
+    """Runs script calls and plain commands on a cluster.
+
+    All keys of a script have one slot. A command whose master is away is answered with a StoreUnavailable of
+    its own; the others of its batch are answered as always.
+    """
+
+    def __init__(self, cluster: ClusterMap) -> None:
+        self.cluster = cluster
+        self._flags = True
+        self._keyless_slot = slot_of(reports_key())
+        self._waits_less = False
+        self._is_reader = False
+        self.denied: dict[str, str] = {}
+        self._loaded_together: frozenset[Script] = frozenset()
+        #: The master of the last subscription that was lost.
+        self._lost: Address | None = None
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.cluster.close()
+
+    def address(self) -> str:
+        """Return where the cluster is, without user and password."""
+        return f"cluster {self.cluster.text}"
+
+    def masters(self) -> list[Asked]:
+        """Return the masters that have slots, sorted by address. Raises StoreError.
+
+        The map is read anew: without other traffic, nothing has told of a failover.
+        """
+        self.cluster.read_anew()
+        counts = Counter(address for address in self._map() if address)
+        return [
+            Asked(text_of(address), counts[address], partial(self._ask, address))
+            for address in sorted(counts)
+        ]
+
+    def kind(self) -> Kind:
+        """Return that there is a cluster."""
+        return Kind.CLUSTER
+
+    def behind_sentinels(self) -> str | None:
+        """Return that there are no sentinels."""
+        return None
+
+    def refusing_replicas(self) -> list[str]:
+        """Return the addresses of the replicas that refuse user or password. Raises StoreError."""
+        self._map()
+        return [text_of(address) for address in self.cluster.refusing_replicas()]
+
+    def master_of(self, shard: ShardRef) -> str | None:
+        """Return the address of a shard's master; None when its slot has none. Raises StoreError."""
+        address = self._map()[slot_of(shard_keys(shard)["meta"])]
+        return address and text_of(address)
+
+    def is_away(self, shard: ShardRef) -> bool:
+        """Whether a shard's master has not answered lately, or its slot has none. Raises StoreError."""
+        address = self._map()[slot_of(shard_keys(shard)["meta"])]
+        return address is None or address in self.cluster.outages.away
+
+    def _map(self) -> Sequence[Address | None]:
+        try:
+            return self.cluster.slots()
+        except (exceptions.RedisError, OSError) as error:
+            raise _map_error(error) from error
+
+    def _ask(self, address: Address, commands: Sequence[Command]) -> list[Any]:
+        return answers(exchange_one(self.cluster, address, self._with_prefix(commands)))
+
+    def apart(self) -> redis.Redis:
+        """Return a client of one master that answers soon: the cluster carries what is published to all.
+
+        The master of the last one that was lost is asked last: it may be silent, and not known to be.
+        """
+        return self.cluster.apart(find_near(self.cluster, last=self._lost))
+
+    def wait_less(self) -> None:
+        """Give a slot that moves up after a tenth of a second, and load the scripts of a worker together."""
+        self._waits_less = True
+        self._loaded_together = scripts_of_workers()
+
+    def reader(self) -> ClusterClient:
+        """Return a client that answers with a StoreUnavailable where a master denies a right."""
+        found = copy(self)
+        found._is_reader, found.denied = True, {}
+        return found
+
+    def is_lost(self, client: redis.Redis) -> bool:
+        """Whether the client's node does not answer, or is no master any more."""
+        address = _address_of(client)
+        return address in self.cluster.outages.away or address not in self.cluster.slots()
+
+    def note_lost(self, client: redis.Redis) -> None:
+        """Ask another master first for the next subscription."""
+        self._lost = _address_of(client)
+
+    def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
+        """Return each shard or queue by itself, since it has a slot of its own."""
+        return [values[n : n + 1] for n in range(len(values))]
+
+    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
+        """Return one shard of each master."""
+        slots = self._map()
+        return list({slots[slot_of(shard_keys(shard)["meta"])]: shard for shard in shards}.values())
+
+    def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts; a reply may be the StoreUnavailable of a master that is away. Raises other errors."""
+        return self.but_away(self.calls(calls))
+
+    def check_away(self, replies: Iterable[Any]) -> None:
+        """Raise nothing: the other masters are not away."""
+
+    def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Run scripts in one round trip; the reply of a refused call is its StoreError.
+
+        A worker's shards at a master that refuses its user wait: it is answered with a StoreUnavailable. So
+        is a :meth:`reader`.
+        """
+        return self._with_refusals(super().calls(calls))
+
+    def but_away(self, replies: list[Any]) -> list[Any]:
+        """Return the replies; raise the first LowkiqError among them that is no StoreUnavailable."""
+        return super().but_away(self._with_refusals(replies))
+
+    def _with_refusals(self, replies: list[Any]) -> list[Any]:
+        if not (self._waits_less or self._is_reader):
+            return replies
+        return with_denials(replies, self.denied)
+
+    def calls_in_turn(
+        self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
+    ) -> list[Any]:
+        """Run scripts in two round trips, since masters execute what is sent together in any order.
+
+        When one of ``first`` may not have been executed, its StoreUnavailable answers those of ``then``.
+        ``others`` are sent with the first round trip; none has the slot of one of ``then``.
+        """
+        if not first:
+            return self.calls([*then, *others])
+        replies = self.calls([*first, *others])
+        told, answers = replies[: len(first)], replies[len(first) :]
+        for reply in told:
+            if isinstance(reply, StoreUnavailable):
+                return [*told, *(reply for _ in then), *answers]
+        return [*told, *self.calls(then), *answers]
+
+    def _server_of(self, reply: Any) -> Server:
+        return (reply.node,)
+
+    def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
+        """Return what is loaded when masters do not have these scripts.
+
+        One that has just started has none: a worker waited for it twice for each of its scripts in turn.
+        """
+        lacking = {server for script, server in missing if script in self._loaded_together}
+        # One that denies it is not sent all of them each time.
+        new = [server for server in lacking if (*server, RIGHTS) not in self.cluster.outages.refusing]
+        together = [(script, server) for server in new for script in self._loaded_together]
+        return list(dict.fromkeys([*missing, *together]))
+
+    def _send(self, commands: Sequence[Command]) -> list[Any]:
+        if not commands:
+            return []
+        try:
+            if commands[0][0] == "SCRIPT LOAD":
+                return load_scripts(self.cluster, commands, logs_rights=self._waits_less)
+            slots = list(self._slots(commands))
+            masters = self.cluster.slots()
+        except (exceptions.RedisError, OSError) as error:
+            raise _map_error(error) from error
+        replies = self._first_replies(commands, slots, masters)
+        for reply in replies:
+            if isinstance(reply, (exceptions.RedisError, OSError)):
+                patience = SHORT_PATIENCE if self._waits_less else PATIENCE
+                batch = _Batch(self.cluster, commands, slots, replies)
+                return batch.followed(patience, logs_rights=self._waits_less)
+        return replies
+
+    def _first_replies(
+        self, commands: Sequence[Command], slots: list[int], masters: Sequence[Address | None]
+    ) -> list[Any]:
+        addresses = {masters[slot] for slot in slots}
+        address = addresses.pop()
+        if address is not None and not addresses:
+            return exchange_one(self.cluster, address, commands)
+        batch = _Batch(self.cluster, commands, slots)
+        batch.send(range(len(commands)))
+        return batch.replies
+
+    def _slots(self, commands: Sequence[Command]) -> Iterator[int]:
+        """Return the slot of each command: without a key, that of the one before it, or of the next one."""
+        last = None
+        for command in commands:
+            name = command[0]
+            if name == "EVALSHA":
+                last = slot_of(command[3])
+            elif name not in KEYLESS:
+                last = slot_of(_key(command))
+            elif last is None:
+                keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
+                last = next(map(slot_of, keyed), self._keyless_slot)
+            yield last
+
+
+def _map_error(error: BaseException) -> StoreError:
+    return NotClusterNode() if "cluster support disabled" in str(error) else store_error(error)
+
+
+def _address_of(client: redis.Redis) -> Address:
+    found = client.connection_pool.connection_kwargs
+    return found["host"], found["port"]
+
+
+def _key(command: Command) -> str:
+    name = command[0]
+    return str(command[3 if name in ("EVALSHA", "EVAL") else 2 if name == "MEMORY" else 1])
+
+
+class _Batch:
+    """Commands that are sent together, each with its slot, and their replies so far."""
+
+    def __init__(
+        self,
+        cluster: ClusterMap,
+        commands: Sequence[Command],
+        slots: list[int],
+        replies: list[Any] | None = None,
+    ) -> None:
+        self.replies: list[Any] = replies or [None] * len(commands)
+        self._cluster = cluster
+        self._commands = commands
+        self._slots = slots
+        #: By position, the node that a slot moves to, to which the command was redirected once.
+        self._asked: dict[int, Address] = {}
+
+    def send(self, positions: Iterable[int]) -> None:
+        """Send commands to their masters, and note the replies."""
+        masters = self._cluster.slots()
+        parts: dict[Address, list[Command]] = {}
+        places: dict[Address, list[int | None]] = {}
+        for n in positions:
+            asked = self._asked.get(n) if self._asked else None
+            address = asked or masters[self._slots[n]]
+            if address is None:
+                self.replies[n] = exceptions.ClusterDownError(f"no master has slot {self._slots[n]}")
+                continue
+            if address not in parts:
+                parts[address], places[address] = [], []
+            if asked:
+                parts[address].append(("ASKING",))
+                places[address].append(None)
+            parts[address].append(self._commands[n])
+            places[address].append(n)
+        for address, found in exchange_all(self._cluster, parts).items():
+            refused = None
+            for place, reply in zip(places[address], found, strict=True):
+                if place is not None:
+                    self.replies[place] = refused or reply
+                # Without the right to ASKING, the node names the former one again.
+                refused = reply if isinstance(reply, exceptions.NoPermissionError) else None
+
+    def followed(self, patience: float, logs_rights: bool) -> list[Any]:
+        """Send refused commands again where they belong, for ``patience`` s at most; return all replies.
+
+        What was answered is not repeated, and commands of a slot stay in their order. ``logs_rights``:
+        whether a missing right is logged as an outage of the master's shards.
+        """
+        deadline = time.monotonic() + patience
+        attempts, redirections = 1, 3
+        left = self._refused(range(len(self._commands)))
+        while left and time.monotonic() < deadline:
+            if any(is_lost(self.replies[n]) for n in left):
+                self._cluster.refresh()
+                if not attempts:
+                    left = [n for n in left if not is_lost(self.replies[n])]
+                    continue
+                attempts -= 1
+            redirections -= 1
+            # Nodes that have not heard of a failover redirect to each other.
+            if not self._redirect(left) or redirections < 0:
+                threading.Event().wait(PAUSE)
+            sent = self._in_order(left)
+            self.send(sent)
+            left = self._refused(left)
+        self._note_outages(logs_rights)
+        return [final(reply) for reply in self.replies]
+
+    def _note_outages(self, logs_rights: bool) -> None:
+        for n, reply in enumerate(self.replies):
+            if isinstance(reply, LOST) and not isinstance(reply, REFUSED):
+                # The map may name another node by now.
+                lost: Any = reply
+                self._cluster.outages.lost(lost.node, lost, lost.sent_at, self._cluster.slots())
+            elif (refused := refusal(reply)) and (logs_rights or refused.what != RIGHTS):
+                name = (LOGIN,) if refused.what == LOGIN else name_of(self._commands[n])
+                self._cluster.outages.refused(reply.node, name, refused)
+
+    def _refused(self, positions: Iterable[int]) -> list[int]:
+        found: list[int] = []
+        for n in positions:
+            # What is asked of a server about the command before is asked again.
+            follows = self._commands[n][0] in KEYLESS and found and found[-1] == n - 1
+            if follows or (self._commands[n][0] not in OF_CONNECTION and may_follow(self.replies[n])):
+                found.append(n)
+        return found
+
+    def _redirect(self, positions: Iterable[int]) -> bool:
+        """Note where commands are to be sent. False when a slot must be waited for."""
+        at_once = True
+        self._asked = {}
+        for n in positions:
+            reply = self.replies[n]
+            if self._commands[n][0] in KEYLESS and n - 1 in self._asked:
+                self._asked[n] = self._asked[n - 1]
+            elif is_redirect(reply):
+                address = parse_redirect(reply, reply.node)
+                if is_ask(reply):
+                    self._asked[n] = address
+                else:
+                    self._cluster.moved(self._slots[n], address)
+                    self._cluster.refresh()
+            elif isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS):
+                # The slot may have moved on, or its master may have been replaced.
+                self._cluster.refresh()
+                at_once = False
+        return at_once
+
+    def _in_order(self, positions: Iterable[int]) -> list[int]:
+        """Return those that overtake no command of their slot, which is sent to another node."""
+        first: dict[int, Address | None] = {}
+        held: set[int] = set()
+        found: list[int] = []
+        for n in positions:
+            slot, asked = self._slots[n], self._asked.get(n)
+            if slot in held or first.setdefault(slot, asked) != asked:
+                held.add(slot)
+            else:
+                found.append(n)
+        return found

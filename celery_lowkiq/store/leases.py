@@ -1,0 +1,331 @@
+"""Leases, heartbeats and checks of masters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from celery_lowkiq.rules.errors import ClusterDown, ConfigurationError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.rules.topology import Kind, Server
+from celery_lowkiq.rules.views import (
+    DAY,
+    HOUR,
+    LISTED_SHARDS,
+    SHARDS_KEPT,
+    SHARDS_STEP,
+    Counters,
+    LaneReport,
+    NodeReport,
+    NodeUpdate,
+    Running,
+    Sample,
+    Span,
+    UpdateReply,
+    Wait,
+    node_name,
+)
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.keys import history_key, nodes_key, queue_key, report_key, reports_key, shard_keys
+from celery_lowkiq.store.records import number_text, parse_id, parse_seconds
+from celery_lowkiq.store.script import ScriptCall, Value, load
+
+# Reports of nodes and samples of queues: script calls, and their encoding.
+
+#: Seconds for which a node's last report is kept.
+REPORT_TTL = 3600
+REPORT_FIELDS = ("at", "started", "text")
+#: Maximum number of nodes that are read, the most recent ones.
+MOST_NODES = 1000
+#: Fields of the history with counters by shard, ``<minute> <at> <processed>,<processed>...``.
+SHARDS_FIELDS = tuple(f"shards {place}" for place in range(SHARDS_KEPT))
+#: The keys of a shard that its counters and lag are read from.
+COUNTED = ("meta", "due", "due_prioritized", "claimed")
+_COUNTERS = re.compile(rb"\d+ (\d{1,12}(?:\.\d{1,9})?) (\d{1,18}(?:,\d{1,18})*)")
+#: Queues and shards that one script handles.
+QUEUES = 100
+SHARDS = 500
+
+
+def read_reports(client: Client, owners: Sequence[str]) -> list[NodeReport]:
+    """Return the existing reports of owners in one round trip."""
+    *replies, time = client.commands([*map(report_command, owners), ("TIME",)])
+    now = seconds(time)
+    reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, replies, strict=True)]
+    return [report for report in reports if report is not None]
+
+
+def report_command(owner: str) -> tuple[Any, ...]:
+    """Return the command that reads the fields of ``parse_report``."""
+    return ("HMGET", report_key(owner), *REPORT_FIELDS)
+
+
+def seconds(time: Any) -> float:
+    """Convert the reply of TIME to Unix s."""
+    return float(time[0]) + float(time[1]) / 1_000_000
+
+
+def beat_calls(client: Client, queues: Sequence[str], member: str, turn: int) -> list[ScriptCall]:
+    """Return the calls that move a node's heartbeat in these queues, and read their numbers of shards."""
+    return [
+        load("heartbeat").call_many(
+            [key for queue in part for key in (nodes_key(queue), queue_key(queue))], member=member, turn=turn
+        )
+        for part in client.slices(queues, QUEUES)
+    ]
+
+
+def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
+    """Return the calls for the report, for clocks, for the counters of shards, and for samples."""
+    report = load("write_report").call(
+        {"report": report_key(news.report.owner), "reports": reports_key()},
+        owner=news.report.owner,
+        text=dump_report(news.report),
+        uptime=number_text(news.uptime),
+        ttl=REPORT_TTL,
+    )
+    counters = [
+        load("read_counters").call_many([key for shard in part for key in shard_keys(shard).bind(COUNTED)])
+        for queue in news.counted
+        for part in client.slices(queue.shard_refs(), SHARDS)
+    ]
+    return [
+        report,
+        *_clock_calls(client, news),
+        *counters,
+        *(sample_call(part) for part in client.slices(news.samples, QUEUES)),
+    ]
+
+
+def _clock_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
+    """Return the calls for the clocks of the masters that will store the samples of the counted queues.
+
+    They may differ from that of the master with the reports; elsewhere, that is the same one.
+    """
+    if client.kind() is not Kind.CLUSTER:
+        return []
+    return [load("read_clock").call({"history": history_key(queue.name)}) for queue in news.counted]
+
+
+def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
+    """Return the call that stores a sample of the counters of each of these queues, and those by shard."""
+    values: list[Value] = []
+    for _, counters in samples:
+        at, minute = number_text(counters.at), int(counters.at // SHARDS_STEP)
+        total, lag = f"{at} {sum(counters.processed)} {counters.failed}", f"{counters.lag:.1f}"
+        for span in (HOUR, DAY):
+            number = span.slot(counters.at)
+            values += (number % span.samples, number, span.seconds + span.step, total, lag)
+        by_shard = ",".join(map(str, counters.processed))
+        place, ttl = SHARDS_FIELDS[minute % SHARDS_KEPT], HOUR.seconds + HOUR.step
+        values += (place, minute, ttl, f"{at} {by_shard}", "")
+    keys = [history_key(queue, span) for queue, _ in samples for span in (HOUR, DAY, HOUR)]
+    return load("write_samples").call_many(keys, values)
+
+
+def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
+    """Return the parsed replies to :func:`report_calls`, or the first error among them."""
+    if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
+        return error
+    now = parse_seconds(replies[0])
+    asked = len(_clock_calls(client, news))
+    clocks = [*map(parse_seconds, replies[1 : 1 + asked])] or [now] * len(news.counted)
+    counters = iter(replies[1 + asked :])
+    samples = []
+    for queue, at in zip(news.counted, clocks, strict=True):
+        parts = list(islice(counters, len(client.slices(queue.shard_refs(), SHARDS))))
+        processed = tuple(count for _, _, *of_part in parts for count in of_part)
+        lag = max(float(lag) for _, lag, *_ in parts)
+        samples.append((queue.name, Counters(at, processed, sum(failed for failed, *_ in parts), lag)))
+    return UpdateReply(now, tuple(samples))
+
+
+def parse_history(flat: Sequence[bytes], now: float, span: Span = HOUR) -> tuple[Sample, ...]:
+    """Return the samples of a span, oldest first; foreign values are skipped."""
+    samples = []
+    for value in flat:
+        words = value.split()
+        numbers = all(len(word) < 19 and word.replace(b".", b"", 1).isdigit() for word in words)
+        if numbers and len(words) == 5:
+            at, processed, failed, lag = map(float, words[1:])
+            if now - span.seconds < at <= now + span.step:
+                samples.append(Sample(at, int(processed), int(failed), lag))
+    return tuple(sorted(samples))
+
+
+def parse_counters(values: Iterable[bytes | None]) -> list[Counters]:
+    """Return the counters of the fields SHARDS_FIELDS; missing and foreign values are skipped."""
+    found = (_COUNTERS.fullmatch(value or b"") for value in values)
+    return [Counters(float(one[1]), tuple(map(int, one[2].split(b",")))) for one in found if one]
+
+
+# -- encoding
+
+
+def dump_report(report: NodeReport) -> str:
+    """Encode a report, in a few KB at most."""
+    return json.dumps(
+        {
+            "pid": report.pid,
+            "lease": report.lease_seconds,
+            "quiet": report.quiet,
+            "stopping": report.stopping,
+            "queues": report.queues,
+            "lanes": [_dump_lane(lane) for lane in report.lanes],
+            "declared": report.declared,
+            "waits": [[_dump_shards(wait.shards), wait.seconds] for wait in report.waits],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _dump_lane(lane: LaneReport) -> dict[str, Any]:
+    run = lane.running
+    return {
+        "name": lane.name,
+        "count": lane.shard_count,
+        "shards": _dump_shards(lane.shards),
+        "running": run and _dump_running(run),
+        "load": lane.load,
+    }
+
+
+def _dump_running(run: Running) -> list[Any]:
+    expected = run.overdue, run.max_run, run.usual
+    return [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds, *expected]
+
+
+def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:
+    by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
+    return {queue: ranges(shard.index for shard in group) for queue, group in by_queue}
+
+
+def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> NodeReport | None:
+    """Decode a report from the fields ``at``, ``started`` and ``text``; None for foreign or missing data."""
+    at, started, text = fields
+    try:
+        report = json.loads(text or "")
+        seen_at = float(at or "")
+        return NodeReport(
+            name=node_name(owner),
+            owner=owner,
+            pid=int(report["pid"]),
+            lease_seconds=float(report["lease"]),
+            quiet=bool(report["quiet"]),
+            stopping=bool(report["stopping"]),
+            queues=tuple(map(str, report["queues"])),
+            lanes=tuple(_parse_lane(lane) for lane in report["lanes"]),
+            waits=tuple(Wait(_parse_shards(shards), float(seconds)) for shards, seconds in report["waits"]),
+            declared={str(queue): int(shards) for queue, shards in report["declared"].items()},
+            started_at=float(started or ""),
+            seen_at=seen_at,
+            silent=max(0.0, now - seen_at),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _parse_lane(lane: Any) -> LaneReport:
+    return LaneReport(
+        name=str(lane["name"]),
+        shards=_parse_shards(lane["shards"]),
+        shard_count=int(lane["count"]),
+        running=_parse_running(*lane["running"]) if lane["running"] else None,
+        load=_parse_seconds(lane["load"]),
+    )
+
+
+def _parse_shards(ranges_by_queue: dict[str, str]) -> tuple[ShardRef, ...]:
+    return tuple(
+        islice(
+            (
+                ShardRef(queue, index)
+                for queue, listed in ranges_by_queue.items()
+                for first, _, last in (part.partition("-") for part in listed.split(","))
+                for index in range(int(first), int(last or first) + 1)
+            ),
+            LISTED_SHARDS,
+        )
+    )
+
+
+def _parse_running(
+    queue: str,
+    index: int,
+    ids: list[Any],
+    count: int,
+    seconds: float,
+    overdue: bool,
+    max_run: Any,
+    usual: Any,
+) -> Running:
+    return Running(
+        ShardRef(queue, int(index)),
+        tuple(map(str, ids)),
+        int(count),
+        float(seconds),
+        bool(overdue),
+        _parse_seconds(max_run),
+        _parse_seconds(usual),
+    )
+
+
+def _parse_seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+# Looks for masters that may evict jobs, and for commands that a service or the rights of its user forbid.
+
+
+def refused_commands(
+    client: Client, shards: Sequence[ShardRef]
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the commands that scripts need and are refused, each with its error, by address of the master.
+
+    One shard of each master is asked; a master that is away is left out. The second part has the errors of
+    masters that refuse all scripts. Raises StoreUnavailable when there is only one and it is away;
+    ConfigurationError for a wrong URL.
+    """
+    asked = client.streams(shards)
+    replies = client.calls([load("check_commands").call(shard_keys(shard)) for shard in asked])
+    client.check_away(replies)
+    found: dict[str, dict[str, str]] = {}
+    down: dict[str, str] = {}
+    for shard, reply in zip(asked, replies, strict=True):
+        if isinstance(reply, StoreUnavailable):
+            if isinstance(reply, ClusterDown):
+                down[client.master_of(shard) or ""] = str(reply)
+            continue
+        if isinstance(reply, ConfigurationError):
+            # The URL is wrong: no right would help.
+            raise reply
+        refused = {"EVALSHA": str(reply)} if isinstance(reply, StoreError) else _refused(reply)
+        if refused:
+            found.setdefault(client.master_of(shard) or "", {}).update(refused)
+    return found, down
+
+
+def memory_limits(reply: Any) -> Server:
+    """Return the memory limit and the eviction policy of the reply of INFO."""
+    info = if_permitted(reply)
+    return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
+
+
+def if_permitted(reply: Any) -> dict[str, Any]:
+    """Return the names and values of a reply as text; none when the command is forbidden."""
+    return (
+        {} if isinstance(reply, StoreError) else {_text(name): _text(value) for name, value in reply.items()}
+    )
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _refused(reply: Sequence[bytes]) -> dict[str, str]:
+    texts = [parse_id(text) for text in reply]
+    return {f"{command} in scripts": error for command, error in zip(texts[::2], texts[1::2], strict=True)}

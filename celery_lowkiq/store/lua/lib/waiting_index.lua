@@ -1,0 +1,195 @@
+-- The indexes of waiting jobs. Only this library and due_index add, remove or look up an id in these keys.
+--
+-- KEYS: @waiting
+-- USES: due_index
+-- A job is in `due`; with a priority other than 0 in `due_prioritized`; while its id is paused in `due_paused`. Its score there
+-- is its perform_in. `by_priority` also has each job with a priority, by priority and perform_in; the score of a paused one
+-- is negative there, so that no claim finds it. In a migration, a job that may belong elsewhere, or may have more in another
+-- shard, is in `moving` in place of these, whatever happens to it, until a mover takes it out (moving_index.lua).
+
+-- Scores in `by_priority`: priority and perform_in in one number.
+local PRIORITY_SPAN = 2 ^ 34
+local LEAST_URGENT = 9
+
+-- A time beyond the span of a priority (the year 2514) counts as its last one.
+local function priority_score(priority, perform_in)
+  local time = math.max(0, math.min(tonumber(perform_in), PRIORITY_SPAN - 1))
+  return string.format('%.6f', priority * PRIORITY_SPAN + time)
+end
+
+-- The priority of a waiting job; 0 is the most urgent.
+local function priority_of(id)
+  local score = any_prioritized and redis.call('ZSCORE', by_priority, id)
+  return score and math.abs(math.floor(tonumber(score) / PRIORITY_SPAN)) or 0
+end
+
+-- The index of a waiting job of the id.
+local function index_key(id)
+  if any_paused and redis.call('ZSCORE', paused, id) then
+    return due_paused
+  end
+  return any_prioritized and priority_of(id) > 0 and due_prioritized or due
+end
+
+-- The perform_in of a waiting job, nil or false without one; and whether it is paused.
+local function index_score(id)
+  local score = redis.call('ZSCORE', due, id) or any_prioritized and redis.call('ZSCORE', due_prioritized, id)
+  if score or not any_paused then
+    return score, false
+  end
+  score = redis.call('ZSCORE', due_paused, id)
+  return score, score and true
+end
+
+-- Removes waiting jobs from each index: their ids may have been paused after they were added.
+local function index_remove(...)
+  due_remove(...)
+  if any_paused then
+    redis.call('ZREM', due_paused, ...)
+  end
+  if any_prioritized then
+    redis.call('ZREM', due_prioritized, ...)
+    redis.call('ZREM', by_priority, ...)
+  end
+end
+
+-- Adds a waiting job, or moves it, to perform_in and priority.
+local function index_put(id, perform_in, priority)
+  if any_prioritized and priority ~= priority_of(id) then
+    index_remove(id)
+  end
+  if priority > 0 then
+    any_prioritized = true
+    redis.call('ZADD', by_priority, priority_score(priority, perform_in), id)
+  end
+  local index = index_key(id)
+  redis.call('ZADD', index, perform_in, id)
+  if priority > 0 and index == due_paused then
+    redis.call('ZADD', by_priority, priority_score(-priority, perform_in), id)
+  end
+end
+
+-- Adds jobs of priority 0, {perform_in, id, ...}; one that is waiting keeps its place.
+local function index_add(times)
+  if not any_paused then
+    due_add(times)
+    return
+  end
+  for i = 1, #times, 2 do
+    redis.call('ZADD', index_key(times[i + 1]), 'NX', times[i], times[i + 1])
+  end
+end
+
+-- Moves a waiting job to its other index after its id was paused or resumed. Returns its perform_in; nil or false without one.
+local function index_move(id)
+  local perform_in = index_score(id)
+  if perform_in then
+    local priority = priority_of(id)
+    index_remove(id)
+    index_put(id, perform_in, priority)
+  end
+  return perform_in
+end
+
+-- Due jobs in the order in which they run (rules/policies.py).
+local prioritized_due
+if any_prioritized then
+  -- Jobs that are due for longer than max_wait, of any priority; then others by priority: id, perform_in, ...
+  function prioritized_due(now, count, max_wait)
+    local now_s = now / 1000000
+    local long_ago = math.max(0, math.floor(now - max_wait * 1000000)) / 1000000
+    local found = {}
+
+    local function add(priority, from, to)
+      local index = priority == 0 and due or by_priority
+      local ids = redis.call('ZRANGEBYSCORE', index, from, to, 'WITHSCORES', 'LIMIT', 0, count)
+      for i = 1, #ids, 2 do
+        local since = tonumber(ids[i + 1]) - priority * PRIORITY_SPAN
+        found[#found + 1] = {id = ids[i], since = since, place = #found, perform_in = priority == 0 and ids[i + 1]}
+      end
+    end
+
+    for priority = 0, LEAST_URGENT do
+      add(priority, priority == 0 and '-inf' or priority_score(priority, 0), '(' .. priority_score(priority, long_ago))
+    end
+    table.sort(found, function(one, other)
+      return one.since < other.since or one.since == other.since and one.place < other.place
+    end)
+    for priority = 0, LEAST_URGENT do
+      if #found < count then
+        add(priority, priority_score(priority, long_ago), priority_score(priority, now_s))
+      end
+    end
+    local taken = {}
+    for i = 1, math.min(count, #found) do
+      local perform_in = found[i].perform_in or index_score(found[i].id)
+      -- `by_priority` has times with a smaller precision: a job may be due some us later.
+      if perform_in and tonumber(perform_in) <= now_s then
+        taken[#taken + 1], taken[#taken + 2] = found[i].id, perform_in
+      end
+    end
+    return taken
+  end
+end
+
+-- In a migration: the same with `moving`.
+local is_moving, index_hold
+if any_moving then
+  local key_of, score_of_others, remove_others, put, move = index_key, index_score, index_remove, index_put, index_move
+
+  function is_moving(id)
+    return redis.call('ZSCORE', moving, id)
+  end
+
+  -- Puts a new job into `moving`, where it stays when it is added to an index.
+  function index_hold(id, perform_in)
+    redis.call('ZADD', moving, 'NX', perform_in, id)
+  end
+
+  function index_key(id)
+    return is_moving(id) and moving or key_of(id)
+  end
+
+  function index_score(id)
+    local score, is_paused = score_of_others(id)
+    return score or is_moving(id), is_paused
+  end
+
+  function index_remove(...)
+    remove_others(...)
+    redis.call('ZREM', moving, ...)
+  end
+
+  -- The score in `by_priority` is negative, as that of a paused job.
+  function index_put(id, perform_in, priority)
+    if not is_moving(id) then
+      return put(id, perform_in, priority)
+    end
+    redis.call('ZREM', by_priority, id)
+    redis.call('ZADD', moving, perform_in, id)
+    if priority > 0 then
+      any_prioritized = true
+      redis.call('ZADD', by_priority, priority_score(-priority, perform_in), id)
+    end
+  end
+
+  function index_add(times)
+    for i = 1, #times, 2 do
+      redis.call('ZADD', index_key(times[i + 1]), 'NX', times[i], times[i + 1])
+    end
+  end
+
+  function index_move(id)
+    return is_moving(id) or move(id)
+  end
+end
+
+-- Moves a waiting job to `moving`.
+local function hold(id)
+  if not is_moving(id) then
+    local perform_in, priority = index_score(id), priority_of(id)
+    index_remove(id)
+    index_hold(id, perform_in)
+    index_put(id, perform_in, priority)
+  end
+end

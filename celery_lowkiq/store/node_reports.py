@@ -1,0 +1,308 @@
+"""Reports of nodes, shards and ids, for people; no job depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery_lowkiq.rules.claims import Due
+from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, DueBefore, Missing, Owner, Waiting
+from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.health import LATE, Hint, shard_hints
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.policies import ASKED, seconds_to_token, token_at
+from celery_lowkiq.rules.views import (
+    HOUR,
+    NodeReport,
+    Sample,
+    ShardReport,
+    ShardState,
+    Span,
+    Stats,
+    node_name,
+    seconds_to_wait,
+    shard_rates,
+)
+from celery_lowkiq.store.client import raise_refused
+from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.errors import reads_replies
+from celery_lowkiq.store.keys import WAITING_KEYS, KeyAliases, history_key, shard_keys, tokens_key
+from celery_lowkiq.store.leases import (
+    SHARDS_FIELDS,
+    parse_counters,
+    parse_history,
+    parse_report,
+    read_reports,
+    report_command,
+    seconds,
+)
+from celery_lowkiq.store.records import (
+    id_bytes,
+    parse_id,
+    parse_moment,
+    parse_pause,
+    parse_retry_count,
+    parse_whole,
+)
+from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.script import ScriptCall, load
+
+#: Place of the number of payloads in a reply of ``peek.lua``.
+PAYLOAD_COUNT = 3
+#: What the masters of other keys tell of an id.
+OTHERS = (Missing.REPORTS, Missing.TOKENS)
+#: Decodes a stored error.
+ReadError = Callable[["bytes | None"], "str | None"]
+
+
+@reads_replies
+class NodeReports:
+    """Reads the reports of nodes and the history of queues. Every method may raise StoreError."""
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._client = store.client
+        self._queries = Queries(store)
+
+    def histories(
+        self, queues: Sequence[QueueSpec], span: Span = HOUR
+    ) -> list[tuple[Sample, ...] | StoreUnavailable]:
+        """Return each queue's samples of a span, oldest first, in one round trip.
+
+        On a cluster, the StoreUnavailable of a queue whose own master is away.
+        """
+        commands = [(("HVALS", history_key(queue.name, span)), ("TIME",)) for queue in queues]
+        found = self._client.command_answers([command for pair in commands for command in pair])
+        return [
+            values if isinstance(values, StoreUnavailable) else parse_history(values, seconds(time), span)
+            for values, time in zip(found[::2], found[1::2], strict=True)
+        ]
+
+    def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
+        """Return each shard with its counts, its owner and its running batch, in three round trips.
+
+        On a cluster, what a master would tell that is away is unknown. Raises StoreUnavailable when that is
+        all.
+        """
+        shards = queue.shard_refs()
+        lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
+        pause_reads = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
+        moving_reads = [("ZCARD", shard_keys(shard)["moving"]) for shard in shards]
+        counters, time, *replies = self._client.command_answers(
+            [
+                ("HMGET", history_key(queue.name), *SHARDS_FIELDS),
+                ("TIME",),
+                *(*lease_reads, *pause_reads, *moving_reads),
+            ]
+        )
+        leases, pauses, moving = (replies[i * len(shards) :][: len(shards)] for i in range(3))
+        states = self._queries.shard_states([queue])
+        raise_refused([state.damage for state in states if state.damage])
+        reports = self._reports_of({parse_id(lease[0]) for lease in leases if _is_there(lease) and lease[0]})
+        per_minute: Sequence[float | None] = [None] * len(shards)
+        if _is_there(counters):
+            processed = [state.stats.processed for state in states]
+            per_minute = shard_rates(parse_counters(counters), processed, seconds(time))
+        columns = leases, pauses, moving, per_minute
+        return tuple(
+            _shard_report(reports, state, *told)
+            if state.away is None and all(map(_is_there, told))
+            else ShardReport(state.shard.index, Stats(missing=1), away=self._client.master_name(state.shard))
+            for state, *told in zip(states, *columns, strict=True)
+        )
+
+    def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
+        """Return reports by owner; on a cluster, None when their master is away."""
+        found = self._client.unless_away(lambda: read_reports(self._client, sorted(owners)))
+        return None if found is None else {report.owner: report for report in found}
+
+    def is_limited(self, queue: QueueSpec) -> bool:
+        """Return whether workers have just asked for tokens of the queue's rate limit."""
+        time, tokens = self._client.commands([("TIME",), ("HMGET", tokens_key(queue.name), "left", "rate")])
+        left, rate = tokens
+        return _token_wait(left, rate, None, seconds(time))[0] is not None
+
+    def hints(self, queue: QueueSpec, shards: Sequence[ShardReport]) -> list[Hint]:
+        """Return hints about the load of shards; none for a queue that is moving, or has a rate limit."""
+        if queue.former_shards is not None or self.is_limited(queue):
+            return []
+        return shard_hints(queue.name, queue.shards, shards, self._store.nodes())
+
+    def facts(
+        self,
+        queue: QueueSpec,
+        job_id: str,
+        *,
+        rate: float | None,
+        max_retries: int | None,
+        read: ReadError,
+        merges: bool = True,
+    ) -> DiagnosisFacts:
+        """Return the facts for the diagnosis of an id, in two round trips, or four without an owner.
+
+        ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
+        decodes a stored error; ``merges``: one run gets all payloads of a job. In a migration, they are
+        those of the shard where the id has most to do. On a cluster, what another master would tell that is
+        away is ``missing``.
+        """
+        shard, reply, counted = self._read_id(queue, job_id)
+        now, owner, since, shard_paused, queue_paused, pause, claimed, suspect, *rest = reply
+        *waiting, died_at, last_error, full_at, moving = rest
+        id_rate = queue.policies.rate_per_id
+        held_since, id_paused = parse_pause(pause)
+        commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
+        found = self._client.command_answers([each for one in commands for each in (one, ("TIME",))])
+        fields, tokens = told = [_timed(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+        left, stored_rate = tokens.reply if tokens is not None else (None, None)
+        rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
+        nodes = None if owner else self._client.unless_away(self._store.nodes)
+        node = parse_report(parse_id(owner), fields.reply, fields.now) if owner and fields else None
+        at = _waiting(waiting, counted[PAYLOAD_COUNT], read)
+        return DiagnosisFacts(
+            id=job_id,
+            shard=shard,
+            now=float(now),
+            claimed=bool(claimed),
+            suspect=bool(suspect),
+            moving=bool(moving),
+            waiting=at,
+            dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
+            owner=_owner(parse_id(owner), parse_moment(since), shard, node, fields) if owner else None,
+            due_before=self._due_before(shard, node, at, float(now)),
+            unowned_since=None if owner else parse_moment(since),
+            free_in=None if owner else seconds_to_wait(nodes or (), shard),
+            queue_paused=parse_moment(queue_paused),
+            shard_paused=parse_moment(shard_paused),
+            id_paused=id_paused,
+            held_since=held_since,
+            rate=rate,
+            token_wait=token_wait,
+            max_retries=max_retries,
+            merges=merges,
+            id_rate=id_rate,
+            id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
+            missing=tuple(what for what, reply in zip(OTHERS, told, strict=True) if reply is None),
+        )
+
+    def _due_before(
+        self, shard: ShardRef, node: NodeReport | None, waiting: Waiting | None, now: float
+    ) -> tuple[DueBefore, ...]:
+        """Return the other shards of the lane that are due before a job that is late, in one round trip."""
+        lane = node.lane_of(shard) if node is not None else None
+        if lane is None or waiting is None or now - waiting.perform_in < LATE:
+            return ()
+        others = [one for one in lane.shards if one != shard]
+        dues = self._client.unless_away(lambda: self._store.next_due(others)) or ()
+        found = [
+            DueBefore(one, due.now - due.next_due)
+            for one, due in zip(others, dues, strict=False)
+            if isinstance(due, Due) and due.next_due is not None and due.next_due < waiting.perform_in
+        ]
+        return tuple(sorted(found, key=lambda one: -one.seconds))
+
+    def _read_id(self, queue: QueueSpec, job_id: str) -> tuple[ShardRef, Sequence[Any], Sequence[Any]]:
+        """Return the shard where an id has most to do, and its replies of ``why.lua`` and ``peek.lua``."""
+        shards = queue.shards_of(job_id)
+        name = id_bytes(job_id)
+        whys = [load("why").call(shard_keys(one), id=name) for one in shards]
+        counts = [_count_of_payloads(one, name) for one in shards]
+        replies = self._client.all([*whys, *counts])
+        found = zip(shards, replies[: len(shards)], replies[len(shards) :], strict=True)
+        shard, reply, (counted,) = max(found, key=lambda each: _urgency(each[1]))
+        return shard, reply, counted
+
+
+def _shard_report(
+    nodes: Mapping[str, NodeReport] | None,
+    state: ShardState,
+    lease: Sequence[bytes | None],
+    pauses: Sequence[bytes | None],
+    moving: int,
+    jobs_per_minute: float | None,
+) -> ShardReport:
+    owner, epoch, since = lease
+    node = nodes.get(parse_id(owner)) if owner and nodes else None
+    lane = node.lane_of(state.shard) if node is not None else None
+    return ShardReport(
+        index=state.shard.index,
+        stats=state.stats,
+        owner=node_name(parse_id(owner)) if owner else None,
+        epoch=parse_whole(epoch or b""),
+        since=parse_moment(since),
+        alive=None if nodes is None else node is not None and node.alive,
+        silent=node.silent if node is not None else None,
+        running=node.running(state.shard) if node is not None else None,
+        paused_since=min((at for text in pauses if (at := parse_moment(text)) is not None), default=None),
+        moving=moving,
+        jobs_per_minute=jobs_per_minute,
+        lane=lane.name if lane is not None else None,
+    )
+
+
+def _is_there(reply: Any) -> bool:
+    return not isinstance(reply, StoreUnavailable)
+
+
+class _Timed(NamedTuple):
+    """A reply, and the clock (Unix s) of the master that gave it: that of another one may differ."""
+
+    reply: Any
+    now: float
+
+
+def _timed(reply: Any, time: Any) -> _Timed | None:
+    """None when the master is away."""
+    return _Timed(reply, seconds(time)) if _is_there(reply) and _is_there(time) else None
+
+
+def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:
+    """Whether an id is claimed, waits, or is dead in the shard of a reply."""
+    return bool(reply[6]), bool(reply[8]), bool(reply[12])
+
+
+def _count_of_payloads(shard: ShardRef, job_id: bytes) -> ScriptCall:
+    return load("peek").call(
+        KeyAliases(shard_keys(shard), WAITING_KEYS), [job_id], limit=1, max_bytes=1, cut=1
+    )
+
+
+def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | None:
+    perform_in, tried, ahead, error = reply
+    if not perform_in:
+        return None
+    retry_count, isolation = parse_retry_count(tried)
+    return Waiting(float(perform_in), retry_count, read(error or None), ahead, isolation.largest, payloads)
+
+
+def _owner(
+    name: str, since: float | None, shard: ShardRef, node: NodeReport | None, fields: _Timed | None
+) -> Owner:
+    """``node``: its report; ``fields``: None when the master with the reports is away."""
+    if fields is None:
+        return Owner(node_name(name), since, alive=None)
+    if node is None:
+        return Owner(node_name(name), since)
+    lane = node.lane_of(shard)
+    return Owner(
+        name=node.name,
+        since=since,
+        silent=node.silent,
+        alive=node.alive,
+        leaving=node.stopping or node.quiet,
+        lane=lane.name if lane is not None else None,
+        running=lane.running if lane is not None else node.running(shard),
+    )
+
+
+def _token_wait(
+    tokens: bytes | None, stored_rate: bytes | None, declared: float | None, now: float
+) -> tuple[float | None, float]:
+    """Return the effective rate limit of a queue, if any, and the seconds until its next token."""
+    # `celery control rate_limit` changes only the workers' rate, so theirs has precedence.
+    number, _, at = (tokens or b"").partition(b" ")
+    available, micros = parse_moment(number), parse_moment(at)
+    if available is None or micros is None:
+        return declared, 0.0
+    ago = now - micros / 1_000_000
+    rate = (parse_moment(stored_rate) if ago < ASKED else None) or declared
+    return rate, seconds_to_token(available, ago, rate) if rate and rate > 0 else 0.0

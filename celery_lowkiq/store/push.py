@@ -1,0 +1,431 @@
+"""Pushes: calls of one queue are admitted, sent to their shards, and merged there."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from celery_lowkiq.rules.errors import LowkiqError, QueueResharded, StoreError, StoreUnavailable
+from celery_lowkiq.rules.models import Layout, NewJob, QueueSpec, ShardRef, StoredRecord, shard_of
+from celery_lowkiq.rules.policies import MOST_URGENT
+from celery_lowkiq.store.call_records import digest, orphaned_records
+from celery_lowkiq.store.claims import errors_differ
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
+from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType, reads_replies
+from celery_lowkiq.store.keys import channel, shard_keys
+from celery_lowkiq.store.records import id_bytes, number_text
+from celery_lowkiq.store.registry import ContinueMigration, Registry
+from celery_lowkiq.store.repairs import Repairs
+from celery_lowkiq.store.script import ScriptCall, Value, load
+
+# Registers or repairs shards that refuse scripts, and sends the scripts again.
+
+#: Maximum number of attempts, since a shard may change its count again before the script is sent.
+ADMISSIONS = 5
+#: Refusals after which a script may be sent again.
+CLEARABLE = (InconsistentKeys, ShardCountDiffers, WrongType)
+
+
+class ShardCall(NamedTuple):
+    """A script for a shard of a queue."""
+
+    queue: QueueSpec
+    shard: ShardRef
+    call: ScriptCall
+
+
+class Admission:
+    """Replies of scripts. Methods return errors, also the StoreUnavailable of a repair or registration.
+
+    They raise StoreUnavailable when the outcome of all scripts is unknown.
+    """
+
+    def __init__(self, client: Client, repairs: Repairs, continue_migration: ContinueMigration) -> None:
+        self._client = client
+        self._continue_migration = continue_migration
+        self._registry = Registry(client, repairs)
+        self._repairs = repairs
+
+    def replies(self, calls: Sequence[ShardCall]) -> list[Any]:
+        """Run scripts that check the number of shards, and return their replies."""
+        replies = self._client.calls([each.call for each in calls])
+        for _ in range(ADMISSIONS):
+            if not any(isinstance(reply, CLEARABLE) for reply in replies):
+                break
+            cleared = self._clear(calls, replies)
+            if not cleared:
+                break
+            for place, refused in cleared.items():
+                replies[place] = refused
+            again = [place for place, refused in cleared.items() if refused is None]
+            repeated = self._client.calls([calls[n].call for n in again])
+            for place, reply in zip(again, repeated, strict=True):
+                replies[place] = reply
+        return replies
+
+    def claim_reply(self, claim: ShardCall, reply: Any) -> Any:
+        """Return the reply of a claim, or of another attempt after a repair."""
+        if errors_differ(reply):
+            refused = _refusal(lambda: self._repairs.repair_minor(claim.queue, claim.shard))
+            return reply if refused is None else _as_store_error(refused)
+        for _ in range(ADMISSIONS):
+            cleared = self._clear([claim], [reply]) if isinstance(reply, StoreError) else {}
+            if not cleared:
+                break
+            if (refused := cleared[0]) is not None:
+                return _as_store_error(refused)
+            (reply,) = self._client.calls([claim.call])
+        return reply
+
+    def _clear(self, calls: Sequence[ShardCall], replies: Sequence[Any]) -> dict[int, LowkiqError | None]:
+        """Handle refused calls. Returns by their index None when a call may be sent again, or an error."""
+        found: dict[int, LowkiqError | None] = {}
+        strangers = []
+        for place, (each, reply) in enumerate(zip(calls, replies, strict=True)):
+            if isinstance(reply, InconsistentKeys):
+                found[place] = _refusal(partial(self._repairs.mend, each.queue, each.shard))
+            elif isinstance(reply, ShardCountDiffers) or self._had_wrong_meta(each.shard, reply):
+                strangers.append(place)
+        for queue, places in groupby(strangers, key=lambda place: calls[place].queue):
+            shards = {place: calls[place].shard for place in places}
+            found |= self._admit(queue, shards)
+        return found
+
+    def _had_wrong_meta(self, shard: ShardRef, reply: Any) -> bool:
+        return isinstance(reply, WrongType) and self._repairs.clear_meta(shard)
+
+    def _admit(self, queue: QueueSpec, shards: dict[int, ShardRef]) -> dict[int, LowkiqError | None]:
+        refused: dict[ShardRef, StoreError] = {}
+        opened = partial(self._registry.open_shards, queue, list(shards.values()), self._continue_migration)
+        of_queue = _refusal(lambda: refused.update(opened()))
+        return {place: of_queue or refused.get(shard) for place, shard in shards.items()}
+
+
+def _refusal(act: Callable[[], object]) -> LowkiqError | None:
+    """Return the error that ``act`` raises."""
+    try:
+        act()
+    except LowkiqError as error:
+        return error
+    return None
+
+
+def _as_store_error(error: LowkiqError) -> StoreError:
+    return error if isinstance(error, StoreError) else StoreError(str(error))
+
+
+# Converts jobs to scripts that push them.
+
+T = TypeVar("T")
+
+
+class Signer(Protocol):
+    """Signs what a push stores: see ``rules/signatures.py``."""
+
+    def sign_payload(self, queue: str, job_id: bytes, payload: bytes, score: float | None) -> bytes:
+        """Return the signature of a payload; ``score``: None when Redis makes it."""
+
+    def sign_record(self, queue: str, job_id: bytes, digest: bytes, record: bytes) -> bytes:
+        """Return the signature of a call record."""
+
+
+#: Called with jobs that their shards have stored; again when their push is repeated.
+Stored = Callable[[Sequence[NewJob]], None]
+
+#: Limits of one push script; the last payload may exceed the bytes.
+CHUNK_JOBS = 500
+CHUNK_BYTES = 1024 * 1024
+
+
+class Sender:
+    """Numbers the pushes of one caller at a time, so that shards recognise a repeated one."""
+
+    def __init__(self) -> None:
+        self.id: str = uuid.uuid4().hex
+        self.numbers: Iterator[int] = itertools.count(1)
+
+
+def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+    """Split jobs into parts within the limits of one script, in order."""
+    chunk: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        chunk.append(job)
+        size += len(job.payload) + len(job.record or b"")
+        if len(chunk) == CHUNK_JOBS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+#: Returns the same object each time, which a look-up finds without a comparison.
+_shard = lru_cache(maxsize=8192)(ShardRef)
+
+
+def turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterable[Mapping[ShardRef, Sequence[NewJob]]]:
+    """Split jobs into parts by shard, in order: one chunk of a shard at a time, so that none overtakes a
+    refused one.
+    """
+    if len(jobs) > 1:
+        return _turns(queue, jobs)
+    return [{_shard(queue.name, shard_of(job.id, queue.shards)): jobs} for job in jobs]
+
+
+def _turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterator[Mapping[ShardRef, Sequence[NewJob]]]:
+    by_index: defaultdict[int, list[NewJob]] = defaultdict(list)
+    shards = queue.shards
+    for job in jobs:
+        by_index[shard_of(job.id, shards)].append(job)
+    waiting = {_shard(queue.name, index): chunked(part) for index, part in by_index.items()}
+    turn: Mapping[ShardRef, Sequence[NewJob]]
+    while turn := {shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))}:
+        yield turn
+
+
+def push_call(
+    queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob], signer: Signer | None = None
+) -> ScriptCall:
+    """Return the script call that pushes jobs to their shard with the sender's next number."""
+    rest: list[Value] = []
+    records: list[Value] = []
+    signatures = b""
+    usual = queue.policies.priority
+    prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
+    for position, job in enumerate(jobs):
+        # Most calls have no times: a call of the functions costs more than to look.
+        job_id = id_bytes(job.id)
+        score = "" if job.score is None and job.sent is None else _score(job)
+        when = "" if job.perform_in is None and job.delay is None else _when(job)
+        if prioritized:
+            when = f"{usual if job.priority is None else job.priority} {when}"
+        rest += (job_id, job.payload, score, when)
+        if signer is not None:
+            signatures += signer.sign_payload(queue.name, job_id, job.payload, job.score)
+        if job.record is not None:
+            of = digest(job.payload)
+            signature = b"" if signer is None else signer.sign_record(queue.name, job_id, of, job.record)
+            records += (position, of, signature + job.record)
+    return load("push").call(
+        shard_keys(shard),
+        rest + records,
+        shards=queue.layout.route,
+        merge=queue.merge.value,
+        policy=queue.policy + (" prioritized=1" if prioritized else "") + _arriving(queue, jobs),
+        sender=sender.id,
+        n=next(sender.numbers),
+        channel=channel(queue.name),
+        index=shard.index,
+        signatures=signatures,
+        records=len(records) // 3,
+    )
+
+
+def _score(job: NewJob) -> str:
+    if job.score is not None:
+        return number_text(job.score)
+    return "" if job.sent is None else f"~{number_text(job.sent)}"
+
+
+def _when(job: NewJob) -> str:
+    if job.perform_in is not None:
+        return number_text(job.perform_in)
+    return "" if job.delay is None else f"+{number_text(job.delay)}"
+
+
+def _arriving(queue: QueueSpec, jobs: Sequence[NewJob]) -> str:
+    """Return the word of a policy that names the jobs that may have more in their former shards."""
+    if queue.former_shards is None:
+        return ""
+    layout = queue.layout
+    found = [str(n) for n, job in enumerate(jobs) if layout.former_home(job.id) is not None]
+    return f" arriving={','.join(found)}" if found else ""
+
+
+def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
+    """Return the jobs of the shards that have accepted them."""
+    answers = zip(turn.values(), replies, strict=True)
+    return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
+
+
+def refused(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
+    """Return the jobs of the shards that have refused them."""
+    answers = zip(turn.values(), replies, strict=True)
+    return [job for jobs, reply in answers if isinstance(reply, LowkiqError) for job in jobs]
+
+
+def retried(pauses: Iterator[float], attempt: Callable[[], T]) -> T:
+    """Repeat an attempt after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
+    last.
+    """
+    while True:
+        try:
+            return attempt()
+        except StoreUnavailable:
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+        threading.Event().wait(pause)
+
+
+# Reports calls that a policy dropped in a push, so that they get results.
+
+#: Called with a queue and records of its calls whose payloads were dropped. Must not raise.
+Dropped = Callable[[QueueSpec, Sequence[StoredRecord]], None]
+
+
+class DroppedCallReporter:
+    """Reports dropped calls of a push once for each shard, also when the push is repeated."""
+
+    def __init__(
+        self, client: Client, queue: QueueSpec, jobs: Mapping[ShardRef, Sequence[NewJob]], report: Dropped
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._jobs = jobs
+        self._report = report
+        self._reported: set[ShardRef] = set()
+
+    @staticmethod
+    def finds_drops(replies: Sequence[Any]) -> bool:
+        """Whether one of the replies names dropped calls."""
+        return any(isinstance(reply, list) for reply in replies)
+
+    def read(self, replies: Sequence[Any]) -> None:
+        """Read the replies of all shards, in the order of the jobs. Raises StoreError."""
+        for (shard, jobs), reply in zip(self._jobs.items(), replies, strict=True):
+            if isinstance(reply, list) and shard not in self._reported:
+                self._reported.add(shard)
+                self._report_drops(shard, jobs, reply)
+
+    def _report_drops(self, shard: ShardRef, jobs: Sequence[NewJob], reply: list[Any]) -> None:
+        positions, *evicted = reply
+        own = [jobs[int(position)].record for position in positions.split()]
+        if records := tuple(StoredRecord(b"", -1, record) for record in own if record is not None):
+            self._report(self._queue, records)
+        for calls in orphaned_records(self._client, shard, evicted):
+            self._report(self._queue, calls)
+            members = (call.key + call.data for call in calls)
+            self._client.commands([("ZREM", shard_keys(shard)["calls"], *members)])
+
+
+# Pushes jobs to their shards, and repeats what was refused or may be lost.
+
+
+@reads_replies
+class Pusher:
+    """Pushes to one store."""
+
+    def __init__(self, client: Client, admission: Admission, durability: Durability) -> None:
+        self._client = client
+        self._admission = admission
+        self._durability = durability
+        #: Called with the calls that a push drops by a policy.
+        self.dropped: Dropped | None = None
+        #: None: nothing is signed.
+        self.signer: Signer | None = None
+        # Stored layouts of queues that differed from those of calls.
+        self._layouts: dict[str, Layout] = {}
+        # Addresses of servers that support the durability.
+        self._checked: set[str | None] = set()
+
+    def push(
+        self,
+        sender: Sender,
+        queue: QueueSpec,
+        jobs: Sequence[NewJob],
+        pauses: Iterable[float],
+        stored: Stored | None = None,
+    ) -> None:
+        """See ``RedisStore.push``. ``sender`` is not used by another push meanwhile."""
+        left, waiting = iter(pauses), jobs
+        while waiting:
+            layout = self._layouts.get(queue.name)
+            as_stored = queue if layout is None else queue.with_layout(layout)
+            waiting = self._push(sender, as_stored, waiting, left, stored)
+
+    def _push(
+        self,
+        sender: Sender,
+        queue: QueueSpec,
+        jobs: Sequence[NewJob],
+        pauses: Iterator[float],
+        stored: Stored | None,
+    ) -> Sequence[NewJob]:
+        """Push jobs; return those that shards refused since the queue has another number of shards."""
+        rest = iter(turns(queue, jobs))
+        confirms = self._durability.level is not Level.FAST
+        for turn in rest:
+            if confirms:
+                self._check_durability(turn, sender)
+            before = next(sender.numbers) if confirms else 0
+            calls = [
+                ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
+                for shard, chunk in turn.items()
+            ]
+            reporter = self._reporter(queue, turn)
+            replies = retried(pauses, partial(self._send, calls, turn, stored, reporter))
+            if confirms:
+                # Before the next turn: its numbers would hide that a failover has lost this one.
+                answers = zip(turn, replies, strict=True)
+                there = [shard for shard, reply in answers if not isinstance(reply, QueueResharded)]
+                push = Pushed(there, sender.id, before)
+                self._durability.confirm(self._client, there, push=push)
+            resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
+            if resharded is not None:
+                later = [job for turn in rest for chunk in turn.values() for job in chunk]
+                return [*refused(turn, replies), *later]
+        return ()
+
+    def _check_durability(self, shards: Iterable[ShardRef], sender: Sender) -> None:
+        """Check servers that were not checked before. Raises ConfigurationError: nothing was stored."""
+        new = {self._client.master_of(shard) for shard in shards} - self._checked
+        if new and self._durability.check(self._client, shards, sender.id):
+            self._checked |= new
+
+    def _reporter(
+        self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]
+    ) -> DroppedCallReporter | None:
+        if not (queue.policy and self.dropped):
+            return None
+        return DroppedCallReporter(self._client, queue, turn, self.dropped)
+
+    def _send(
+        self,
+        calls: Sequence[ShardCall],
+        turn: Mapping[ShardRef, Sequence[NewJob]],
+        stored: Stored | None,
+        reporter: DroppedCallReporter | None,
+    ) -> list[Any]:
+        replies = self._admission.replies(calls)
+        if stored is not None:
+            stored(taken(turn, replies))
+        if reporter is not None and reporter.finds_drops(replies):
+            reporter.read(replies)
+        for reply in replies:
+            # Also when another shard's master is away, for the next call.
+            if isinstance(reply, QueueResharded):
+                self._layouts[reply.queue] = reply.layout
+        _raise_refused(dict(zip(turn, replies, strict=True)))
+        return replies
+
+
+def _raise_refused(replies: Mapping[ShardRef, Any]) -> None:
+    """Raise the first error, but QueueResharded. StoreUnavailable names the shards that lack their part, if
+    others have stored theirs.
+    """
+    refused = {shard: reply for shard, reply in replies.items() if isinstance(reply, LowkiqError)}
+    for error in refused.values():
+        if isinstance(error, QueueResharded):
+            continue
+        if isinstance(error, StoreUnavailable) and len(refused) < len(replies):
+            part = part_of(list(refused), len(replies))
+            raise type(error)(f"calls may not be stored{part}, the others are: {error}") from error
+        raise error

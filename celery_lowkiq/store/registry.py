@@ -1,0 +1,299 @@
+"""The number of shards of a queue, which each push and acquire checks.
+
+It is stored in the queue's own key, and each shard has a copy, since a script reads one shard only. The
+registry handles scripts that a shard without a copy, or with another number, refuses. The number that the
+code declares is that of a new queue: the stored one applies to all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from celery_lowkiq.rules.errors import (
+    FormatMismatch,
+    QueueMigrating,
+    QueueResharded,
+    ShardDamaged,
+    ShardRepairing,
+    StoreError,
+    StoreUnavailable,
+    other_format,
+)
+from celery_lowkiq.rules.models import Layout, QueueSpec, ShardRef
+from celery_lowkiq.rules.repairs import Registered
+from celery_lowkiq.rules.resharding import Phase
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.errors import reads_replies
+from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.repairs import Repairs
+from celery_lowkiq.store.script import ScriptCall, load
+
+#: Phases of a migration in which shards may refuse calls.
+CLOSING_PHASES = (Phase.FLIP.value, Phase.MOVE.value, Phase.SEAL.value)
+#: Number and begin of the pause of a queue that was never paused.
+NO_PAUSE = (0, b"")
+#: The mark of a shard's format from its first signature on (``lib/format.lua``).
+SIGNED = " signed"
+#: What a shard's meta tells of the number of shards.
+LAYOUT_FIELDS = ("shards", "gen", "migration")
+#: Continues the migration of a queue.
+ContinueMigration = Callable[[QueueSpec], object]
+
+
+class LastMigration(NamedTuple):
+    """The last migration of a queue: the layout of its shards now, its number (0 without one), its route."""
+
+    now: Layout
+    gen: int
+    route: bytes
+
+
+@reads_replies
+class Registry:
+    """Registers queues."""
+
+    def __init__(self, client: Client, repairs: Repairs | None = None) -> None:
+        self._client = client
+        self._repairs = repairs or Repairs(client)
+
+    def open_shards(
+        self, queue: QueueSpec, shards: Sequence[ShardRef], continue_migration: ContinueMigration
+    ) -> dict[ShardRef, StoreError]:
+        """Make shards accept scripts with the layout of ``queue``; lost meta is repaired if the rest of the
+        queue allows it. Returns the damage of the other shards; on a cluster, also the StoreUnavailable of
+        those whose masters are away.
+
+        Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
+        QueueResharded when another layout is stored, or, on a cluster, when shards have another one while the
+        master with the queue's own key is away; FormatMismatch, StoreError.
+        """
+        stored = self._registered_alike(queue)
+        if stored.is_migrating:
+            continue_migration(queue)
+            return {}
+        refused: dict[ShardRef, StoreError] = {}
+        for shard, reply in zip(shards, self._write(shards, stored), strict=True):
+            if isinstance(reply, StoreUnavailable):
+                refused[shard] = reply
+            elif not reply and (damaged := self._unrestored(queue, shard, stored)):
+                refused[shard] = damaged
+        if refused and (self._restarts_migration(queue, refused) or self.registered(queue) != stored):
+            # A migration has begun or ended meanwhile.
+            return self.open_shards(queue, shards, continue_migration)
+        return refused
+
+    def _registered_alike(self, queue: QueueSpec) -> Registered:
+        try:
+            stored = self.registered(queue)
+        except StoreUnavailable:
+            # Each shard checks the number of shards itself, so that a wrong one is refused, and not stored.
+            if (known := self._as_shards_say(queue).layout) != queue.layout:
+                raise QueueResharded(queue.name, known) from None
+            raise
+        if stored.layout != queue.layout:
+            raise QueueResharded(queue.name, stored.layout)
+        return stored
+
+    def _restarts_migration(self, queue: QueueSpec, refused: Mapping[ShardRef, StoreError]) -> bool:
+        """Begin the queue's last migration again when a failover has lost what it did in one of these shards.
+
+        Shards that lie on other masters than the queue's own key may be older than it.
+        """
+        damaged = [shard for shard, error in refused.items() if isinstance(error, ShardDamaged)]
+        copies = self._client.readable(
+            [("HMGET", shard_keys(shard)["meta"], "shards", "gen") for shard in damaged]
+        )
+        ((gen, route),) = self._client.commands([("HMGET", queue_key(queue.name), "gen", "migration")])
+        layout = parse_layout(route)
+        if layout is None:
+            return False
+        left_behind = [
+            shard
+            for shard, copy in zip(damaged, copies, strict=True)
+            if copy and is_left_behind(layout, int(gen), shard.index, *copy)
+        ]
+        if not left_behind:
+            return False
+        return bool(self._client.call(restart_call(queue.name, int(gen), Phase.IDLE)))
+
+    def _unrestored(self, queue: QueueSpec, shard: ShardRef, stored: Registered) -> ShardDamaged | None:
+        """Repair the shard's number of shards; return the damage if that is impossible."""
+        try:
+            if self._repairs.rewrite_meta(queue, shard, stored):
+                return None
+        except ShardRepairing as error:
+            return error
+        copy = self._copy(shard)
+        says = (
+            f"meta says that the queue has {copy.route} shards"
+            if copy
+            else "meta does not say how many shards"
+        )
+        reason = f"{says}, its registry says {stored.layout.route}, and the ids in the shard decide nothing"
+        return ShardDamaged(shard.queue, shard.index, reason)
+
+    def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
+        """Return the queues with their stored numbers of shards, or as declared, in one round trip.
+
+        On a cluster, as its shards say when the master with the key of a queue is away. Raises
+        FormatMismatch, StoreError.
+        """
+        found = self._client.command_answers([_stored_layout(queue, "format") for queue in queues])
+        for queue, stored in zip(queues, found, strict=True):
+            if not isinstance(stored, StoreUnavailable) and any(stored):
+                check_format(queue.name, (stored[1] or b"").decode("latin-1"))
+        return self._with_layouts(queues, found)
+
+    def as_known(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
+        """Return the queues as :meth:`as_stored` does; as declared also when the key of a queue has the wrong
+        type. Raises StoreError.
+        """
+        return self._with_layouts(queues, self._client.readable_here(list(map(_stored_layout, queues))))
+
+    def _with_layouts(self, queues: Sequence[QueueSpec], found: Sequence[Any]) -> list[QueueSpec]:
+        return [
+            self._as_shards_say(queue)
+            if isinstance(stored, StoreUnavailable)
+            else queue.with_layout(parse_layout(stored and stored[0]) or queue.layout)
+            for queue, stored in zip(queues, found, strict=True)
+        ]
+
+    def _as_shards_say(self, queue: QueueSpec) -> QueueSpec:
+        found = self._client.readable_here(
+            [("HMGET", shard_keys(shard)["meta"], *LAYOUT_FIELDS) for shard in queue.shard_refs()]
+        )
+        copies = [copy for copy in found if copy and not isinstance(copy, StoreUnavailable)]
+        layout = _last_migration(queue, copies).now
+        if layout.count > queue.layout.count:
+            # The other shards may be in a later migration.
+            return self._as_shards_say(queue.with_layout(layout))
+        return queue.with_layout(layout)
+
+    def at_rest(self, queue: QueueSpec) -> QueueSpec:
+        """Return the queue as it is stored. Raises QueueMigrating while its jobs move, StoreError."""
+        (stored,) = self.as_stored([queue])
+        if stored.former_shards is not None:
+            raise QueueMigrating(queue.name, stored.layout)
+        return stored
+
+    def register(
+        self,
+        queue: QueueSpec,
+        expected: str = "",
+        last: LastMigration | None = None,
+        last_pause: tuple[int, bytes] = NO_PAUSE,
+    ) -> Registered:
+        """Write the number of shards if none, or ``expected``, is stored. Returns what is stored then.
+
+        ``last``: migration of the shards; ``last_pause``: that they have followed.
+        Raises FormatMismatch, StoreError.
+        """
+        call = load("register").call(
+            {"queue": queue_key(queue.name)},
+            format=FORMAT,
+            shards=queue.layout.route,
+            expected=expected,
+            gen=last.gen if last else 0,
+            migration=last.route if last else "",
+            pause=last_pause[0],
+            since=last_pause[1],
+        )
+        stored_format, *stored = (value.decode() for value in self._client.call(call))
+        check_format(queue.name, stored_format)
+        route, pause, since, phase = stored
+        layout = Layout.parse(route)
+        if layout is None:
+            raise StoreError(f"queue {queue.name!r} is stored with {route!r} shards: expected a number")
+        return Registered(layout, pause, since, is_migrating=phase in CLOSING_PHASES)
+
+    def registered(self, queue: QueueSpec) -> Registered:
+        """Register the queue if it is not: a new one as declared. One whose own key was lost, or has lost its
+        last migration or pause, is registered as its shards are. Raises FormatMismatch, StoreError.
+
+        On a cluster, shards whose masters are away are left out, unless the queue's own key is missing.
+        """
+        fields = (*LAYOUT_FIELDS, "format", "queue_pause", "queue_paused")
+        found = self._client.readable_here(
+            [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
+        )
+        away = [copy for copy in found if isinstance(copy, StoreUnavailable)]
+        if away and self._client.commands([("EXISTS", queue_key(queue.name))]) == [0]:
+            raise away[0]
+        copies = [copy for copy in found if copy not in away]
+        for route, _, _, stored_format, *_ in filter(None, copies):
+            if route:
+                check_format(queue.name, (stored_format or b"").decode("latin-1").removesuffix(SIGNED))
+        last = _last_migration(queue, [copy[:3] for copy in copies if copy])
+        if last.now.count > queue.layout.count:
+            # The other shards may be in a later migration.
+            return self.registered(queue.with_layout(last.now))
+        pauses = [(int(pause or 0), since or b"") for *_, pause, since in filter(None, copies)]
+        return self.register(queue.with_layout(last.now), last=last, last_pause=max(pauses, default=NO_PAUSE))
+
+    def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[Any]:
+        """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one; on a
+        cluster, also the StoreUnavailable of a master that is away.
+        """
+        calls = [
+            load("set_shard_count").call(
+                shard_keys(shard), shards=known.layout.route, pause=known.pause, since=known.since
+            )
+            for shard in shards
+        ]
+        return self._client.answers(calls) if calls else []
+
+    def _copy(self, shard: ShardRef) -> Layout | None:
+        (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
+        return parse_layout(stored)
+
+
+def restart_call(queue: str, gen: int, phase: Phase) -> ScriptCall:
+    """Return the script call that begins migration ``gen``, in this phase, once more."""
+    keys = {"queue": queue_key(queue)}
+    return load("restart_migration").call(keys, gen=gen, phase=phase.value)
+
+
+def _stored_layout(queue: QueueSpec, *fields: str) -> tuple[str, ...]:
+    return ("HMGET", queue_key(queue.name), "shards", *fields)
+
+
+def parse_layout(stored: bytes | None) -> Layout | None:
+    """Parse what a shard or queue stores; None for nothing, and for foreign data."""
+    return Layout.parse((stored or b"").decode("latin-1"))
+
+
+def _last_migration(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) -> LastMigration:
+    """Return the last migration of a queue, by the copies of its shards."""
+    gen = max((int(gen or 0) for _, gen, _ in copies), default=0)
+    last = [(route, migration) for route, number, migration in copies if int(number or 0) == gen]
+    found = {_layout_of(route, migration) for route, migration in last} - {None}
+    found = {layout for layout in found if layout and layout.former} or found
+    # A caller may remember a migration of which a Redis without data knows nothing.
+    now = (found.pop() if len(found) == 1 else None) or Layout(queue.shards)
+    return LastMigration(now, gen, next((route for _, route in last if route), b""))
+
+
+def _layout_of(route: bytes | None, migration: bytes | None) -> Layout | None:
+    """Return the layout that a shard tells of: a removed one knows the number that its queue has since."""
+    if route == b"retired":
+        ended = parse_layout(migration)
+        return ended and Layout(ended.shards)
+    return parse_layout(migration if route == b"closed" else route)
+
+
+def is_left_behind(last: Layout, gen: int, index: int, route: bytes | None, joined: bytes | None) -> bool:
+    """Whether a shard of the last migration, of number ``gen``, has not ended it, or not begun it.
+
+    ``route``: of the shard; ``joined``: the number of its last migration, which may be any earlier one.
+    """
+    told = (route or b"").decode("latin-1")
+    if told == "closed" or int(joined or 0) == gen:
+        return told in ("closed", last.route)
+    return index < last.count and int(joined or 0) < gen and Layout.parse(told) is not None
+
+
+def check_format(queue: str, stored: str) -> None:
+    """Check the storage format of a queue's own key. Raises FormatMismatch."""
+    if stored != str(FORMAT):
+        raise FormatMismatch(other_format(f"queue {queue!r}", stored, FORMAT))
