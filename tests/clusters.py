@@ -15,9 +15,8 @@ from typing import Any
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, ServerNotFound, find_server
-
-from .ports import free_port
-from .waiting import eventually
+from tests.ports import free_port
+from tests.waiting import eventually
 
 SLOTS = 16384
 #: Timeout in s of a node of a test.

@@ -11,9 +11,8 @@ from pathlib import Path
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
-
-from .ports import free_port
-from .waiting import eventually
+from tests.ports import free_port
+from tests.waiting import eventually
 
 NAME = "mymaster"
 PASSWORD = "of-sentinels"

@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from celery_lowkiq.embedded import EmbeddedServer, ServerFailed, find_server
-
-from .ports import free_port
+from tests.ports import free_port
 
 #: What a key may be used for; a certificate says yes or no to each.
 USAGES = (

@@ -12,11 +12,10 @@ from dataclasses import asdict
 from typing import Any
 
 from celery_lowkiq.rules.errors import LowkiqError
-
-from .compare import Side, compare
-from .options import DEFAULT_FAULTS, EXCLUSIONS, FAULTS, OF_A_CLUSTER, ON_A_CLUSTER, Options
-from .report import EXAMPLES, Report
-from .run import run
+from tests.chaos.compare import Side, compare
+from tests.chaos.options import DEFAULT_FAULTS, EXCLUSIONS, FAULTS, OF_A_CLUSTER, ON_A_CLUSTER, Options
+from tests.chaos.report import EXAMPLES, Report
+from tests.chaos.run import run
 
 #: Lease time, and average time between two faults: in s, on one Redis and on a cluster.
 LEASES = (1.0, 5.0)

@@ -17,9 +17,8 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.store.durability import WAIT_MS
-
-from .journal import Journal
-from .recording import Recording
+from tests.chaos.journal import Journal
+from tests.chaos.recording import Recording
 
 VARIABLE = "LOWKIQ_CHAOS"
 #: Work of one id, in s: most are short; the rest, as parts of a lease time, make batches that straddle it.

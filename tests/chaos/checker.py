@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from .handovers import handover_gate, undisturbed_handovers
-from .history import Acquire, Death, Execution, History, Push, Settle
-from .ownership import Leases
-from .proof import left_out, made, proof_gates
-from .report import EXAMPLES, Gate, Report
-from .silence import healthy_silences, silence_gate
+from tests.chaos.handovers import handover_gate, undisturbed_handovers
+from tests.chaos.history import Acquire, Death, Execution, History, Push, Settle
+from tests.chaos.ownership import Leases
+from tests.chaos.proof import left_out, made, proof_gates
+from tests.chaos.report import EXAMPLES, Gate, Report
+from tests.chaos.silence import healthy_silences, silence_gate
 
 #: Seconds that the queue may take to get empty after the last fault.
 DRAIN_LIMIT = 10.0

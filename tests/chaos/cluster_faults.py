@@ -9,15 +9,14 @@ from typing import Any
 
 from celery_lowkiq.store.cluster_map import SLOTS, slot_of
 from celery_lowkiq.store.keys import queue_key
-
-from .faults import UNREAD, Faults
-from .journal import Journal
-from .masters import Masters, slot_of_shard
-from .nodes import Cluster
-from .plan import AddMaster, Cut, Down, Fault, FreezeMaster, HoldSlot, Hole, KillMaster, MoveSlots
-from .proof import kind_of
-from .proxy import Proxy
-from .queue import Queue
+from tests.chaos.faults import UNREAD, Faults
+from tests.chaos.journal import Journal
+from tests.chaos.masters import Masters, slot_of_shard
+from tests.chaos.nodes import Cluster
+from tests.chaos.plan import AddMaster, Cut, Down, Fault, FreezeMaster, HoldSlot, Hole, KillMaster, MoveSlots
+from tests.chaos.proof import kind_of
+from tests.chaos.proxy import Proxy
+from tests.chaos.queue import Queue
 
 #: What asynchronous replication allows. Each other event fails a gate.
 ALLOWED = (

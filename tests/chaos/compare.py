@@ -18,9 +18,8 @@ from celery import Celery
 from celery_lowkiq import ordered_task
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app import context_of
-
-from .journal import Journal, Reader
-from .nodes import Cluster, Crew
+from tests.chaos.journal import Journal, Reader
+from tests.chaos.nodes import Cluster, Crew
 
 #: The worker's app.
 APP = "tests.chaos.compare"

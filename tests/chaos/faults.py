@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from functools import singledispatchmethod
 from typing import Any
 
-from .journal import Journal
-from .nodes import Cluster
-from .pair import Pair
-from .plan import (
+from tests.chaos.journal import Journal
+from tests.chaos.nodes import Cluster
+from tests.chaos.pair import Pair
+from tests.chaos.plan import (
     SHARDS,
     Cut,
     Down,
@@ -31,9 +31,9 @@ from .plan import (
     Roll,
     Rollback,
 )
-from .proxy import Proxy
-from .queue import Queue
-from .victim import Victim
+from tests.chaos.proxy import Proxy
+from tests.chaos.queue import Queue
+from tests.chaos.victim import Victim
 
 #: Seconds between two looks after nodes that ended by themselves.
 TEND = 0.1

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from .history import History
-from .ownership import Handover, Leases
-from .report import EXAMPLES, Gate
+from tests.chaos.history import History
+from tests.chaos.ownership import Handover, Leases
+from tests.chaos.report import EXAMPLES, Gate
 
 #: Most seconds from the release of a shard to its next grant.
 LIMIT = 1.0

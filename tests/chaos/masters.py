@@ -10,10 +10,9 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.keys import shard_keys
+from tests.chaos.proxy import Proxy
 from tests.clusters import CONFIG, SLOTS, Cluster, find_cluster_server
 from tests.ports import BUS, free_port
-
-from .proxy import Proxy
 
 #: Of a run; a node that is killed keeps what it acknowledged, and a replica may always be promoted.
 OF_A_RUN = {

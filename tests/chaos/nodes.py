@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .journal import Journal
+from tests.chaos.journal import Journal
 
 #: Seconds that a node gets to end after SIGTERM.
 PATIENCE = 30.0

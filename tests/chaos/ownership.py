@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from celery_lowkiq.rules.leases import DEADLINE
-
-from .history import Acquire, Execution, History
+from tests.chaos.history import Acquire, Execution, History
 
 
 class Handover(NamedTuple):

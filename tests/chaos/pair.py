@@ -8,10 +8,9 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import ConfigurationError
-
-from .proxy import Address
-from .queue import wait_for
-from .victim import Clock, Victim
+from tests.chaos.proxy import Address
+from tests.chaos.queue import wait_for
+from tests.chaos.victim import Clock, Victim
 
 #: Seconds that the first replica gets to follow.
 START = 15.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .options import Options
+from tests.chaos.options import Options
 
 #: How often a kind comes, beside 1 of others: a Redis that is always away lets nothing happen.
 WEIGHTS = {"kill": 3, "freeze": 3, "cut": 3, "redis": 2, "reshard": 4, "failover": 3}

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-
-from .journal import Journal
+from tests.chaos.journal import Journal
 
 #: Most ids of one call, and seconds between two calls.
 CALL = 10

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from .history import History, Planned
-from .options import Options
-from .plan import (
+from tests.chaos.history import History, Planned
+from tests.chaos.options import Options
+from tests.chaos.plan import (
     AddMaster,
     Cut,
     Down,
@@ -28,7 +28,7 @@ from .plan import (
     Rollback,
     plan,
 )
-from .report import EXAMPLES, Gate
+from tests.chaos.report import EXAMPLES, Gate
 
 #: Seconds of faults from which on each kind must have happened that is planned before the LAST ones: a fault
 #: of these may wait in vain until others are mended.

@@ -17,8 +17,7 @@ from celery_lowkiq.rules.models import Lease, LeaseState, Renewed, ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.worker.lane import LaneState
 from celery_lowkiq.worker.owned_shard import OwnedShard
-
-from .journal import Journal
+from tests.chaos.journal import Journal
 
 
 class Recording:

@@ -14,24 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from celery_lowkiq.rules.errors import StoreError
-
-from .app import Stage, add_task, make_app, mended
-from .checker import check
-from .cluster_faults import ALLOWED, ClusterFaults
-from .faults import Faults
-from .history import Drain, History, history_of
-from .journal import Journal, Reader
-from .masters import Masters
-from .nodes import Cluster, Crew
-from .options import OWN_REDIS, Options
-from .pair import Pair
-from .plan import plan
-from .producer import Producer
-from .proof import planned
-from .proxy import Proxy
-from .queue import Queue, wait_for
-from .report import Report
-from .victim import Clock, Victim, address_of, can_set_clocks, through_proxy
+from tests.chaos.app import Stage, add_task, make_app, mended
+from tests.chaos.checker import check
+from tests.chaos.cluster_faults import ALLOWED, ClusterFaults
+from tests.chaos.faults import Faults
+from tests.chaos.history import Drain, History, history_of
+from tests.chaos.journal import Journal, Reader
+from tests.chaos.masters import Masters
+from tests.chaos.nodes import Cluster, Crew
+from tests.chaos.options import OWN_REDIS, Options
+from tests.chaos.pair import Pair
+from tests.chaos.plan import plan
+from tests.chaos.producer import Producer
+from tests.chaos.proof import planned
+from tests.chaos.proxy import Proxy
+from tests.chaos.queue import Queue, wait_for
+from tests.chaos.report import Report
+from tests.chaos.victim import Clock, Victim, address_of, can_set_clocks, through_proxy
 
 #: Seconds that nodes get to start, and to share the shards again after a kill, beside the lease's times.
 START = 60.0

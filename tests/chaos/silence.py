@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .history import Execution, History, Service
-from .ownership import Leases
-from .report import EXAMPLES, Gate
+from tests.chaos.history import Execution, History, Service
+from tests.chaos.ownership import Leases
+from tests.chaos.report import EXAMPLES, Gate
 
 #: Most seconds between an accepted payload and its run, while its lane and its shard had nothing else to do.
 LIMIT = 1.0

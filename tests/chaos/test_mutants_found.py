@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.mutants import MUTANTS, OF_HOLDS, OF_THE_STORE, VARIABLE
 from tests.chaos.options import Options
 from tests.chaos.run import run
-
-from .mutants import MUTANTS, OF_HOLDS, OF_THE_STORE, VARIABLE
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 

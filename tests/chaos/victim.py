@@ -12,8 +12,7 @@ from urllib.parse import urlsplit
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
 from celery_lowkiq.rules.errors import ConfigurationError
-
-from .proxy import Address
+from tests.chaos.proxy import Address
 
 COMPILER = "cc"
 #: Time as the server sees it: true time plus the microseconds that the file holds.

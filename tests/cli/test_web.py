@@ -14,10 +14,9 @@ from base64 import b64encode
 import pytest
 
 from celery_lowkiq.web.auth import BURST
+from tests.cli import proj
+from tests.cli.conftest import start
 from tests.waiting import eventually
-
-from . import proj
-from .conftest import start
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])

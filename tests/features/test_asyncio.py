@@ -15,8 +15,7 @@ from celery.result import EagerResult
 from celery_lowkiq import InvalidCall, OrderedTask, PayloadError, ordered_task, track
 from celery_lowkiq.rules.errors import QueueFull
 from celery_lowkiq.store.redis_store import RedisStore
-
-from .from_asyncio import TICK, add_sync, make_app, stored
+from tests.features.from_asyncio import TICK, add_sync, make_app, stored
 
 
 @pytest.fixture

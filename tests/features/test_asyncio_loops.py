@@ -13,8 +13,7 @@ import pytest
 import redis
 
 from celery_lowkiq.integration.app import context_of
-
-from .from_asyncio import add_sync, make_app, stored
+from tests.features.from_asyncio import add_sync, make_app, stored
 
 
 @pytest.fixture

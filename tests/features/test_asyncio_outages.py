@@ -15,9 +15,8 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.store import durability
 from tests.chaos.proxy import Proxy
+from tests.features.from_asyncio import SILENCE, TICK, add_sync, make_app, stored, ticking
 from tests.outages import away, full
-
-from .from_asyncio import SILENCE, TICK, add_sync, make_app, stored, ticking
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import pytest
 from kombu.exceptions import OperationalError
 
 from celery_lowkiq.embedded import EmbeddedServer
+from tests.features.from_asyncio import SILENCE, add_sync, make_app, stored, ticking
 from tests.tls import Authority, tls_in_front
-
-from .from_asyncio import SILENCE, add_sync, make_app, stored, ticking
 
 PASSWORD = "s%2Fecret"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from .mutators import ODD_BYTES, ODD_VALUES, changed_bytes, changed_value
+from tests.fuzz.mutators import ODD_BYTES, ODD_VALUES, changed_bytes, changed_value
 
 #: What a reply, or a part of one, is replaced by.
 ODD_REPLIES = (

@@ -10,7 +10,7 @@
 | a key of another type | `tests/store/test_wrong_types.py`; `tests/worker/test_damage.py` |
 | announcements and remote control commands of somebody else | `tests/fuzz/test_messages.py` |
 | keys of another queue, by the name of a queue or an id | `tests/store/test_hostile.py` |
-| patterns (glob, Lua, regular expressions) in ids and searches | `tests/unit/test_job_filter.py` |
+| patterns (glob, Lua, regular expressions) in ids and searches | `tests/unit/test_failures.py` |
 | lines and colours in logs and on terminals, by ids, users and reasons | `tests/cli/test_tracking.py` |
 | markup in ids, payloads, errors and names of trackers | `tests/web/test_hostile.py` |
 | labels of metrics by names of queues | |
@@ -42,13 +42,12 @@ from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.keys import channel, queue_key, shard_keys
 from celery_lowkiq.web import make_app
+from tests.fuzz.mutators import canaries
+from tests.fuzz.node import Node
 from tests.marks import first_often
 from tests.waiting import eventually
 from tests.web.conftest import LOCAL
 from tests.web.pages import submit
-
-from .mutators import canaries
-from .node import Node
 
 #: The shard of ``orders`` that is attacked; the others are its neighbours.
 HIT = shard_keys(ShardRef("orders", 0))

@@ -17,9 +17,8 @@ from celery_lowkiq.web import changes, make_app
 from celery_lowkiq.web.app import ENDPOINTS
 from celery_lowkiq.web.auth import COOKIE, PUBLIC
 from celery_lowkiq.web.endpoints import BASE
+from tests.fuzz.mutators import ODD_BYTES, canaries, changed_bytes, changed_value
 from tests.worker import proj
-
-from .mutators import ODD_BYTES, canaries, changed_bytes, changed_value
 
 PASSWORD = b"Basic " + base64.b64encode(b"ops:secret")
 TOKEN = "t" * 32

@@ -18,11 +18,10 @@ from kombu.message import Message
 
 from celery_lowkiq.integration.actions import VERBS
 from celery_lowkiq.integration.bootstep import remote_control
+from tests.fuzz.conftest import BUSY, HANG
+from tests.fuzz.mutators import ODD_BYTES, canaries, changed_bytes, changed_value
+from tests.fuzz.node import POLL, VICTIMS, Node
 from tests.waiting import eventually
-
-from .conftest import BUSY, HANG
-from .mutators import ODD_BYTES, canaries, changed_bytes, changed_value
-from .node import POLL, VICTIMS, Node
 
 #: Messages before the innocent jobs are pushed.
 AT_ONCE = 25

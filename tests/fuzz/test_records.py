@@ -11,11 +11,10 @@ from celery_lowkiq.integration.json_records import plain
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.keys import ID_KEYS, SHARD_KEYS, shard_keys
+from tests.fuzz.conftest import BUSY, HANG, seconds_of
+from tests.fuzz.mutators import ODD_BYTES, canaries, changed_bytes
+from tests.fuzz.node import CALM, OPEN, PARTLY, POLL, VICTIMS, Node
 from tests.waiting import eventually
-
-from .conftest import BUSY, HANG, seconds_of
-from .mutators import ODD_BYTES, canaries, changed_bytes
-from .node import CALM, OPEN, PARTLY, POLL, VICTIMS, Node
 
 #: Records that are changed before the innocent jobs are pushed, and rounds until what was changed is deleted.
 AT_ONCE, ROUNDS = 50, 3

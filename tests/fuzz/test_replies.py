@@ -29,13 +29,12 @@ from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
+from tests.fuzz.node import Node
+from tests.fuzz.resp import changed_reply
 from tests.outages import Front
 from tests.store.helpers import ONE, SHARD
 from tests.store.test_wrong_types import TRACKER, a_shard_with_jobs_everywhere, a_tracker
 from tests.waiting import eventually
-
-from .node import Node
-from .resp import changed_reply
 
 #: Seconds until a client gives up one of its attempts.
 SHORT = {"socket_timeout": 0.03, "socket_connect_timeout": 0.03}

@@ -10,13 +10,12 @@ import pytest
 
 from celery_lowkiq.integration.app import ordered_tasks
 from celery_lowkiq.integration.inspector import Inspector
+from tests.fuzz.conftest import BUSY, HANG
+from tests.fuzz.node import CALM, PARTLY, Node, make_app
+from tests.fuzz.test_records import AT_ONCE, ROUNDS, Planter, fill
 from tests.waiting import eventually
 from tests.worker.engine import open_store
 from tests.worker.nodes import worker
-
-from .conftest import BUSY, HANG
-from .node import CALM, PARTLY, Node, make_app
-from .test_records import AT_ONCE, ROUNDS, Planter, fill
 
 
 class Worker(Node):

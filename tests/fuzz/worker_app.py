@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from .node import POLL, make_app
+from tests.fuzz.node import POLL, make_app
 
 
 class Written(set):

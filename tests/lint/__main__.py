@@ -11,9 +11,8 @@ from grimp import build_graph
 
 from celery_lowkiq.store.acl import RoleName
 from celery_lowkiq.store.script import load, script_names
-
-from .duplicates import Pair, duplicates
-from .lua_globals import undefined
+from tests.lint.duplicates import Pair, duplicates
+from tests.lint.lua_globals import undefined
 
 ROOT = Path(__file__).parents[2]
 CODE = ("celery_lowkiq", "tests", "examples", "benchmarks")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from lupa import lua51
 
-from .duplicates import duplicates
-from .lua_globals import Access, undefined
+from tests.lint.duplicates import duplicates
+from tests.lint.lua_globals import Access, undefined
 
 LINES = "".join(f"line {n}\n" for n in range(6))
 

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
-from .changes import PACKAGE, ROOT, Change, changes_of
-from .covering import TESTS, Covering, measure
-from .trying import Outcome, attempt, copy_of
+from tests.mutants.changes import PACKAGE, ROOT, Change, changes_of
+from tests.mutants.covering import TESTS, Covering, measure
+from tests.mutants.trying import Outcome, attempt, copy_of
 
 FOLDERS = ("rules", "store", "worker")
 ENOUGH = 0.9

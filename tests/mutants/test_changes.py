@@ -6,9 +6,9 @@ import ast
 
 import pytest
 
-from .__main__ import FOLDERS, Results
-from .changes import PACKAGE, ROOT, Change, changes_of, equivalent
-from .trying import Outcome
+from tests.mutants.__main__ import FOLDERS, Results
+from tests.mutants.changes import PACKAGE, ROOT, Change, changes_of, equivalent
+from tests.mutants.trying import Outcome
 
 
 @pytest.fixture

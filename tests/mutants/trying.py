@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-from .changes import Change
-from .covering import PYTEST, Covering
+from tests.mutants.changes import Change
+from tests.mutants.covering import PYTEST, Covering
 
 #: What the tests need of a checkout.
 COPIED = (

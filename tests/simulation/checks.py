@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from celery_lowkiq.rules.models import Batch, Job, Lease, ShardRef, shard_of
-
-from .server import Server
-from .world import World
+from tests.simulation.server import Server
+from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from .node import Node
+    from tests.simulation.node import Node
 
 
 #: Lease times that a living owner needs at most to renew when Redis answers again.

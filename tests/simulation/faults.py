@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules.models import ShardRef
-
-from .node import Node
-from .server import MASTERS
-from .world import me
+from tests.simulation.node import Node
+from tests.simulation.server import MASTERS
+from tests.simulation.world import me
 
 #: T, in s of virtual time.
 LEASE = 1.0

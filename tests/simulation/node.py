@@ -24,10 +24,9 @@ from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.rules.views import BeatResult, NodeUpdate, Running
 from celery_lowkiq.worker.exclusion import Strict
 from celery_lowkiq.worker.runtime import Runtime
-
-from .checks import Checks
-from .server import Server
-from .world import Machine, Task, Threading, World, me
+from tests.simulation.checks import Checks
+from tests.simulation.server import Server
+from tests.simulation.world import Machine, Task, Threading, World, me
 
 #: Lease times after which a client gives a silent Redis up.
 PATIENCE = 0.5

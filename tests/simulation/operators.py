@@ -5,8 +5,7 @@ from __future__ import annotations
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.script import load
-
-from .resharding_checks import Violation
+from tests.simulation.resharding_checks import Violation
 
 #: Share of the runs with ``on_death="hold"``, which excludes policies that drop payloads.
 HOLDING = 0.4

@@ -45,10 +45,9 @@ from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.script import ScriptCall, load
-
-from . import failovers, operators
-from .resharding_checks import FinalChecks, RunChecks, Violation
-from .virtual import InTurns, Patient, VirtualClient, clocked
+from tests.simulation import failovers, operators
+from tests.simulation.resharding_checks import FinalChecks, RunChecks, Violation
+from tests.simulation.virtual import InTurns, Patient, VirtualClient, clocked
 
 QUEUE = "q"
 #: Us of virtual time in a step, and at the beginning.

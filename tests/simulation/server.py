@@ -25,8 +25,7 @@ from celery_lowkiq.rules.models import (
 )
 from tests.model.jobs import ModelJob
 from tests.model.model import Model
-
-from .world import World
+from tests.simulation.world import World
 
 #: Jobs that are never taken for poison: nodes die of other things here.
 MANY = 10_000

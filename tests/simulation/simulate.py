@@ -14,12 +14,11 @@ from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.worker import context, exclusion, lane, outage, ownership, runtime, waker
 from celery_lowkiq.worker import lane as lane_state
-
-from .checks import Checks
-from .faults import FAULTS, IDS, LEASE, LOSS_OF_FIRST, LOSSES, TROUBLE, Faults
-from .node import Network, Node
-from .server import Server
-from .world import Machine, Task, Threading, World, me
+from tests.simulation.checks import Checks
+from tests.simulation.faults import FAULTS, IDS, LEASE, LOSS_OF_FIRST, LOSSES, TROUBLE, Faults
+from tests.simulation.node import Network, Node
+from tests.simulation.server import Server
+from tests.simulation.world import Machine, Task, Threading, World, me
 
 #: For how many lease times the nodes can finish everything after the faults.
 PEACE = 25

@@ -11,9 +11,8 @@ from celery_lowkiq.store import mover as moving_shards
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.mover import Migrations, Mover
 from tests.chaos.mutants import script
+from tests.simulation.test_resharding import seeded
 from tests.store import resharding as words
-
-from .test_resharding import seeded
 
 ONE, NAME = words.ONE, words.NAME
 TWO = replace(ONE, shards=2)

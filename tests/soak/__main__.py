@@ -11,11 +11,10 @@ from pathlib import Path
 from celery_lowkiq.rules.errors import LowkiqError
 from tests.chaos.options import EXCLUSIONS
 from tests.chaos.report import Gate, Report
-
-from .options import Options
-from .plot import draw
-from .run import judge, run
-from .samples import read
+from tests.soak.options import Options
+from tests.soak.plot import draw
+from tests.soak.run import judge, run
+from tests.soak.samples import read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

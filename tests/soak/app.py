@@ -15,8 +15,7 @@ from celery import Celery
 from celery_lowkiq import Again, ById, JobsFailed, ordered_task
 from tests.chaos.journal import Journal
 from tests.chaos.recording import Recording
-
-from .kinds import Kind, queues
+from tests.soak.kinds import Kind, queues
 
 VARIABLE = "LOWKIQ_SOAK"
 SHARDS = 2

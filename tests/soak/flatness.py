@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from tests.chaos.report import Gate
-
-from .samples import OF_PROCESS, OF_REDIS, Sample
+from tests.soak.samples import OF_PROCESS, OF_REDIS, Sample
 
 LIMIT = 0.02
 #: Measures that may grow by one.

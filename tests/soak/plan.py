@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .options import Options
+from tests.soak.options import Options
 
 
 @dataclass(frozen=True)

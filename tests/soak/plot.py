@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .samples import OF_PROCESS, OF_REDIS, Sample, resident_of
+from tests.soak.samples import OF_PROCESS, OF_REDIS, Sample, resident_of
 
 #: Points of a line, at most.
 POINTS = 240

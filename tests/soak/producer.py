@@ -18,9 +18,8 @@ from celery.result import denied_join_result
 
 from celery_lowkiq import track
 from tests.chaos.journal import Journal
-
-from .app import add_tasks, make_app, stage_here
-from .kinds import IDS, Kind
+from tests.soak.app import add_tasks, make_app, stage_here
+from tests.soak.kinds import IDS, Kind
 
 #: Seconds from a call until its result is asked for, and after which it counts as unanswered.
 ASK = 2.0

@@ -26,13 +26,12 @@ from tests.chaos.journal import Journal
 from tests.chaos.nodes import Cluster, Crew
 from tests.chaos.queue import wait_for
 from tests.chaos.report import Gate, Report
-
-from .app import Stage, add_tasks, make_app
-from .flatness import flatness_gates
-from .ledger import NEVER, judge_ledger
-from .options import Options
-from .plan import Kill, plan
-from .samples import SampleFile, Sampler, read, resident_of
+from tests.soak.app import Stage, add_tasks, make_app
+from tests.soak.flatness import flatness_gates
+from tests.soak.ledger import NEVER, judge_ledger
+from tests.soak.options import Options
+from tests.soak.plan import Kill, plan
+from tests.soak.samples import SampleFile, Sampler, read, resident_of
 
 APP = "tests.soak.app"
 #: Seconds between two samples, at most.

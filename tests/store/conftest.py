@@ -15,9 +15,8 @@ from celery_lowkiq.store.redis_store import RedisStore
 from tests.clusters import Cluster
 from tests.marks import SERVERS, first_often, keep_those_of_a_cluster
 from tests.roles import OF_TESTS, WITH_ROLES, client_of
-
-from .aging import AgingStore
-from .on_cluster import ClusterAsServer
+from tests.store.aging import AgingStore
+from tests.store.on_cluster import ClusterAsServer
 
 HERE = Path(__file__).parent
 

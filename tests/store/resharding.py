@@ -10,8 +10,7 @@ from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.script import load
-
-from .aging import age, server_time
+from tests.store.aging import age, server_time
 
 NAME = "orders"
 ONE = QueueSpec(NAME, shards=1, batch_size=100)

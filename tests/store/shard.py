@@ -5,8 +5,7 @@ from __future__ import annotations
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.counts import Queries
-
-from .helpers import take
+from tests.store.helpers import take
 
 
 def spec(**policies):

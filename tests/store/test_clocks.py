@@ -19,9 +19,8 @@ from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys
 from celery_lowkiq.store.leases import sample_call
 from celery_lowkiq.store.listings import ShardReads
 from celery_lowkiq.store.node_reports import NodeReports
-
-from .helpers import claim, end, push, take
-from .skewed import skewed
+from tests.store.helpers import claim, end, push, take
+from tests.store.skewed import skewed
 
 pytestmark = pytest.mark.one_server
 

@@ -28,9 +28,8 @@ from celery_lowkiq.store.records import load_place
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding import reshard
 from tests.clusters import running_cluster
+from tests.store.helpers import claim, end, take
 from tests.waiting import eventually
-
-from .helpers import claim, end, take
 
 QUEUE = QueueSpec("orders", shards=12, batch_size=10)
 SHARDS = QUEUE.shard_refs()

@@ -18,9 +18,8 @@ from celery_lowkiq.store.listings import Listing, ShardReads
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.registry import Registry
 from tests.clusters import running_cluster
+from tests.store.helpers import claim, end, take
 from tests.waiting import eventually
-
-from .helpers import claim, end, take
 
 QUEUE = QueueSpec("orders", shards=12, batch_size=10)
 SHARDS = QUEUE.shard_refs()

@@ -14,8 +14,7 @@ from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from tests.marks import examples
-
-from .helpers import ONE, SHARD, claim, end, push, take
+from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 KEYS = shard_keys(SHARD)
 IDS = [b"a", b"b", b"\xff", b"", b"a\0b"]

@@ -13,9 +13,8 @@ from celery_lowkiq.store.actions import Actions, Pausing
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
-
-from .aging import server_time
-from .helpers import ONE, SHARD, claim, contents, dead, end, listening, push, take, waiting
+from tests.store.aging import server_time
+from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, listening, push, take, waiting
 
 FAR = 9e9
 

@@ -15,9 +15,8 @@ from celery_lowkiq.store.durability import Durability, Level, read_servers
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
 from tests.marks import REPLICAS
+from tests.store.helpers import ONE, SHARD, waiting
 from tests.waiting import eventually
-
-from .helpers import ONE, SHARD, waiting
 
 
 def store_on(server, level, replicas=1):

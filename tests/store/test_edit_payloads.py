@@ -10,8 +10,7 @@ from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
-
-from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
+from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
 #: The packed record of a job, and one that has spilled.
 SIZES = {"packed": 3, "spilled": 200}

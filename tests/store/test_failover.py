@@ -15,8 +15,7 @@ from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-
-from .helpers import ONE, SHARD, claim, dead, push, take
+from tests.store.helpers import ONE, SHARD, claim, dead, push, take
 
 OWNERS = (f"owner-{number}" for number in itertools.count())
 LEASE = shard_keys(SHARD)["lease"]

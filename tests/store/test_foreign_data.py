@@ -14,9 +14,8 @@ from celery_lowkiq.store.errors import UnexpectedReply, read_or_error, reads_rep
 from celery_lowkiq.store.keys import TrackerKeys, queue_key, shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
-
-from .helpers import ONE, SHARD, claim, push, take
-from .test_tries import fail
+from tests.store.helpers import ONE, SHARD, claim, push, take
+from tests.store.test_tries import fail
 
 pytestmark = pytest.mark.one_server
 KEYS = shard_keys(SHARD)

@@ -10,8 +10,7 @@ from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.script import load
-
-from .helpers import ONE, SHARD, claim, contents, end, push, take, waiting
+from tests.store.helpers import ONE, SHARD, claim, contents, end, push, take, waiting
 
 KEYS = shard_keys(SHARD)
 #: Formats of earlier and later releases, and none.

@@ -9,8 +9,7 @@ from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import Policies, WhenFull
 from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.push import DroppedCallReporter, Sender, push_call
-
-from .shard import Shard
+from tests.store.shard import Shard
 
 
 @pytest.fixture

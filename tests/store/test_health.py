@@ -21,8 +21,7 @@ from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.health import HealthReader, read_topology
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.redis_store import RedisStore
-
-from .helpers import ONE, SHARD, claim, end, push, take
+from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 
 def found(store, *queues):

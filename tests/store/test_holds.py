@@ -16,9 +16,8 @@ from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.resharding import reshard
-
-from .helpers import SHARD, dead, end, listening, stats, take, waiting
-from .shard import Shard
+from tests.store.helpers import SHARD, dead, end, listening, stats, take, waiting
+from tests.store.shard import Shard
 
 GONE = [PayloadRemoval(0, None, reason) for reason in RemovalReason]
 

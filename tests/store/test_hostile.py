@@ -11,8 +11,7 @@ from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import UnexpectedReply
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
-
-from .helpers import ONE, SHARD, claim, end, push, take
+from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 IDS = [
     "{",

@@ -6,8 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
-
-from .shard import Shard
+from tests.store.shard import Shard
 
 
 def test_the_highest_scores_stay(store):

@@ -11,8 +11,7 @@ from celery_lowkiq.store.acl import rules
 from celery_lowkiq.store.actions import Actions, write_entry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
-
-from .helpers import ONE, claim, contents, dead, end, push, take
+from tests.store.helpers import ONE, claim, contents, dead, end, push, take
 
 PREFIXES = ("", "stage:", "prod:")
 

@@ -10,8 +10,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.dumps import End, Entry, State, end_line, entry_line
 from celery_lowkiq.rules.errors import BadDump
 from celery_lowkiq.rules.models import Disposition, NewJob, Payload, PayloadRemoval
-
-from .helpers import ONE, claim, contents, end, push, take, waiting
+from tests.store.helpers import ONE, claim, contents, end, push, take, waiting
 
 MANY = 1000
 

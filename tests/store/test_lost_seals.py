@@ -18,9 +18,8 @@ from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.registry import Registry
 from tests.clusters import running_cluster
+from tests.store.helpers import claim, end
 from tests.waiting import eventually
-
-from .helpers import claim, end
 
 FORMER, QUEUE = QueueSpec("orders", shards=6), QueueSpec("orders", shards=12, batch_size=100)
 CONFIG = {

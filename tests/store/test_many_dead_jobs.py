@@ -12,8 +12,7 @@ from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.failures import FailureFilter
 from celery_lowkiq.rules.models import Disposition, NewJob
-
-from .helpers import claim, end, take
+from tests.store.helpers import claim, end, take
 
 JOBS = 100_000
 #: Maximum time of a script on the server, in s.

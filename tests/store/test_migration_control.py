@@ -19,8 +19,7 @@ from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.mover import SLICES, Migrations, Mover
 from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.resharding import reshard
-
-from .resharding import (
+from tests.store.resharding import (
     NAME,
     ONE,
     begun,

@@ -11,8 +11,7 @@ from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store import mover as moving_shards
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import ShardCountDiffers
-
-from . import resharding as words
+from tests.store import resharding as words
 
 
 def _half_moved(store, monkeypatch):

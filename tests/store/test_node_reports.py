@@ -14,8 +14,7 @@ from celery_lowkiq.rules.views import LaneReport, NodeReport, NodeUpdate, Runnin
 from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.keys import report_key, shard_keys, tokens_key
 from celery_lowkiq.store.node_reports import NodeReports
-
-from .helpers import ONE, SHARD, claim, end, push, take
+from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 TWO = QueueSpec("orders", shards=2)
 OWNER = "w@host-0123"

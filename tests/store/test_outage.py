@@ -31,9 +31,8 @@ from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.registry import Registry
 from tests.outages import Front, away
+from tests.store.helpers import ONE, SHARD, claim, end, push, take, waiting
 from tests.waiting import eventually
-
-from .helpers import ONE, SHARD, claim, end, push, take, waiting
 
 SECRET, WRONG = "the-right-one", "the-wrong-one"
 

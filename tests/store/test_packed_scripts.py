@@ -15,8 +15,7 @@ from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.keys import nodes_key, shard_keys
 from celery_lowkiq.store.leases import beat_calls
 from celery_lowkiq.store.node_reports import NodeReports
-
-from .helpers import claim, push, take
+from tests.store.helpers import claim, push, take
 
 MANY = QueueSpec("orders", shards=250)
 SHARDS = MANY.shard_refs()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from celery_lowkiq.store.keys import nodes_key, queue_key
-
-from .helpers import SHARD, listening, push, take
+from tests.store.helpers import SHARD, listening, push, take
 
 
 def test_heartbeats_of_nodes(store, client):

@@ -9,10 +9,9 @@ from celery_lowkiq.rules.models import Disposition, NewJob, Payload, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
-
-from .helpers import ONE, claim, ids_of, push, stats, take
-from .shard import Shard
-from .test_dump_load import load
+from tests.store.helpers import ONE, claim, ids_of, push, stats, take
+from tests.store.shard import Shard
+from tests.store.test_dump_load import load
 
 #: The longest that a test may take.
 LATE = 300.0

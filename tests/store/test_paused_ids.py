@@ -11,8 +11,19 @@ from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.resharding import reshard
-
-from .helpers import ONE, SHARD, claim, contents, end, ids_of, listening, push, stats, take, waiting
+from tests.store.helpers import (
+    ONE,
+    SHARD,
+    claim,
+    contents,
+    end,
+    ids_of,
+    listening,
+    push,
+    stats,
+    take,
+    waiting,
+)
 
 TWO = QueueSpec("two", shards=2, batch_size=1000)
 

@@ -12,9 +12,8 @@ from celery_lowkiq.rules.policies import WhenFull
 from celery_lowkiq.store.actions import Actions, Pausing
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.node_reports import NodeReports
-
-from .helpers import ONE, SHARD, listening, take
-from .test_policies import Shard
+from tests.store.helpers import ONE, SHARD, listening, take
+from tests.store.test_policies import Shard
 
 PRIORITIZED, BY_PRIORITY = "lowkiq:1:{orders:0}:due_prioritized", "lowkiq:1:{orders:0}:by_priority"
 #: Nothing is overdue.

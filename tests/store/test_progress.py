@@ -8,8 +8,7 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.store.actions import Actions, Pausing
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.progress import Stop
-
-from .helpers import ONE
+from tests.store.helpers import ONE
 
 MANY = 5000
 FOUR = QueueSpec("four", shards=4, batch_size=10)

@@ -26,8 +26,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.resharding import reshard
 from celery_lowkiq.store.script import load
-
-from .helpers import ONE, SHARD, claim, end, listening, push, take, waiting
+from tests.store.helpers import ONE, SHARD, claim, end, listening, push, take, waiting
 
 
 def test_a_repeated_push_changes_nothing_even_over_a_newer_one(store):

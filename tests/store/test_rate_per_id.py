@@ -11,9 +11,8 @@ from celery_lowkiq.store.client import FakeClockClient
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
-
-from .helpers import take
-from .test_policies import Shard
+from tests.store.helpers import take
+from tests.store.test_policies import Shard
 
 #: The clock of tests is a key, which is not in the slot of the scripts.
 pytestmark = pytest.mark.one_server

@@ -8,8 +8,7 @@ from celery_lowkiq.rules.models import Disposition, Lease, Settlement
 from celery_lowkiq.store.errors import WrongType
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-
-from .helpers import ONE, SHARD, claim, ids_of, listening, push, stats, take
+from tests.store.helpers import ONE, SHARD, claim, ids_of, listening, push, stats, take
 
 PAST = 1000.0
 

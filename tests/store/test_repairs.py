@@ -17,9 +17,8 @@ from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
+from tests.store.helpers import ONE, SHARD, claim, end, push, take
 from tests.waiting import eventually
-
-from .helpers import ONE, SHARD, claim, end, push, take
 
 KEYS = shard_keys(SHARD)
 FAR = 9e9

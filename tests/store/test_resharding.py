@@ -20,10 +20,8 @@ from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.resharding import reshard
-from tests.waiting import eventually
-
-from .helpers import contents, stats
-from .resharding import (
+from tests.store.helpers import contents, stats
+from tests.store.resharding import (
     NAME,
     ONE,
     begun,
@@ -39,6 +37,7 @@ from .resharding import (
     someone,
     until,
 )
+from tests.waiting import eventually
 
 #: As many bytes as make a job with a few payloads spill.
 LONG = [b"%03d" % n + b"x" * 200 for n in range(40)]

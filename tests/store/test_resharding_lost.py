@@ -15,9 +15,8 @@ from celery_lowkiq.store.actions import Pausing, queue_damages, repair_queue
 from celery_lowkiq.store.keys import FORMAT, SHARD_KEYS, queue_key
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.registry import Registry
-
-from .helpers import contents
-from .resharding import (
+from tests.store.helpers import contents
+from tests.store.resharding import (
     NAME,
     ONE,
     begun,

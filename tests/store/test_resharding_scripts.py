@@ -14,8 +14,7 @@ from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.repairs import Repairs
-
-from .resharding import (
+from tests.store.resharding import (
     NAME,
     ONE,
     begun,

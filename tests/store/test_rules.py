@@ -14,8 +14,7 @@ from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-
-from .helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
+from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
 PAST = 1000.0
 

@@ -19,8 +19,7 @@ from celery_lowkiq.store.mover import StraySearch
 from celery_lowkiq.store.records import dump_cursor
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
-
-from .helpers import ONE, SHARD
+from tests.store.helpers import ONE, SHARD
 
 IDS = {f"id-{number}" for number in range(3000)}
 

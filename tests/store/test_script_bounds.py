@@ -14,8 +14,7 @@ from celery_lowkiq.store.dump_load import STEP_BYTES as DUMP_BYTES
 from celery_lowkiq.store.dump_load import dump_entries
 from celery_lowkiq.store.keys import failure_ranks_key, shard_keys
 from celery_lowkiq.store.script import load
-
-from .helpers import ONE, SHARD, claim, end, ids_of, push, stats, take
+from tests.store.helpers import ONE, SHARD, claim, end, ids_of, push, stats, take
 
 LARGE = 64 * 1024
 #: The largest payload that a setting allows.

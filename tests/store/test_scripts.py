@@ -10,8 +10,7 @@ import pytest
 from celery_lowkiq.store import script as scripts
 from celery_lowkiq.store.client import _clocked
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
-
-from .helpers import SHARD
+from tests.store.helpers import SHARD
 
 NAMES = sorted(name.removesuffix(".lua") for name in scripts.lua_files())
 SCRIPTS = [name for name in NAMES if not name.startswith("lib/")]

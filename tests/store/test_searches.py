@@ -12,8 +12,7 @@ from celery_lowkiq.store.actions import Actions, Pausing
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
-
-from .helpers import claim, take
+from tests.store.helpers import claim, take
 
 QUEUE = QueueSpec("searched", shards=3, batch_size=1000)
 #: Fingerprints of the errors of failed jobs, in turn.

@@ -16,9 +16,8 @@ from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.records import id_bytes
-
-from .helpers import ONE, SHARD, claim, end, take
-from .resharding import resharded, someone
+from tests.store.helpers import ONE, SHARD, claim, end, take
+from tests.store.resharding import resharded, someone
 
 OLD, NEW = KeyRing({"old": b"o" * 16}), KeyRing({"new": b"n" * 16})
 KEYS = shard_keys(SHARD)

@@ -15,8 +15,7 @@ from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
-
-from .helpers import ONE, SHARD, claim, contents, dead, end, ids_of, push, take
+from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, ids_of, push, take
 
 OWNERS = (f"owner-{number}" for number in itertools.count())
 MAX = replace(ONE, merge=Merge.MAX)

@@ -16,9 +16,8 @@ from celery_lowkiq.rules.errors import LoginRefused, StoreUnavailable
 from tests.clusters import running_cluster
 from tests.ports import free_port
 from tests.sentinels import NAME, PASSWORD, running_sentinels
+from tests.store.test_connections import made
 from tests.tls import Authority, find_tls_server, tls_files
-
-from .test_connections import made
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 RIGHTS = re.search(r"^user lowkiq (.*)$", PAGE, re.MULTILINE)[1].replace(">password", ">s/ecret").split()

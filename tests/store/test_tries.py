@@ -11,8 +11,7 @@ from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.records import MAX_TRY_BYTES, try_text
 from celery_lowkiq.store.repairs import Repairs
-
-from .helpers import ONE, SHARD, claim, push, take
+from tests.store.helpers import ONE, SHARD, claim, push, take
 
 
 def fail(store, lease, text, disposition=Disposition.RETRY, retry_count=0, bad=(), count=10):

@@ -10,9 +10,8 @@ from celery_lowkiq.rules.views import IdCalls
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.repairs import Repairs
-
-from .helpers import ONE, SHARD, claim, end, push, stats, take
-from .shard import Shard
+from tests.store.helpers import ONE, SHARD, claim, end, push, stats, take
+from tests.store.shard import Shard
 
 META = shard_keys(SHARD)["meta"]
 

@@ -26,8 +26,7 @@ from celery_lowkiq.store.keys import (
 )
 from celery_lowkiq.store.script import PROBES, load, lua_files
 from celery_lowkiq.store.trackers import TrackerStore
-
-from .helpers import ONE, SHARD, claim, end, everything, push, take
+from tests.store.helpers import ONE, SHARD, claim, end, everything, push, take
 
 SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
 ANNOUNCED = {"channel": "c", "index": 0}

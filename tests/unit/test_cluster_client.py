@@ -18,9 +18,8 @@ from celery_lowkiq.store.keys import TrackerKeys
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load
 from celery_lowkiq.store.trackers import TrackerStore
+from tests.unit.resp_nodes import NOT_HERE, fake_cluster, number
 from tests.waiting import eventually
-
-from .resp_nodes import NOT_HERE, fake_cluster, number
 
 SCRIPT = load("find_jobs")
 #: Keys by the node of three that has them.

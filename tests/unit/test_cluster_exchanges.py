@@ -14,9 +14,8 @@ from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.keys import TrackerKeys, shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-
-from . import test_cluster_client as others
-from .resp_nodes import number
+from tests.unit import test_cluster_client as others
+from tests.unit.resp_nodes import number
 
 cluster, make_client = others.cluster, others.make_client
 

@@ -12,11 +12,10 @@ from celery_lowkiq.rules.errors import AccessDenied, StoreUnavailable
 from celery_lowkiq.store import cluster_map
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import ClusterMap, parse_slots, slot_of
+from tests.unit import test_cluster_client as others
+from tests.unit.resp_nodes import number
+from tests.unit.test_cluster_client import A, B, C, call, once, results
 from tests.waiting import Stopwatch, eventually
-
-from . import test_cluster_client as others
-from .resp_nodes import number
-from .test_cluster_client import A, B, C, call, once, results
 
 cluster, make_client, client = others.cluster, others.make_client, others.client
 

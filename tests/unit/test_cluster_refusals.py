@@ -13,11 +13,10 @@ from celery_lowkiq.store import cluster_map
 from celery_lowkiq.store import cluster_map as cluster_outages
 from celery_lowkiq.store.cluster_map import parse_replicas
 from celery_lowkiq.store.script import load
+from tests.unit import test_cluster_client as others
+from tests.unit.resp_nodes import NOT_HERE, number
+from tests.unit.test_cluster_client import A, B, C, results
 from tests.waiting import eventually
-
-from . import test_cluster_client as others
-from .resp_nodes import NOT_HERE, number
-from .test_cluster_client import A, B, C, results
 
 cluster, make_client, client = others.cluster, others.make_client, others.client
 

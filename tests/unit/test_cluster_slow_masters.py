@@ -10,11 +10,10 @@ import pytest
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.store import cluster_map
 from celery_lowkiq.store.script import load, scripts_of_workers
+from tests.unit import test_cluster_client as others
+from tests.unit.resp_nodes import NOT_HERE, number
+from tests.unit.test_cluster_client import A, B, C, call, results
 from tests.waiting import eventually
-
-from . import test_cluster_client as others
-from .resp_nodes import NOT_HERE, number
-from .test_cluster_client import A, B, C, call, results
 
 cluster, make_client = others.cluster, others.make_client
 

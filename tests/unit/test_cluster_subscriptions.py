@@ -11,9 +11,8 @@ import pytest
 from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
 from celery_lowkiq.store import cluster_client, listener
 from celery_lowkiq.store.listener import Listener
+from tests.unit import test_cluster_client as others
 from tests.waiting import eventually
-
-from . import test_cluster_client as others
 
 cluster, make_client, client = others.cluster, others.make_client, others.client
 

@@ -11,10 +11,9 @@ from celery_lowkiq.rules.errors import AccessDenied, NotOwner, StoreUnavailable
 from celery_lowkiq.store.claims import SettleCalls
 from celery_lowkiq.worker import lane
 from celery_lowkiq.worker import lane as claim_cycle
+from tests.unit.fakes import FakeStore
+from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
-
-from .fakes import FakeStore
-from .nodes import SHARDS
 
 DENIED, OTHER, THIRD = SHARDS[:3]
 

@@ -1,4 +1,4 @@
-"""What a lane knows and when it may begin, where replies, announcements and leases cross."""
+"""Tests of ``worker/lane.py``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store.keys import channel
 from celery_lowkiq.store.listener import _announcement
-from celery_lowkiq.worker.lane import DueTable
+from celery_lowkiq.worker.lane import DueTable, LaneState
 from celery_lowkiq.worker.outage import OutageTracker
 from celery_lowkiq.worker.waker import Waker
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually
+
+# What a lane knows and when it may begin, where replies, announcements and leases cross.
 
 ONE, TWO = QueueSpec("q", shards=1), QueueSpec("q", shards=2)
 SHARD, OTHER = SHARDS[:2]
@@ -378,3 +380,32 @@ def test_a_time_or_a_release_is_an_announcement():
     name = channel("q").encode()
     assert _announcement(name, b"2 1.5") == (ShardRef("q", 2), 1.5)
     assert _announcement(name, b"2 released") == (ShardRef("q", 2), None)
+
+
+# What a lane may claim from.
+
+
+class Name(str):
+    """Counts how often names are compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other):
+        Name.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_queues_that_wait_for_tokens_are_looked_up_and_not_searched():
+    """With 1,000 of them, each look of a lane compared a million names."""
+    shards = [ShardRef(Name(f"q{n}"), 0) for n in range(300)]
+    exhausted = {shard.queue: 1e12 for shard in shards[1:]}
+    limiter = SimpleNamespace(exhausted_until=lambda now: exhausted)
+    lane = LaneState("lane", SimpleNamespace(clock=SystemClock(), poll_interval=1.0, rate_limiter=limiter))
+    for shard in shards:
+        lane.serve(SimpleNamespace(shard=shard, may_claim=lambda now: True))
+        lane.announce(shard, 0.0)
+    Name.compared = 0
+    found = lane._claimable()
+    assert [shard for shard, when in found.items() if when == 0.0] == shards[:1]
+    assert Name.compared < 30 * len(shards)

@@ -11,10 +11,9 @@ from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import Disposition, LeaseState, QueueSpec
 from celery_lowkiq.worker import acquisition, lane
 from celery_lowkiq.worker import lane as claim_cycle
+from tests.unit.fakes import FakeStore
+from tests.unit.nodes import SHARDS, Node, Q
 from tests.waiting import eventually
-
-from .fakes import FakeStore
-from .nodes import SHARDS, Node, Q
 
 AWAY = StoreUnavailable("Redis is not available: its master is away")
 HERE, THERE = SHARDS[1], SHARDS[0]

@@ -10,8 +10,7 @@ from celery_lowkiq.store import keys
 from celery_lowkiq.store.cluster_map import ClusterMap, slot_of
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load
-
-from .test_layers import SCRIPTS
+from tests.unit.test_layers import SCRIPTS
 
 QUEUE = "orders"
 SHARD = ShardRef(QUEUE, 3)

@@ -16,8 +16,8 @@ def main(names: list[str]) -> None:
     with EmbeddedServer(port=0) as server:
         os.environ["WALKTHROUGH_URL"] = server.url
         # Not before: the apps take their broker from there.
-        from .record import record
-        from .scripts import SCRIPTS
+        from tests.walkthrough.record import record
+        from tests.walkthrough.scripts import SCRIPTS
 
         for script in SCRIPTS:
             if not names or script.name in names:

@@ -9,8 +9,7 @@ from typing import Any
 from celery import Celery
 
 from celery_lowkiq import ordered_task
-
-from .recorder import URL, lane, ledger, note, orders, rates, slow_service
+from tests.walkthrough.recorder import URL, lane, ledger, note, orders, rates, slow_service
 
 app = Celery("ordered", broker=URL)
 app.conf.task_ignore_result = True

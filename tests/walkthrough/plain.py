@@ -7,7 +7,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import task_postrun, task_prerun
 
-from .recorder import URL, ServiceDown, lane, ledger, note, orders, rates, slow_service
+from tests.walkthrough.recorder import URL, ServiceDown, lane, ledger, note, orders, rates, slow_service
 
 app = Celery("plain", broker=URL)
 app.conf.worker_prefetch_multiplier = 1

@@ -23,11 +23,10 @@ from typing import Any
 from redis import Redis
 
 from tests.waiting import eventually
-
-from . import ordered, plain
-from .recorder import MINUS, RECORD, URL, note, record_database
-from .scripts import Script
-from .sides import OrderedSide, PlainSide, Side, set_rates
+from tests.walkthrough import ordered, plain
+from tests.walkthrough.recorder import MINUS, RECORD, URL, note, record_database
+from tests.walkthrough.scripts import Script
+from tests.walkthrough.sides import OrderedSide, PlainSide, Side, set_rates
 
 ROOT = Path(__file__).parents[2]
 #: Seconds between two looks at what lies in Redis.

@@ -13,11 +13,10 @@ from celery import Celery
 from redis import Redis
 
 from celery_lowkiq.rules.errors import LowkiqError
-
-from . import ordered, plain
-from .ordered import versions
-from .recorder import URL, record_database
-from .scripts import Script
+from tests.walkthrough import ordered, plain
+from tests.walkthrough.ordered import versions
+from tests.walkthrough.recorder import URL, record_database
+from tests.walkthrough.scripts import Script
 
 Places = dict[str, dict[str, Any]]
 

@@ -15,9 +15,8 @@ from celery_lowkiq.integration.audit import Audit
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.web import make_app
 from celery_lowkiq.web.auth import is_loopback
-
-from .conftest import LOCAL
-from .pages import ORIGIN, submit, token
+from tests.web.conftest import LOCAL
+from tests.web.pages import ORIGIN, submit, token
 
 SECRET = "s3cret:with:colons"
 

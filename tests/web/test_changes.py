@@ -16,9 +16,8 @@ from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.client import Client
 from tests.waiting import eventually
-
-from .migrating import flipped
-from .pages import ORIGIN, hidden_fields, submit, token
+from tests.web.migrating import flipped
+from tests.web.pages import ORIGIN, hidden_fields, submit, token
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store import listings
 from celery_lowkiq.store.keys import shard_keys
-
-from .pages import hidden_fields, submit
+from tests.web.pages import hidden_fields, submit
 
 FAILURES = ("a" * 16, "b" * 16)
 

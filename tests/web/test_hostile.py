@@ -15,8 +15,7 @@ from celery_lowkiq import track
 from celery_lowkiq.rules.models import ShardRef, shard_of
 from celery_lowkiq.store.keys import shard_keys
 from tests.traps import Trap, trap
-
-from .pages import read_plain, submit
+from tests.web.pages import read_plain, submit
 
 IDS = [
     "<script>alert(1)</script>",

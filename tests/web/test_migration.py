@@ -11,9 +11,8 @@ from celery_lowkiq.store.mover import Mover, MovingShards
 from celery_lowkiq.web.charts import MAX_BARS, picture_of
 from celery_lowkiq.web.errors import status_of
 from tests.waiting import eventually
-
-from .migrating import begun, flipped, in_redis, on_page
-from .pages import hidden_fields, submit
+from tests.web.migrating import begun, flipped, in_redis, on_page
+from tests.web.pages import hidden_fields, submit
 
 PAGE = "/queue?queue=record"
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from .pages import token
+from tests.web.pages import token
 
 PREFIX = "/ops/queues"
 ORIGIN = "http://localhost:8000"

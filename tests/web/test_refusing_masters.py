@@ -15,8 +15,7 @@ from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys
 from tests.clusters import Cluster, running_cluster
 from tests.waiting import eventually
-
-from .test_masters import CliRunner, Context, read_metrics
+from tests.web.test_masters import CliRunner, Context, read_metrics
 
 PASSWORD = "of the test"
 

@@ -18,10 +18,9 @@ from celery_lowkiq.store import actions
 from celery_lowkiq.store.keys import AUDIT_KEY, TrackerKeys
 from celery_lowkiq.web import User, make_app
 from celery_lowkiq.web.auth import BURST, EVERY, LoginTries, TooManyTries, address_of
-
-from .conftest import LOCAL
-from .pages import ORIGIN, read_plain, submit, token
-from .test_hostile import plant
+from tests.web.conftest import LOCAL
+from tests.web.pages import ORIGIN, read_plain, submit, token
+from tests.web.test_hostile import plant
 
 LOGINS = ["vera:secret-v", "olga:secret-o", "eve:secret-e"]
 ROLES = {"vera": "viewer", "olga": "operator"}

@@ -129,7 +129,7 @@ def test_similar_tries_are_folded(browser, app):
 def test_the_times_of_the_server_are_in_its_zone(settings, monkeypatch):
     from starlette.testclient import TestClient
 
-    from .conftest import LOCAL
+    from tests.web.conftest import LOCAL
 
     made = proj.make_app(**settings, lowkiq_web_times="Europe/Berlin")
     made.tasks["record"].apply_async(("42", "x"), countdown=5430)

@@ -9,8 +9,7 @@ import pytest
 from celery_lowkiq import track
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.tracking import began, ended
-
-from .pages import ORIGIN, token
+from tests.web.pages import ORIGIN, token
 
 NASTY = "<script>alert(1)</script>"
 

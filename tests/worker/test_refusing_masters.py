@@ -8,8 +8,7 @@ from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.keys import shard_keys
 from tests.clusters import Cluster, running_cluster
 from tests.waiting import eventually
-
-from .test_cluster import _called
+from tests.worker.test_cluster import _called
 
 PASSWORD = "of the test"
 

@@ -16,9 +16,8 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.queue import OrderedQueue
 from tests.browsing import chromium, complaints
 from tests.web import showcase
+from tests.web.in_browser.acting import do, reads
 from tests.web.serving import served, shop
-
-from .acting import do, reads
 
 
 class Gate:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.waiting import eventually
-
-from .acting import ENTER, TAB, go_to, reads
+from tests.web.in_browser.acting import ENTER, TAB, go_to, reads
 
 pytestmark = pytest.mark.browser
 

@@ -6,10 +6,9 @@ import pytest
 
 from celery_lowkiq.rules import resharding
 from tests.waiting import eventually
+from tests.web.in_browser.acting import do, leave, press, reads, text, violations
 from tests.web.migrating import Counts, flipped, in_redis
 from tests.web.serving import served
-
-from .acting import do, leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 

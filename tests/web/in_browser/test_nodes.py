@@ -7,10 +7,9 @@ import pytest
 from celery_lowkiq.embedded import EmbeddedServer
 from tests.waiting import eventually
 from tests.web import showcase
+from tests.web.in_browser.acting import leave, reads, text, violations
 from tests.web.serving import served
 from tests.worker.nodes import worker
-
-from .acting import leave, reads, text, violations
 
 pytestmark = pytest.mark.browser
 

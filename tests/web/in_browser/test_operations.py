@@ -7,8 +7,7 @@ import time
 import pytest
 
 from tests.waiting import eventually
-
-from .acting import due_later, press, reads, text, violations
+from tests.web.in_browser.acting import due_later, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 

@@ -13,10 +13,9 @@ from celery_lowkiq.rules.health import Hint
 from tests.browsing import complaints
 from tests.waiting import eventually
 from tests.web import showcase
+from tests.web.in_browser.acting import END, PAGES, do, leave, press, reads, text, violations
 from tests.web.serving import served
 from tests.web.showcase import FAILING, SLOW
-
-from .acting import END, PAGES, do, leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 

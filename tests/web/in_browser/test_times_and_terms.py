@@ -12,9 +12,8 @@ import redis
 from celery_lowkiq.store.keys import AUDIT_KEY, shard_keys
 from tests.waiting import eventually
 from tests.web import showcase
+from tests.web.in_browser.acting import ENTER, ESCAPE, PAGES, go_to, leave, reads, text, violations
 from tests.web.serving import served
-
-from .acting import ENTER, ESCAPE, PAGES, go_to, leave, reads, text, violations
 
 pytestmark = pytest.mark.browser
 

@@ -16,12 +16,11 @@ from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.store import listings
 from celery_lowkiq.web import make_app
 from tests.waiting import eventually
+from tests.web.in_browser import test_migration, test_operations, test_pages
+from tests.web.in_browser.acting import leave, press, reads, text, violations
 from tests.web.migrating import flipped
 from tests.web.serving import served
 from tests.web.showcase import FAILING, LOOKED_AT
-
-from . import test_migration, test_operations, test_pages
-from .acting import leave, press, reads, text, violations
 
 pytestmark = pytest.mark.browser
 
