@@ -512,7 +512,7 @@ class ClaimCycle:
     def __init__(self, state: LaneState, ctx: WorkerContext) -> None:
         #: The running batch.
         self.batch: Batch | None = None
-        #: Of the runs of each queue, in s, see ``claim_window.py``; and the seconds of all runs together.
+        #: Of the runs of each queue, in s (see ClaimWindow); and the seconds of all runs together.
         self.mean_durations: dict[str, float] = {}
         self.seconds_run: float = 0.0
         self._state = state

@@ -6,7 +6,7 @@
 -- USES: time payload_set_read waiting_index next_due holds
 -- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', since when the first of the ids
 --   that deaths hold is held or '', {owner, epoch, counter}, busiest ids (see `busiest`), counts in the
---   order of COUNTS in queries.py}.
+--   order of COUNTS in counts.py}.
 -- Cost: O(log n + jobs in processing).
 -- The ids with the most waiting payloads, among those whose payloads are in `spill_order`: all of more than about 1 KiB.
 -- The members of an id are neighbours. So looks at every n-th member find each id that has at least n of them.
