@@ -366,7 +366,7 @@ class ListingReader:
         another server since the previous page is read from its beginning.
         """
         number, position = (0, BEGINNING) if listing.after is None else _scan_position(listing.after)
-        limit = listing.limit
+        prefix, limit = id_bytes(listing.prefix), listing.limit
         found: dict[bytes, IndexEntry] = {}
         budget = 10 * limit
         places = [(shard, index) for shard in self._reads.shards for index in WAITING_INDEXES]
@@ -374,8 +374,11 @@ class ListingReader:
             shard, index = places[number]
             (reply,) = self._reads.calls([shard], [scan_call(shard_keys(shard)[index], position, limit)])
             position, members = scanned(reply) if reply is not None else (BEGINNING, [])
-            entries = (IndexEntry(float(score), job_id, shard) for job_id, score in members)
-            found |= {entry.id: entry for entry in entries if listing.begins(entry)}
+            found |= {
+                job_id: IndexEntry(float(score), job_id, shard)
+                for job_id, score in members
+                if job_id.startswith(prefix)
+            }
             if reply is not None:
                 budget -= max(len(members), 1)
             if not position.cursor:
