@@ -241,6 +241,13 @@ def make_app(url: str, **settings: Any) -> Celery:
 
     app.task(shared=False, bind=True, name="look")(look)
     ordered_task(**ordered, name="look in place", queue_name="look-in-place", by="job_id")(look)
+    # With one shard, one lane starts a child process.
+    in_process = {**ordered, "run_in": "process", "shards": 1}
+    ordered_task(**in_process, name="look in process", queue_name="look-in-process", by="job_id")(look)
+
+    @ordered_task(**ordered, name="look awaited", queue_name="look-awaited", by="job_id")
+    async def look_awaited(self: Any, job_id: str, what: Any = None, **more: Any) -> str:
+        return look(self, job_id, what, **more)
 
     @ordered_task(**ordered, name="look at batch", queue_name="look-at-batch")
     def look_at_batch(self: Any, payloads_by_id: dict[str, list[Any]]) -> None:

@@ -12,8 +12,8 @@ from celery import chain, group, signals, signature
 from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule
 
-#: A plain task, one with ``by=``, and one that gets payloads by id.
-FORMS = ("look", "look in place", "look at batch")
+#: A plain task, three with ``by=``, and one that gets payloads by id.
+FORMS = ("look", "look in place", "look in process", "look awaited", "look at batch")
 LATER = datetime.now(timezone.utc) + timedelta(days=1)
 #: Each option whose value a run can see or that decides whether it runs; those that only route a message have
 #: tests/unit/test_call_options.py.
@@ -58,8 +58,8 @@ def are_seen_alike(features, ids, of_arguments=frozenset()):
     """Each form of task sees the same of its call. Returns what the plain one saw."""
     runs = [run for job_id in ids for run in features.wait_for("look", id=job_id)]
     texts = (UUID.sub("<uuid>", json.dumps(run)).replace(run["id"], "<id>") for run in runs)
-    plain, in_place, batch = map(json.loads, texts)
-    assert in_place == plain
+    plain, *in_place, batch = map(json.loads, texts)
+    assert in_place == [plain] * (len(FORMS) - 2)
     # The time of a batch is that of its job.
     del plain["request"]["eta"], batch["request"]["eta"]
     # A job has one time for all of its payloads.
