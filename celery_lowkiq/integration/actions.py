@@ -726,7 +726,7 @@ VERBS = (
         "hold",
         "Let dead payloads hold their ids.",
         """Let the dead payloads of some IDS of QUEUE (-: from stdin) hold them, as after a death with
-        on_death="hold".
+        when_dead="hold".
 
         Newer payloads wait until `requeue`, `delete --morgue` or `go-on`. Status 1 when no id was changed.
         """,

@@ -134,7 +134,7 @@ def decode_batch(
     """Decode the payloads of a batch, except those that a policy of the queue drops, and those at ``dropped``
     positions, by id of the job. What passes neither the gate nor the check goes to the morgue.
 
-    With ``on_death="hold"``, payloads behind one that cannot be decoded are left for a later run, and that
+    With ``when_dead="hold"``, payloads behind one that cannot be decoded are left for a later run, and that
     one, too, when others before it run.
     """
     decoded = (

@@ -53,8 +53,13 @@ from celery_lowkiq.rules.validators import (
 
 #: How similar (0 to 1) a name is to the option that it is taken for.
 SIMILAR = 0.8
-#: What Lowkiq calls them.
-LOWKIQS = {"shards_count": "shards", "max_retry_count": "max_retries"}
+#: Other names of options, of which the spelling gives no hint: Lowkiq's, and earlier ones of ours.
+RENAMED = {
+    "shards_count": "shards",
+    "max_retry_count": "max_retries",
+    "on_death": "when_dead",
+    "on_push_after_failure": "when_pushed_after_failure",
+}
 #: Our options of a call.
 OF_A_CALL = ("score", "priority", "countdown", "eta", "tracker")
 #: Their short forms.
@@ -72,7 +77,7 @@ def check_option_names(
     for name in given:
         if name in known or name in celerys or name in ours:
             continue
-        meant = LOWKIQS.get(name) or _similar(name, ours) or _similar(name, celerys)
+        meant = RENAMED.get(name) or _similar(name, ours) or _similar(name, celerys)
         if meant is not None:
             raise ConfigurationError(
                 f"{name}= is invalid: expected the name of an option. Did you mean {meant}=? An attribute of "
@@ -293,7 +298,7 @@ def retry_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
 LARGEST_KEEP = 1000
 
 Duration = float | timedelta
-OnPushAfterFailure = Literal["wait", "now"]
+WhenPushedAfterFailure = Literal["wait", "now"]
 WhenQueueFull = Literal["refuse", "drop_newest", "drop_oldest"]
 WhenDead = Literal["go_on", "hold"]
 HOLD = "hold"
@@ -342,11 +347,11 @@ class QueueOptions(TypedDict, total=False):
             "id. True remembers an id for a week.",
         ),
     ]
-    on_push_after_failure: Annotated[
-        OnPushAfterFailure,
+    when_pushed_after_failure: Annotated[
+        WhenPushedAfterFailure,
         Option(
             "wait",
-            one_of(OnPushAfterFailure),
+            one_of(WhenPushedAfterFailure),
             'Whether a call for a job that waits for its retry waits with it (`"wait"`), or makes the job '
             'due `"now"`.',
         ),
@@ -368,7 +373,7 @@ class QueueOptions(TypedDict, total=False):
             'drops the new job, `"drop_oldest"` one that waits.',
         ),
     ]
-    on_death: Annotated[
+    when_dead: Annotated[
         WhenDead,
         Option(
             "go_on",
@@ -428,7 +433,7 @@ def queue_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
         yield "max_payloads_per_run", f"less than keep={keep!r}", fix
     if options["when_full"] != WhenFull.REFUSE.value and options["max_length"] is None:
         yield "when_full", "max_length= beside it", "Give max_length=: without it no queue is ever full"
-    for name, without_effect in (("retry_priority", None), ("on_push_after_failure", "wait")):
+    for name, without_effect in (("retry_priority", None), ("when_pushed_after_failure", "wait")):
         if options[name] != without_effect and retries == 0:
             yield name, "max_retries= above 0", "Without retries it has no effect: take it out"
     yield from _conflicts_of_death(options)
@@ -443,16 +448,16 @@ _AGAINST_HOLD = {
 
 
 def _conflicts_of_death(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if options["on_death"] != HOLD:
+    if options["when_dead"] != HOLD:
         if options["hold_max"] != HOLD_MAX:
-            yield "hold_max", "on_death='hold' beside it", "Without it no payload waits for a dead one"
+            yield "hold_max", "when_dead='hold' beside it", "Without it no payload waits for a dead one"
         return
     for name, (without_effect, why) in _AGAINST_HOLD.items():
         if options[name] != without_effect:
-            yield name, f"{without_effect!r} beside on_death='hold'", f"{why}: take one of them out"
+            yield name, f"{without_effect!r} beside when_dead='hold'", f"{why}: take one of them out"
     if options["when_full"] == WhenFull.DROP_OLDEST.value:
         fix = "It drops payloads for newer ones, which then run over a gap: take one of them out"
-        yield "when_full", "'refuse' or 'drop_newest' beside on_death='hold'", fix
+        yield "when_full", "'refuse' or 'drop_newest' beside when_dead='hold'", fix
 
 
 def _conflicts_of_time(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
@@ -497,7 +502,9 @@ def policies_of(task: Any) -> Policies:
         debounce=seconds_of(task.debounce),
         debounce_max=seconds_of(task.debounce_max),
         drop_stale=stale,
-        on_push_after_failure=AfterFailure.NOW if newest_runs else AfterFailure(task.on_push_after_failure),
+        when_pushed_after_failure=AfterFailure.NOW
+        if newest_runs
+        else AfterFailure(task.when_pushed_after_failure),
         max_length=task.max_length,
         when_full=WhenFull(task.when_full),
         priority=_usual_priority(task),
@@ -505,7 +512,7 @@ def policies_of(task: Any) -> Policies:
         priority_max_wait=context_of(app).settings.priority_max_wait,
         rate_per_id=read_rate(task.rate_limit_per_id) if limited else None,
         anew_on_push=newest_runs,
-        hold=task.hold_max if task.on_death == HOLD else None,
+        hold=task.hold_max if task.when_dead == HOLD else None,
         per_run=1 if task.by is not None and not task.latest else task.max_payloads_per_run,
     )
     return NONE if found == NONE else found

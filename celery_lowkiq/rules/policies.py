@@ -160,7 +160,7 @@ class Policies:
     debounce_max: float | None = None
     #: Seconds for which payloads are dropped whose score is below one that was processed for their id.
     drop_stale: float | None = None
-    on_push_after_failure: AfterFailure = AfterFailure.WAIT
+    when_pushed_after_failure: AfterFailure = AfterFailure.WAIT
     #: Maximum number of waiting jobs of the queue.
     max_length: int | None = None
     when_full: WhenFull = WhenFull.REFUSE
@@ -196,7 +196,7 @@ class Policies:
             "drop_stale": self.drop_stale,
             "priority": self.priority or None,
             "retry_priority": self.retry_priority,
-            "due_on_push": 1 if self.on_push_after_failure is AfterFailure.NOW else None,
+            "due_on_push": 1 if self.when_pushed_after_failure is AfterFailure.NOW else None,
         }
         if self.max_length is not None:
             words |= {

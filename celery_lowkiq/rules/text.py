@@ -261,7 +261,7 @@ TERMS = {
     "fingerprint": "what failures of a group share: the type of error, its message without "
     "numbers and ids, and the place in your code",
     "paused": "not to be claimed: a queue, a shard or an id, until an operator resumes it",
-    "held": 'not to be claimed while a payload of the id is dead, with `on_death="hold"` or after `hold`',
+    "held": 'not to be claimed while a payload of the id is dead, with `when_dead="hold"` or after `hold`',
     "throughput": "jobs processed in a second, over the last minute or since the first report",
     "lag": "how long the oldest claimable job is due; 0 without one",
     "damaged": "with a key that is missing or has a wrong type: said of a shard",

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             redis_url=given.redis,
             awaits=given.awaits,
             shards=given.shards,
-            on_death=given.on_death,
+            when_dead=given.when_dead,
         )
         _say(
             f"seed {seed}, {options.nodes} nodes, {options.seconds:g} s, lease {options.lease:g} s, "
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--redis", metavar="URL", help="your Redis, in place of one of its own")
     parser.add_argument("--async", action="store_true", dest="awaits", help="the task is an async def")
     parser.add_argument(
-        "--on-death", choices=("go_on", "hold"), default="go_on", help="hold: some payloads die"
+        "--when-dead", choices=("go_on", "hold"), default="go_on", help="hold: some payloads die"
     )
     parser.add_argument("--compare-celery", action="store_true", help="plain Celery's losses beside ours")
     parser.add_argument("--jobs", type=int, default=2000, help="jobs of the comparison (2000)")

@@ -42,7 +42,7 @@ def mended(directory: str, payload: int) -> Path:
 
 def _dies(stage: Stage, payloads: list[int]) -> bool:
     """Whether the first payload of a run of one id dies."""
-    doomed = stage.on_death == "hold" and payloads[0] % DOOMED == 0
+    doomed = stage.when_dead == "hold" and payloads[0] % DOOMED == 0
     return doomed and not mended(stage.directory, payloads[0]).exists()
 
 
@@ -63,7 +63,7 @@ class Stage:
     #: Of pushes: `lowkiq_push_durability`.
     durability: str = "fast"
     #: "hold": payloads of DOOMED die once, and hold their ids.
-    on_death: Literal["go_on", "hold"] = "go_on"
+    when_dead: Literal["go_on", "hold"] = "go_on"
     #: Fixed seconds of work an id; None draws them.
     work: float | None = None
 
@@ -128,8 +128,8 @@ def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recordin
         app=app,
         name=stage.queue,
         shards=stage.shards,
-        batch_size=1 if stage.on_death == "hold" else stage.batch_size,
-        on_death=stage.on_death,
+        batch_size=1 if stage.when_dead == "hold" else stage.batch_size,
+        when_dead=stage.when_dead,
         dont_retry=(Doomed,),
         max_crashes=1000,
         bind=True,

@@ -46,7 +46,7 @@ class Options:
     #: Whether the task is an ``async def``.
     awaits: bool = False
     #: "hold": some payloads die, hold their ids, and are requeued a little later.
-    on_death: Literal["go_on", "hold"] = "go_on"
+    when_dead: Literal["go_on", "hold"] = "go_on"
     #: Whether the store is a cluster of our own.
     cluster: bool = False
 

@@ -159,7 +159,7 @@ def _operator(options: Options, stage: Stage, queue: Queue) -> Iterator[None]:
             queue.requeue_held(lambda payload: mended(stage.directory, payload).touch())
 
     thread = threading.Thread(target=look, name="chaos-operator", daemon=True)
-    if options.on_death == "hold":
+    if options.when_dead == "hold":
         thread.start()
     try:
         yield
@@ -226,7 +226,7 @@ def _stage_of(options: Options, directory: Path, url: str) -> Stage:
         exclusion=options.exclusion,
         awaits=options.awaits,
         durability="replicated" if options.cluster or "failover" in options.faults else "fast",
-        on_death=options.on_death,
+        when_dead=options.when_dead,
     )
 
 

@@ -134,7 +134,7 @@ class Shop:
             shards=1,
             debounce=60,
             drop_stale=True,
-            on_push_after_failure="now",
+            when_pushed_after_failure="now",
             rate_limit="100/s",
             rate_limit_per_id="1/m",
         )

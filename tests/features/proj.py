@@ -190,13 +190,13 @@ def make_app(url: str, **settings: Any) -> Celery:
     ordered_task(**ordered, name="expects", max_retries=0, throws=(Expected,))(one)
     ordered_task(**ordered, name="portions", max_payloads_per_run=2)(one)
     ordered_task(**ordered, name="latest", keep=1)(one)
-    ordered_task(**ordered, name="ledger", on_death="hold", max_retries=0)(one)
+    ordered_task(**ordered, name="ledger", when_dead="hold", max_retries=0)(one)
     ordered_task(**ordered, name="calm", debounce=2, debounce_max=600)(one)
     ordered_task(**ordered, name="bounded", debounce=1, debounce_max=1)(one)
     ordered_task(**ordered, name="newer", drop_stale=True)(one)
     ordered_task(**ordered, name="short", job_ttl=TTL)(one)
     ordered_task(
-        **{**ordered, "retry_in": 3600}, name="impatient", max_retries=2, on_push_after_failure="now"
+        **{**ordered, "retry_in": 3600}, name="impatient", max_retries=2, when_pushed_after_failure="now"
     )(one)
     for when_full in ("refuse", "drop_newest", "drop_oldest"):
         few = {**ordered, "shards": 1, "max_length": 1, "when_full": when_full}

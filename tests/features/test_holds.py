@@ -1,4 +1,4 @@
-"""``on_death="hold"``, through a real worker: what holds an id, and each way to end that."""
+"""``when_dead="hold"``, through a real worker: what holds an id, and each way to end that."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_what_came_meanwhile_has_not_started(lowkiq, lowkiq_app, outlive):
 
 
 def test_what_expires_holds_no_id(lowkiq, lowkiq_app, outlive):
-    short = Short(lowkiq_app, on_death="hold")
+    short = Short(lowkiq_app, when_dead="hold")
     short.task.delay("1", 1)
     outlive()
     lowkiq.drain()
@@ -116,7 +116,7 @@ def test_what_expires_holds_no_id(lowkiq, lowkiq_app, outlive):
 
 def test_time_behind_a_dead_payload_counts(lowkiq, lowkiq_app, outlive):
     """The dead payload was handed to a run, and what waits behind it was not."""
-    short = Short(lowkiq_app, boom, on_death="hold", max_retries=0)
+    short = Short(lowkiq_app, boom, when_dead="hold", max_retries=0)
     short.task.delay("1", 1)
     lowkiq.drain(propagate=False)
     short.task.delay("1", 2)

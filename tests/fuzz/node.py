@@ -55,7 +55,7 @@ def make_app(url):
     ordered_task(**ordered, name="orders", shards=4, batch_size=3)(run)
     ordered_task(**ordered, name="calm", shards=2)(run)
     ordered_task(**ordered, name="limited", shards=2, **policies)(run)
-    ordered_task(**ordered, name="held", shards=2, on_death="hold")(run)
+    ordered_task(**ordered, name="held", shards=2, when_dead="hold")(run)
     ordered_task(**ordered, name="calls", shards=2, by="order_id")(call)
     app.finalize()
     return app

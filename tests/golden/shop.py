@@ -26,7 +26,7 @@ app.conf.update(
 )
 
 
-@ordered_task(app=app, shared=False, name="held", shards=1, max_retries=0, on_death="hold")
+@ordered_task(app=app, shared=False, name="held", shards=1, max_retries=0, when_dead="hold")
 def held(payloads_by_id: dict[str, list[Any]]) -> None:
     """Each job dies, and holds what comes after it."""
     raise ValueError("no such order")

@@ -180,7 +180,7 @@ class Model:
         policies = self.policies
         if job.retry_count >= 0:
             own = job.perform_in
-            job.perform_in = after_failure(own, asked, policies.on_push_after_failure)
+            job.perform_in = after_failure(own, asked, policies.when_pushed_after_failure)
             if job.perform_in < own:
                 self.early.setdefault(job_id, own)
         elif policies.debounce is not None and (job_id in self.firsts or not waits):
@@ -316,7 +316,7 @@ class Model:
     def put_unfinished(self, job_id: str, job: ModelJob, items: list[Item], time: float) -> None:
         """An early run that did not end is made up for."""
         back = self.put_back(job_id, items, time, job.retry_count, job.error, job.priority, job.isolation)
-        may = self.policies.on_push_after_failure is AfterFailure.NOW
+        may = self.policies.when_pushed_after_failure is AfterFailure.NOW
         if back and may and self.waiting[job_id].retry_count >= 0 and job.perform_in > time:
             self.early[job_id] = job.perform_in
 
@@ -329,7 +329,7 @@ class Model:
             self.unite(dead.items, plain, older=False)
 
     def die(self, job_id: str, items: list[Item], error: bytes | None) -> None:
-        """What dies in a run, or of one, holds its id under ``on_death="hold"``."""
+        """What dies in a run, or of one, holds its id under ``when_dead="hold"``."""
         self.bury(job_id, items, error)
         if items and self.policies.hold is not None:
             self.held.add(job_id)

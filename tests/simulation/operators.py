@@ -7,7 +7,7 @@ from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.script import load
 from tests.simulation.resharding_checks import Violation
 
-#: Share of the runs with ``on_death="hold"``, which excludes policies that drop payloads.
+#: Share of the runs with ``when_dead="hold"``, which excludes policies that drop payloads.
 HOLDING = 0.4
 #: What acts in these runs beside the actors of each run.
 HOLDERS = (("worker", 3), ("decider", 2))

@@ -62,7 +62,7 @@ def test_also_when_it_has_many_payloads(store):
 
 
 def test_a_call_of_which_nothing_stays_does_not_make_a_job_due(store):
-    shard = Shard(store, keep=1, on_push_after_failure=AfterFailure.NOW)
+    shard = Shard(store, keep=1, when_pushed_after_failure=AfterFailure.NOW)
     shard.push("1", b"high", 2)
     shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
     before = shard.waiting().perform_in
@@ -104,7 +104,7 @@ def test_however_many_are_recorded_of_the_others_so_many_stay(store, size):
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_one_below_recorded_ones_is_dropped_and_makes_nothing_due(store, size):
-    shard = with_recorded(store, size, on_push_after_failure=AfterFailure.NOW)
+    shard = with_recorded(store, size, when_pushed_after_failure=AfterFailure.NOW)
     shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
     before = shard.waiting().perform_in
     shard.push("1", b"low" * size, 7.5)
@@ -114,7 +114,7 @@ def test_one_below_recorded_ones_is_dropped_and_makes_nothing_due(store, size):
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_a_recorded_one_that_is_not_kept_makes_nothing_due_either(store, size):
-    shard = with_recorded(store, size, on_push_after_failure=AfterFailure.NOW)
+    shard = with_recorded(store, size, when_pushed_after_failure=AfterFailure.NOW)
     shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
     before = shard.waiting().perform_in
     store.push(shard.spec, [NewJob("1", b"low" * size, 19.5, record=b"a call")])

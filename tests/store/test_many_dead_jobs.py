@@ -29,7 +29,7 @@ def filled_queue(redis_server):
     with redis.Redis(unix_socket_path=redis_server.socket_path) as client:
         client.flushall()
 
-    @ordered_task(app=app, shared=False, name="many", shards=8, on_death="hold")
+    @ordered_task(app=app, shared=False, name="many", shards=8, when_dead="hold")
     def many(payloads_by_id):
         pass
 

@@ -304,7 +304,9 @@ def test_the_more_urgent_of_both_jobs_decides(store, client, priority, wanted):
     assert (job.perform_in, job.priority, len(job.payloads)) == (9e8, wanted, 2)
 
 
-@pytest.mark.parametrize("policies, due_at", [({}, 9e9), ({"on_push_after_failure": AfterFailure.NOW}, 5.0)])
+@pytest.mark.parametrize(
+    "policies, due_at", [({}, 9e9), ({"when_pushed_after_failure": AfterFailure.NOW}, 5.0)]
+)
 def test_a_call_that_comes_back_acts_on_a_job_that_waits_for_its_retry(store, client, policies, due_at):
     queue, job_id = replace(ONE, policies=Policies(**policies)), someone(2, home=1)
     store.push(queue, [NewJob(job_id, b"1", perform_in=1.0)])

@@ -66,7 +66,7 @@ def test_of_a_retry(store):
 
 
 def test_of_a_call_that_makes_a_failed_job_due(store):
-    shard = Shard(store, on_push_after_failure=AfterFailure.NOW)
+    shard = Shard(store, when_pushed_after_failure=AfterFailure.NOW)
     shard.push("1")
     shard.run(Disposition.RETRY, retry_count=0, delay=1e6, error=b"boom")
     shard.push("1", perform_in=1.0)

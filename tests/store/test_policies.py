@@ -190,7 +190,7 @@ class TestStale:
 
 class TestAfterFailure:
     def failed(self, store):
-        shard = Shard(store, on_push_after_failure=AfterFailure.NOW)
+        shard = Shard(store, when_pushed_after_failure=AfterFailure.NOW)
         shard.push("1", b"a", 1)
         shard.run(Disposition.RETRY, retry_count=2, delay=1000.0, error=b"boom")
         return shard, shard.waiting().perform_in
@@ -292,7 +292,7 @@ class TestPortions:
         assert shard.waiting() is None
 
     def test_a_payload_that_runs_alone_has_failed_alone(self, store, client):
-        shard = Shard(store, per_run=1, on_push_after_failure=AfterFailure.NOW)
+        shard = Shard(store, per_run=1, when_pushed_after_failure=AfterFailure.NOW)
         for score in (1, 2, 3):
             shard.push("1", b"%d" % score, score, perform_in=1.0)
         shard.run(Disposition.RETRY, retry_count=4, error=b"boom")
@@ -304,7 +304,7 @@ class TestPortions:
         assert (shard.waiting().retry_count, shard.payloads()) == (5, [b"1", b"2", b"3"])
 
     @pytest.mark.parametrize("size", [1, 600])
-    @pytest.mark.parametrize("policies", [{}, {"on_push_after_failure": AfterFailure.NOW}])
+    @pytest.mark.parametrize("policies", [{}, {"when_pushed_after_failure": AfterFailure.NOW}])
     def test_a_failure_does_not_pass_to_a_payload_that_gets_in_front(self, store, size, policies):
         shard = Shard(store, per_run=1, **policies)
         shard.push("1", b"5" * size, 5, perform_in=1.0)
@@ -331,7 +331,7 @@ class TestPortions:
         assert (shard.payloads(), shard.waiting().retry_count) == ([b"3"], -1)
 
     def test_a_call_that_supersedes_a_failed_one_has_retries_of_its_own(self, store):
-        shard = Shard(store, keep=1, anew_on_push=True, on_push_after_failure=AfterFailure.NOW)
+        shard = Shard(store, keep=1, anew_on_push=True, when_pushed_after_failure=AfterFailure.NOW)
         shard.push("1", b"1", 1, perform_in=1.0)
         shard.run(Disposition.RETRY, retry_count=4, delay=1000.0, error=b"boom")
         shard.push("1", b"2", 2, perform_in=1.0)
@@ -344,7 +344,7 @@ class TestPortions:
         assert (shard.payloads(), shard.waiting().retry_count) == ([b"2", b"3"], -1)
 
     def test_also_when_the_run_got_no_other(self, store, client):
-        shard = Shard(store, per_run=1, on_push_after_failure=AfterFailure.NOW)
+        shard = Shard(store, per_run=1, when_pushed_after_failure=AfterFailure.NOW)
         for score in (1, 2, 3):
             shard.push("1", b"%d" % score, score, perform_in=1.0)
         shard.run(Disposition.RETRY, retry_count=0, delay=1000.0, error=b"boom")

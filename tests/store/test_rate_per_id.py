@@ -239,7 +239,7 @@ def test_a_debounced_job_waits_for_the_later_of_both(clocked):
 
 
 def test_an_early_run_waits_for_its_token_and_is_one_still(clocked):
-    shard = limited(clocked, on_push_after_failure=AfterFailure.NOW)
+    shard = limited(clocked, when_pushed_after_failure=AfterFailure.NOW)
     shard.push("1")
     shard.run(Disposition.RETRY, retry_count=2, delay=100.0 * NEXT)
     shard.push("1", b"new")

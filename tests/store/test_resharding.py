@@ -45,7 +45,7 @@ POLICIES = Policies(
     debounce=30.0,
     drop_stale=1e6,
     rate_per_id=1e-3,
-    on_push_after_failure=AfterFailure.NOW,
+    when_pushed_after_failure=AfterFailure.NOW,
 )
 
 
@@ -308,7 +308,7 @@ def test_a_failed_job_keeps_its_time_and_retry_count(store, client):
 
 
 def test_a_call_makes_a_failed_job_due_early_if_the_queue_says_so(store, client):
-    queue = replace(ONE, policies=Policies(on_push_after_failure=AfterFailure.NOW))
+    queue = replace(ONE, policies=Policies(when_pushed_after_failure=AfterFailure.NOW))
     job_id = someone(2, 1)
     own = a_failed_job(store, queue, job_id)
     job = moved_meanwhile(store, client, queue, job_id, b"newer")

@@ -29,6 +29,8 @@ def function(payloads_by_id):
         ("ratelimit", "1/s", "rate_limit"),
         ("shards_count", 24, "shards"),
         ("max_retry_count", 3, "max_retries"),
+        ("on_death", "hold", "when_dead"),
+        ("on_push_after_failure", "now", "when_pushed_after_failure"),
     ],
 )
 class TestMisspelt:

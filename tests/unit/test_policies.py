@@ -156,7 +156,7 @@ def test_policies_of_a_task(app):
         debounce=timedelta(seconds=5),
         debounce_max=60,
         drop_stale=True,
-        on_push_after_failure="now",
+        when_pushed_after_failure="now",
         max_length=10,
         when_full="drop_oldest",
     )
@@ -166,7 +166,7 @@ def test_policies_of_a_task(app):
         debounce=5.0,
         debounce_max=60.0,
         drop_stale=7 * 86400.0,
-        on_push_after_failure=AfterFailure.NOW,
+        when_pushed_after_failure=AfterFailure.NOW,
         max_length=10,
         when_full=WhenFull.DROP_OLDEST,
     )
@@ -190,7 +190,7 @@ WRONG = [
     ({"debounce": timedelta(0)}, "debounce="),
     ({"debounce": 1e10}, "up to 1,000,000,000"),
     ({"drop_stale": "yes"}, "drop_stale='yes'"),
-    ({"on_push_after_failure": "later"}, "'wait' or 'now'"),
+    ({"when_pushed_after_failure": "later"}, "'wait' or 'now'"),
     ({"max_length": 0}, "max_length=0"),
     ({"max_length": 9, "when_full": "explode"}, "'refuse', 'drop_newest' or 'drop_oldest'"),
     ({"job_ttl": -1}, "job_ttl=-1"),
@@ -202,15 +202,15 @@ MEANINGLESS = [
     ({"job_ttl": 5, "expires": 9}, "job_ttl=5 is invalid: expected no expires= .* expires=9"),
     ({"keep": 5, "max_payloads_per_run": 5}, "max_payloads_per_run=5 is invalid: expected less than keep=5"),
     ({"when_full": "drop_oldest"}, "expected max_length="),
-    ({"on_death": "hold", "keep": 5}, "keep=5 is invalid: expected 'all' beside on_death='hold'. It drops"),
-    ({"on_death": "hold", "drop_stale": True}, "drop_stale=True is invalid: expected False beside"),
-    ({"on_death": "hold", "drop_stale": 60}, "drop_stale=60 is invalid: expected False beside"),
+    ({"when_dead": "hold", "keep": 5}, "keep=5 is invalid: expected 'all' beside when_dead='hold'. It drops"),
+    ({"when_dead": "hold", "drop_stale": True}, "drop_stale=True is invalid: expected False beside"),
+    ({"when_dead": "hold", "drop_stale": 60}, "drop_stale=60 is invalid: expected False beside"),
     (
-        {"on_death": "hold", "when_full": "drop_oldest", "max_length": 5},
-        "when_full='drop_oldest' is invalid: expected 'refuse' or 'drop_newest' beside on_death='hold'",
+        {"when_dead": "hold", "when_full": "drop_oldest", "max_length": 5},
+        "when_full='drop_oldest' is invalid: expected 'refuse' or 'drop_newest' beside when_dead='hold'",
     ),
-    ({"hold_max": 5}, "hold_max=5 is invalid: expected on_death='hold' beside it"),
-    ({"on_push_after_failure": "now", "max_retries": 0}, "expected max_retries= above 0"),
+    ({"hold_max": 5}, "hold_max=5 is invalid: expected when_dead='hold' beside it"),
+    ({"when_pushed_after_failure": "now", "max_retries": 0}, "expected max_retries= above 0"),
 ]
 
 

@@ -67,7 +67,7 @@ def test_every_option_refuses_a_value_of_another_type(name):
     "literal, enum",
     [
         (options.MergeRule, Merge),
-        (queue_options.OnPushAfterFailure, AfterFailure),
+        (queue_options.WhenPushedAfterFailure, AfterFailure),
         (queue_options.WhenQueueFull, WhenFull),
         (settings.PushDurability, Level),
     ],

@@ -45,7 +45,7 @@ def update_order(payloads_by_id):
         orders.save(order, changes[-1])
 
 
-@ordered_task(by="account", on_death="hold", max_retries=0, shards=2)
+@ordered_task(by="account", when_dead="hold", max_retries=0, shards=2)
 def post_entry(account, entry):
     rate = rates[entry["currency"]]
     ledger.post(account, entry, rate)

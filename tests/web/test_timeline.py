@@ -24,7 +24,7 @@ EMPTY = {
     "/queue?queue=record&list=morgue": "Requeue them when the cause is mended",
     "/queue?queue=record&list=processing": "see Shards and Nodes",
     "/queue?queue=record&list=paused": "press Pause",
-    "/queue?queue=record&list=held": 'A task with on_death="hold"',
+    "/queue?queue=record&list=held": 'A task with when_dead="hold"',
     "/failures?queue=record": "When a run raises an error",
     "/failures?queue=record&failure=0123456789abcdef": "All failures",
     "/nodes": "celery -A proj worker -P threads",

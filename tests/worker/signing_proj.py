@@ -32,7 +32,7 @@ def make_app(url, ledger=None, **settings):
         note("pay", payloads_by_id)
         return "paid"
 
-    @ordered_task(app=app, shared=False, name="refund", shards=2, on_death="hold")
+    @ordered_task(app=app, shared=False, name="refund", shards=2, when_dead="hold")
     def refund(payloads_by_id):
         note("refund", payloads_by_id)
 

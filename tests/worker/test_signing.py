@@ -217,7 +217,7 @@ def test_a_payload_written_as_pickle(shop, job_id):
 
 
 def test_what_does_not_verify_holds_its_id(shop, job_id):
-    """With on_death="hold"."""
+    """With when_dead="hold"."""
     shop.call(job_id, FORGED, queue="refund", score=1)
     shop.change(job_id, b"mallory", b"nobody!", queue="refund")
     shop.buries(job_id, CHANGED, "refund")

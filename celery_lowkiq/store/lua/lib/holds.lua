@@ -1,4 +1,4 @@
--- Ids that a death holds: a pause of the id that ends when none of its payloads is dead (docs/adr/0030-on-death-hold.md).
+-- Ids that a death holds: a pause of the id that ends when none of its payloads is dead (docs/adr/0030-when-dead-hold.md).
 --
 -- KEYS: @waiting
 -- USES: waiting_index

@@ -44,7 +44,7 @@ if options.debounce then
   end)
 end
 
--- Policy on_push_after_failure = now: a call makes a job that waits for its retry due early.
+-- Policy when_pushed_after_failure = now: a call makes a job that waits for its retry due early.
 -- `early_due` has the job's own perform_in, which counts again when the early run fails or does not end.
 if options.due_on_push then
   redis.call('HLEN', early_due)
