@@ -1,1 +1,1 @@
-"""The command line, ``celery -A proj lowkiq ...``: a command is a module of ``commands``."""
+"""The command line, ``celery -A proj lowkiq ...``."""

@@ -7,13 +7,10 @@ import io
 import os
 import sys
 from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any
 
 import click
 from kombu.exceptions import OperationalError
-
-from celery_lowkiq.cli import commands
 
 # `celery inspect` and `celery control` then show our commands: Celery loads this module as a plugin.
 from celery_lowkiq.integration.bootstep import remote_control as remote_control
@@ -23,6 +20,18 @@ from celery_lowkiq.rules.text import escaped
 
 #: Exit status 1: not found, nothing done, or Redis unavailable; 2: usage error.
 FAILED, USAGE = 1, 2
+#: Modules of this package, each with its commands. The other commands are verbs of the table of actions.
+MODULES = {
+    "reads": (
+        *("audit", "doctor", "failures", "held", "job", "jobs", "masters", "morgue", "nodes", "paused"),
+        *("progress", "stats", "why"),
+    ),
+    "changes": ("cancel", "dump", "load", "push", "repair", "reshard"),
+    "servers": ("flower", "metrics", "web"),
+    "dev": ("dev",),
+    "acl": ("acl",),
+}
+MODULE_OF = {command: module for module, commands in MODULES.items() for command in commands}
 EXAMPLES = """\b
 Examples:
   celery -A proj lowkiq stats --watch 1
@@ -32,24 +41,22 @@ Examples:
 
 
 class Commands(click.Group):
-    """Finds its commands among the verbs, and the modules of ``commands``."""
+    """Group of all commands. It imports them late, because every ``celery`` command imports this module."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of all commands, sorted."""
-        modules = (module.name.replace("_", "-") for module in iter_modules(commands.__path__))
-        return sorted([*modules, *_actions().COMMANDS])
+        return sorted([*MODULE_OF, *_module("changes").COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, if there is one."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        verb = _actions().COMMANDS.get(cmd_name)
-        name = cmd_name.replace("-", "_")
         command: click.Command
-        if verb is not None:
-            command = _actions().command_of(verb)
+        if module := MODULE_OF.get(cmd_name):
+            command = getattr(_module(module), cmd_name)
             return command
-        command = getattr(import_module(f"{commands.__name__}.{name}"), name)
+        changes = _module("changes")
+        if cmd_name not in changes.COMMANDS:
+            return None
+        command = changes.command_of(changes.COMMANDS[cmd_name])
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -68,9 +75,8 @@ class Commands(click.Group):
             raise
 
 
-def _actions() -> Any:
-    """Imported late: every ``celery`` command imports this module, also that of a worker."""
-    return import_module(f"{__package__}.actions")
+def _module(name: str) -> Any:
+    return import_module(f"{__package__}.{name}")
 
 
 class _Failed(click.ClickException):

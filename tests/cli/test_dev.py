@@ -21,7 +21,7 @@ import psutil
 import pytest
 from celery import Celery
 
-from celery_lowkiq.cli.commands.dev import SourceTree, _Dev, _environ, _in_shell, _source_tree
+from celery_lowkiq.cli.dev import SourceTree, _Dev, _environ, _in_shell, _source_tree
 from tests.ports import free_port
 from tests.processes import ROOT
 from tests.waiting import eventually

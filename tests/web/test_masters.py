@@ -9,15 +9,9 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import generate_latest
 
-from celery_lowkiq.cli.actions import COMMANDS, command_of
-from celery_lowkiq.cli.commands.failures import failures
-from celery_lowkiq.cli.commands.held import held
-from celery_lowkiq.cli.commands.jobs import jobs
-from celery_lowkiq.cli.commands.masters import masters
-from celery_lowkiq.cli.commands.morgue import morgue
-from celery_lowkiq.cli.commands.paused import paused
-from celery_lowkiq.cli.commands.stats import stats as stats_command
-from celery_lowkiq.cli.commands.why import why
+from celery_lowkiq.cli.changes import COMMANDS, command_of
+from celery_lowkiq.cli.reads import failures, held, jobs, masters, morgue, paused, why
+from celery_lowkiq.cli.reads import stats as stats_command
 from celery_lowkiq.metrics.queues import queue_registry
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.store.cluster_map import slot_of

@@ -7,9 +7,7 @@ from html import unescape
 
 import pytest
 
-from celery_lowkiq.cli.commands.doctor import doctor
-from celery_lowkiq.cli.commands.masters import masters
-from celery_lowkiq.cli.commands.stats import stats
+from celery_lowkiq.cli.reads import doctor, masters, stats
 from celery_lowkiq.integration.messages import CallUnavailable
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys

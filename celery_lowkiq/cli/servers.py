@@ -1,9 +1,10 @@
-"""``celery -A proj lowkiq web``: the dashboard as a server of its own."""
+"""Commands that serve until they are interrupted: the dashboard, Flower, metrics."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import signal
 import socket
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,8 @@ import click
 
 from celery_lowkiq.cli.output import binding, write_text
 from celery_lowkiq.rules.errors import LowkiqError
+
+# ``celery -A proj lowkiq web``: the dashboard as a server of its own.
 
 NEEDS = "the dashboard needs more packages: pip install 'celery-lowkiq[web]'"
 
@@ -131,3 +134,73 @@ def _show_our_log() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(LOG_FORMAT))
         logger.addHandler(handler)
+
+
+# ``flower``: Flower with our tab.
+
+FLOWER_NEEDS = "Flower is not installed: pip install 'celery-lowkiq[flower]'"
+
+
+@click.command(
+    short_help="Start Flower with a tab for ordered queues.",
+    context_settings={"ignore_unknown_options": True},
+    epilog="""\b
+Examples:
+  celery -A proj lowkiq flower
+  FLOWER_BASIC_AUTH=ops:secret celery -A proj lowkiq flower
+""",
+)
+@click.argument("options", metavar="[OPTIONS OF FLOWER]...", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def flower(context: click.Context, options: tuple[str, ...]) -> None:
+    """Start Flower with a tab "Ordered queues".
+
+    It takes the options that `celery flower` takes. What the tab can change needs Flower's own
+    authentication, as all that Flower changes.
+    """
+    try:
+        from flower.command import flower as flowers
+
+        from celery_lowkiq.flower import install
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{FLOWER_NEEDS} ({error})") from error
+    install()
+    context.invoke(flowers, tornado_argv=options)
+
+
+# ``metrics``: the metrics of queues, for Prometheus.
+
+METRICS_NEEDS = "metrics need another package: pip install 'celery-lowkiq[metrics]'"
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+
+@click.command(
+    short_help="Export the metrics of queues to Prometheus.",
+    epilog="""\b
+Examples:
+  celery -A proj lowkiq metrics
+  celery -A proj lowkiq metrics --host 10.0.0.5 --port 9900
+""",
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Address to listen on; there is no password."
+)
+@click.option("--port", default=9809, show_default=True, type=click.IntRange(0, 65535), help="0: any free.")
+@click.pass_context
+def metrics(context: click.Context, host: str, port: int) -> None:
+    """Export the metrics of all queues to Prometheus, without a worker, until it is interrupted.
+
+    Workers export the metrics of runs, lanes and leases: see the setting lowkiq_metrics_port.
+    """
+    try:
+        from celery_lowkiq.metrics.queues import listen, queue_registry
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"{METRICS_NEEDS} ({error})") from error
+    registry = queue_registry(context.obj.app)
+    # Before the server's threads are made, which inherit it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    with binding(host, port):
+        server = listen(registry, host, port)
+    write_text(f"metrics are at {server.url}")
+    signal.sigwait(STOPS)
+    server.close()

@@ -1,0 +1,786 @@
+"""Commands that read."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+from celery_lowkiq.cli.main import FAILED
+from celery_lowkiq.cli.output import (
+    Time,
+    absolute,
+    cell,
+    command,
+    end_listing,
+    error_text,
+    first_payload,
+    json_option,
+    optional_queue_argument,
+    payload_text,
+    queue_argument,
+    table,
+    write_json,
+    write_text,
+)
+from celery_lowkiq.integration.audit import Audit, line_of
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.json_records import (
+    OverviewJson,
+    ShardsJson,
+    ShownDeadJob,
+    ShownJob,
+    places_json,
+    value_text,
+)
+from celery_lowkiq.integration.queue import FailureGroup, Failures, OrderedQueue
+from celery_lowkiq.integration.tracking import Tracker
+from celery_lowkiq.rules.errors import StoreUnavailable, UnknownTracker
+from celery_lowkiq.rules.health import expected
+from celery_lowkiq.rules.text import count_of, duration, escaped, format_job_ids, moment, relative, size
+from celery_lowkiq.rules.topology import Kind, Master, Topology
+from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
+from celery_lowkiq.rules.views import (
+    ERROR,
+    Finding,
+    LaneReport,
+    NodeReport,
+    Paused,
+    Rates,
+    ShardReport,
+    Stats,
+    all_items,
+)
+
+# Listings, read page by page and written as they come.
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Items of a page, and rows of a table with common column widths.
+PAGE = 100
+#: Maximum number of payloads that are read of a job.
+PAYLOADS = 10
+
+
+def listing_options(function: F) -> F:
+    """The options of a listing: --reverse, --from, --prefix, --limit."""
+    for option in (
+        click.option(
+            "--limit",
+            default=100,
+            show_default=True,
+            help="Maximum number of lines; 0: all.",
+            type=click.IntRange(0),
+        ),
+        click.option("--prefix", default="", help="Ids with this prefix."),
+        click.option("--from", "from_", type=Time(), help="Begin at this time, or number."),
+        click.option("--reverse", is_flag=True, help="Sort in descending order."),
+    ):
+        function = option(function)
+    return function
+
+
+def bounds(from_: Any, reverse: bool) -> dict[str, Any]:
+    """Return the bound that --from sets."""
+    if from_ is None:
+        return {}
+    return {"maximum" if reverse else "minimum": absolute(from_)}
+
+
+def write_listing(
+    found: Iterator[T],
+    limit: int,
+    header: Sequence[str],
+    row: Callable[[T], Sequence[str]],
+    json_: bool,
+) -> None:
+    """Write a table, or with ``json_`` lines of JSON. Stderr says when there is more than a table."""
+    shown = islice(found, limit) if limit else found
+    if json_:
+        for item in shown:
+            write_json(item)
+        return
+    first = True
+    while part := list(islice(shown, PAGE)):
+        text = table(header, map(row, part))
+        write_text(text if first else text.partition("\n")[2])
+        first = False
+    if first:
+        write_text("none", err=True)
+    elif limit and next(found, None) is not None:
+        write_text(f"there are more than {limit}: see --limit", err=True)
+
+
+def listing_command(
+    name: str,
+    short: str,
+    text: str,
+    examples: Sequence[str],
+    sorts: Sequence[str],
+    columns: Mapping[str, Callable[[Any], str]],
+) -> click.Command:
+    """A command that lists jobs: ``name`` is the method of the queue that reads them."""
+
+    def run(
+        inspector: Inspector,
+        queue: str,
+        by: str,
+        from_: Any,
+        reverse: bool,
+        prefix: str,
+        limit: int,
+        json_: bool,
+    ) -> None:
+        ordered = inspector.queue(queue)
+        read = getattr(ordered.raw(decoded=True) if json_ else ordered, name)
+        options: dict[str, Any] = {"by": by, "prefix": prefix, "reverse": reverse, **bounds(from_, reverse)}
+        away: dict[str, str] = {}
+        found = all_items(read, away, limit=PAGE, payload_limit=PAYLOADS, **options)
+        write_listing(
+            found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], json_
+        )
+        end_listing(away)
+
+    run.__doc__ = text
+    by = click.option("--by", type=click.Choice(sorts), default=sorts[0], show_default=True)
+    return command(short, examples)(queue_argument(by(listing_options(json_option(run)))))
+
+
+# ``stats``: counts of all ordered queues, or of one, and of nodes and lanes.
+
+COUNTS = ("length", "calls", "fresh", "retries", "paused_ids", "busy", "morgue_length")
+AMOUNTS = ("queue", ">length", ">calls", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")
+QUEUES = (*AMOUNTS, ">processed", ">processed/s", ">failed", ">failed/s", "state")
+#: The row of a queue whose counts cannot be read, between its name and the last cell.
+UNKNOWN = ("-",) * (len(QUEUES) - 2)
+#: The table of shards.
+SHARDS = ("queue", ">shard", "owner", ">waiting", ">running", ">lag", ">jobs/min", "state")
+STATS_EXAMPLES = ["stats", "stats sync_order --json", "stats --watch 1", "stats sync_order --shards"]
+
+
+@command("Counts of all queues, or of one.", STATS_EXAMPLES)
+@click.argument("queue", required=False)
+@click.option("--shards", is_flag=True, help="The shards, those with the most load first.")
+@click.option("--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Repeat at this interval.")
+@json_option
+def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | None, json_: bool) -> None:
+    """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.
+
+    length: waiting jobs; calls: the calls in these, of which equal ones were merged; fresh, retries: jobs
+    that never failed, and the others; paused: paused ids, with or without a job; busy: being processed;
+    morgue: dead jobs; lag: how long the oldest due job has waited; processed, failed: how many ever;
+    processed/s, failed/s: a second, over the last minute; state: moving to another number of shards, paused
+    shards, ids held by a dead payload, damaged, or shards that are in no count since their master is away or
+    denies the user a right. The ids with the most waiting calls follow.
+
+    With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
+    (-: not known yet); state: paused, moving (jobs that a migration has to sort), silent (the owner did not
+    report in time), or the master that is away or denies a right. `doctor` says whether more shards would
+    help.
+
+    A queue with a damaged shard is shown without counts, and its error on stderr. On a cluster, stderr also
+    names the masters that are away or deny the user a right, and their shards. Status 1 then.
+    """
+    names = None if queue is None else [queue]
+    read = partial(inspector.shards_json if shards else inspector.overview_json, names)
+    if watch is None:
+        found = read()
+        _show_counts(found, json_)
+        if found.damaged or found.away or found.denied:
+            raise click.exceptions.Exit(FAILED)
+    else:
+        _watch_counts(read, watch, json_)
+
+
+def _watch_counts(read: Callable[[], OverviewJson | ShardsJson], seconds: float, json_: bool) -> None:
+    pause = threading.Event()
+    try:
+        while True:
+            try:
+                found = read()
+            except StoreUnavailable as error:
+                write_text(escaped(str(error)), err=True)
+            else:
+                if not json_:
+                    click.clear()
+                _show_counts(found, json_)
+            pause.wait(seconds)
+    except KeyboardInterrupt:
+        pass
+
+
+def _queue_row(
+    name: str, shards: int, counts: Stats, speed: Rates | None, missing: str, former: int | None = None
+) -> list[str]:
+    numbers = [str(getattr(counts, name)) for name in COUNTS]
+    processed = [str(counts.processed), f"{speed.processed:.1f}" if speed else "-"]
+    failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]
+    states = [f"moving {former}>{shards}"] if former else []
+    states += [f"{counts.paused} of {shards} shards paused"] if counts.paused else []
+    states += [f"{count_of(counts.held, 'id')} held"] if counts.held else []
+    states += [f"{counts.missing} of {shards} shards {missing}"] if counts.missing else []
+    if counts.missing == shards:
+        return [name, *UNKNOWN, ", ".join(states)]
+    return [name, *numbers, duration(counts.lag), *processed, *failed, ", ".join(states)]
+
+
+def _show_counts(found: OverviewJson | ShardsJson, json_: bool) -> None:
+    if json_:
+        write_json(found)
+        return
+    write_text(_shards_text(found) if isinstance(found, ShardsJson) else _queues_text(found))
+    for error in found.damaged.values():
+        write_text(escaped(error), err=True)
+    for master, lost in found.away.items():
+        write_text(escaped(f"{master} {_reason(master, found.denied)}: nothing here counts {lost}"), err=True)
+    for error in found.denied.values():
+        write_text(escaped(error), err=True)
+
+
+def _reason(master: str, denied: Mapping[str, str]) -> str:
+    return "denies a right" if master in denied else "is away"
+
+
+def _queues_text(found: OverviewJson) -> str:
+    missing = "unknown" if found.denied else "away"
+    rows = [
+        _queue_row(one.name, one.shards, one.stats, one.rates, missing, one.former_shards)
+        for one in found.queues
+    ]
+    rows += [[name, *UNKNOWN, "damaged"] for name in found.damaged]
+    total = _queue_row("total", sum(one.shards for one in found.queues), found.total, found.rates, missing)
+    if found.nodes is None or found.lanes is None:
+        why = "is away or denies a right" if found.denied else "is away"
+        nodes = f"Nodes are unknown: the master with their reports {why}"
+    else:
+        lanes = f"{count_of(found.lanes, 'lane')}, {found.lanes_busy} of them busy"
+        nodes = f"{count_of(found.nodes, 'node')}, {lanes}"
+    text = table(QUEUES, [*rows, total] if len(rows) != 1 else rows)
+    return "\n".join([text, "", *_busiest(found.total), nodes])
+
+
+def _busiest(total: Stats) -> list[str]:
+    if not total.busiest:
+        return []
+    ids = ", ".join(f"{found.calls:,} of {found.queue} {found.id}" for found in total.busiest)
+    return [escaped(f"Most waiting calls: {ids}; the oldest call waits for {duration(total.oldest_call)}")]
+
+
+def _shards_text(found: ShardsJson) -> str:
+    return table(
+        SHARDS,
+        [_shard_row(queue.name, shard, found.denied) for queue in found.queues for shard in queue.shards],
+    )
+
+
+def _shard_row(queue: str, shard: ShardReport, denied: Mapping[str, str]) -> list[str]:
+    stats = shard.stats
+    if shard.away is not None:
+        state = f"{shard.away} {_reason(shard.away, denied)}"
+        return [queue, str(shard.index), *("-",) * (len(SHARDS) - 3), state]
+    per_minute = "-" if shard.jobs_per_minute is None else f"{shard.jobs_per_minute:.1f}"
+    states = ["paused"] if shard.paused_since is not None else []
+    states += [f"moving {shard.moving}"] if shard.moving else []
+    states += ["silent"] if shard.owner and shard.alive is False else []
+    counts = str(stats.length), str(stats.busy), duration(stats.lag), per_minute
+    return [queue, str(shard.index), shard.owner or "none", *counts, ", ".join(states)]
+
+
+# ``nodes``: the nodes, their lanes, and running jobs.
+
+NODES = ("node", "state", ">seen", ">up", "lane", ">shards", "doing")
+
+
+@command("Nodes, their lanes, and running jobs.", ["nodes", "nodes --json"])
+@json_option
+def nodes(inspector: Inspector, json_: bool) -> None:
+    """Each node with its lanes, their shards and running jobs, from the node's last report.
+
+    seen: the age of the report. A node that is silent for longer than its lease is lost, and other nodes take
+    its shards.
+    """
+    found = inspector.nodes()
+    if json_:
+        for node in found:
+            write_json(node)
+    elif found:
+        write_text(table(NODES, [row for node in found for row in _node_rows(node)]))
+    else:
+        write_text("none: does a worker with ordered queues run?", err=True)
+
+
+def _node_rows(node: NodeReport) -> Iterator[list[str]]:
+    """The name of the node is in the first row only."""
+    up = node.seen_at - node.started_at
+    first = [node.name, _node_state(node), f"{duration(node.silent)} ago", duration(up)]
+    for number, lane in enumerate(node.lanes or (LaneReport("-", (), 0),)):
+        yield [
+            *(first if number == 0 else [""] * len(first)),
+            lane.name,
+            str(lane.shard_count),
+            _run_text(lane),
+        ]
+
+
+def _node_state(node: NodeReport) -> str:
+    if not node.alive:
+        return "lost"
+    if node.stopping:
+        return "stopping"
+    return "quiet" if node.quiet else "working"
+
+
+def _run_text(lane: LaneReport) -> str:
+    run = lane.running
+    if run is None:
+        return "nothing"
+    overdue = f", overdue: {expected(run)}" if run.overdue else ""
+    return f"{format_job_ids(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}{overdue}"
+
+
+# ``masters``: the servers that store the shards.
+
+MASTERS = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "server")
+#: Smallest difference of clocks that is shown, in s.
+MEASURABLE = 0.1
+
+
+@command("Masters of Redis, with their shards.", ["masters", "masters --json"])
+@json_option
+def masters(inspector: Inspector, json_: bool) -> None:
+    """The servers that store shards: those of a cluster, or the only one.
+
+    shards: of all queues. clock: ahead of this host's by so much. Behind sentinels, the address of the master
+    stands beside its name.
+
+    Status 1 when a master is away or refuses all scripts, or slots of a cluster have none.
+    """
+    topology = inspector.topology()
+    if json_:
+        write_json(topology)
+    else:
+        write_text(table(MASTERS, map(_master_row, topology.masters)))
+        if topology.kind is Kind.CLUSTER:
+            write_text(_masters_summary(topology))
+    if not topology.is_whole:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _master_row(master: Master) -> list[str]:
+    server = master.server
+    slots = "-" if master.slots is None else str(master.slots)
+    place = [master.name, slots, str(master.shard_count)]
+    if master.away is not None:
+        return [*place, "-", "-", "-", f"away: {master.away}"]
+    if master.refuses is not None:
+        return [*place, "-", "-", "-", f"refuses: {master.refuses}"]
+    replicas = "-" if server.replicas is None else str(server.replicas)
+    clock = f"{server.ahead:+.3f} s"
+    return [*place, replicas, size(server.used_memory), clock, f"{server.name} {server.version}".rstrip()]
+
+
+def _masters_summary(topology: Topology) -> str:
+    skew = topology.clock_skew
+    clocks = f"The clocks of the masters differ by {duration(skew)} at least."
+    if skew < MEASURABLE:
+        clocks = "No difference between the clocks of the masters was measured."
+    parts = [f"The busiest master has {topology.skew:.2f} times its share of shards.", clocks]
+    if topology.unassigned:
+        parts.append(f"{topology.unassigned} slots have no master.")
+    return " ".join(parts)
+
+
+# ``doctor``: health checks, and what to do about each problem.
+
+
+@command("Check Redis, nodes and queues.", ["doctor", "doctor --json"])
+@json_option
+def doctor(inspector: Inspector, json_: bool) -> None:
+    """Check Redis (version, memory policy, persistence, clock), the nodes, and the queues (number of shards,
+    damaged keys, nodes that serve them, shards and jobs without an owner, jobs that wait while lanes are
+    free), and say what to do.
+
+    Status 1 when there is an error; a warning alone is status 0.
+    """
+    findings = inspector.doctor()
+    for finding in findings:
+        if json_:
+            write_json(finding)
+        else:
+            write_text(_finding_text(finding))
+    if any(finding.level == ERROR for finding in findings):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _finding_text(finding: Finding) -> str:
+    text = f"{finding.level:8} {finding.subject}: {finding.text}"
+    return escaped(text) + (f"\n         {escaped(finding.advice)}" if finding.advice else "")
+
+
+# ``failures``: the failures of a queue, or of all, in groups.
+
+NO_GROUPS = "the master with the groups of the queue is away"
+FAILURE_GROUPS = (
+    "queue",
+    "failure",
+    ">count",
+    ">failing",
+    ">dead",
+    "first seen",
+    "last seen",
+    "error",
+    "where",
+)
+
+
+@command(
+    "Failures, in groups.",
+    ["failures", "failures sync_order", "failures sync_order 9f86d081884c7d65", "failures sync_order --json"],
+)
+@optional_queue_argument
+@click.argument("failure", required=False, default="")
+@json_option
+def failures(inspector: Inspector, queue: str | None, failure: str, json_: bool) -> None:
+    """Failures of QUEUE, or of all queues, in groups: the same type, message and place in your code; or one
+    FAILURE of QUEUE with an example.
+
+    In messages, * stands for numbers and ids. count: runs that failed. failing, dead: jobs of the group now.
+    `requeue`, `bury` and `delete` take a group as --failure.
+    """
+    names = inspector.queues() if queue is None else [queue]
+    found = {name: inspector.queue(name).failures(failure) for name in names}
+    groups = [(name, one) for name, of_queue in found.items() for one in of_queue.groups]
+    if json_:
+        for name, one in groups:
+            write_json({"queue": name, **vars(one)})
+    elif failure and groups:
+        _write_group(*groups[0])
+    elif groups:
+        write_text(table(FAILURE_GROUPS, (_failure_row(*each) for each in groups)))
+    else:
+        write_text("none", err=True)
+    _write_limits(found)
+    end_listing({address: shards for one in found.values() for address, shards in one.away.items()})
+    if failure and not groups:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _write_limits(found: Mapping[str, Failures]) -> None:
+    searched, jobs = (sum(getattr(one, name) for one in found.values()) for name in ("searched", "jobs"))
+    if searched < jobs:
+        write_text(f"failing and dead: searched {searched:,} of {jobs:,} jobs", err=True)
+    if any(one.unknown for one in found.values()):
+        write_text(f"{NO_GROUPS}: only jobs of now are counted", err=True)
+
+
+def _failure_row(queue: str, one: FailureGroup) -> list[str]:
+    counts = (str(number) for number in (one.count, one.failing, one.dead))
+    times = ("" if at is None else moment(at) for at in (one.first_seen, one.last_seen))
+    return [queue, one.fingerprint, *counts, *times, cell(one.error), one.where]
+
+
+def _write_group(queue: str, one: FailureGroup) -> None:
+    for name, value in zip(FAILURE_GROUPS, _failure_row(queue, one), strict=True):
+        write_text(f"{name.lstrip('>') + ':':12} {escaped(value)}")
+    write_text("example:")
+    for line in one.example.splitlines():
+        write_text(f"  {escaped(line)}")
+
+
+# ``why``: one answer to why an id does not run.
+
+
+@command("Why an id is not running.", ["why sync_order 42", "why sync_order 42 --json"])
+@queue_argument
+@click.argument("id_", metavar="ID")
+@json_option
+def why(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
+    """Where an ID of QUEUE is, and why it does not run, in words.
+
+    It is done or was never there, waits for its time or behind others, is paused, or dead; its shard has no
+    owner, or one that does not answer; or it is running. Status 1 when there is no such job.
+    """
+    answer = inspector.queue(queue).why(id_)
+    if json_:
+        write_json(answer)
+    else:
+        for reason in answer.reasons:
+            write_text(escaped(reason.text))
+    if answer.kind == "nowhere":
+        raise click.exceptions.Exit(FAILED)
+
+
+# ``job``: where an id is, and what it has.
+
+#: Names, the longest of which is "processing".
+COLUMN = 12
+
+
+@command("Where an id is, and what it has.", ["job sync_order 42", "job sync_order 42 --json"])
+@queue_argument
+@click.argument("id_", metavar="ID")
+@json_option
+def job(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
+    """Where an ID of QUEUE is: waiting, being processed, in the morgue; with payloads, scores and last error.
+
+    Status 1 when it is nowhere.
+    """
+    ordered = inspector.queue(queue).raw(decoded=True) if json_ else inspector.queue(queue)
+    places, why = ordered.job(id_), ordered.why(id_)
+    found = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
+    if json_:
+        write_json(places_json(places, why, ordered.tries(id_)))
+    else:
+        owner = why.facts.owner.name if why.facts.owner else "none"
+        known = {"id": id_, "queue": queue, "shard": why.facts.shard.index, "owner": owner}
+        write_text("\n".join(f"{name:{COLUMN}}{escaped(str(value))}" for name, value in known.items()))
+        for name, place in found.items():
+            if place is not None:
+                write_text(_place_text(name, place))
+    if not any(found.values()):
+        write_text(f"queue {queue} has no job {escaped(id_)}", err=True)
+        raise click.exceptions.Exit(FAILED)
+
+
+def _place_text(name: str, place: ShownJob | ShownDeadJob) -> str:
+    when = place.updated_at if isinstance(place, ShownDeadJob) else place.perform_in
+    lines = [f"{name:{COLUMN}}{moment(when)}, {relative(when, time.time())}"]
+    if isinstance(place, ShownJob):
+        lines.append(f"  retry_count {place.retry_count}")
+        if place.priority:
+            lines.append(f"  priority    {place.priority}")
+        if place.held:
+            lines.append("  held        by a dead payload of its id")
+        if place.paused:
+            lines.append("  paused      its id is paused")
+    if place.error is not None:
+        first, *rest = place.error.splitlines() or [""]
+        lines.append(f"  error       {escaped(first)}")
+        lines += [f"    {escaped(line)}" for line in rest]
+    lines.append(f"  payloads    {place.payload_count}")
+    lines += [f"    score {payload.score!r}  {payload_text(payload, None)}" for payload in place.payloads]
+    left = place.payload_count - len(place.payloads)
+    return "\n".join([*lines, f"    and {left} more"] if left > 0 else lines)
+
+
+# ``jobs``: the waiting jobs of a queue.
+
+jobs: click.Command = listing_command(
+    "jobs",
+    "Waiting jobs of a queue.",
+    """Waiting jobs of QUEUE.
+
+    By id they come in no order. By perform_in: --from is a time. By retry_count: failed jobs only, --from is
+    a number (-1 never failed, 0 failed once).
+    """,
+    (
+        "jobs sync_order --by perform_in",
+        "jobs sync_order --by retry_count --from 3 --limit 0",
+        "jobs sync_order --prefix 42 --json",
+    ),
+    ("id", "perform_in", "retry_count"),
+    {
+        "id": lambda job: job.id,
+        "perform_in": lambda job: moment(job.perform_in),
+        ">retry_count": lambda job: str(job.retry_count),
+        ">payloads": lambda job: str(job.payload_count),
+        "first payload": lambda job: first_payload(job.payloads),
+        "error": lambda job: error_text(job.error),
+    },
+)
+
+
+# ``morgue``: the dead jobs of a queue.
+
+morgue: click.Command = listing_command(
+    "morgue",
+    "Dead jobs of a queue.",
+    """Dead jobs of QUEUE, sorted by id or by the time of their last death (--from is a time then).""",
+    (
+        "morgue sync_order --by updated_at --reverse",
+        "morgue sync_order --by updated_at --from -1h --json",
+        "morgue sync_order --prefix 42",
+    ),
+    ("id", "updated_at"),
+    {
+        "id": lambda job: job.id,
+        "updated_at": lambda job: moment(job.updated_at),
+        ">payloads": lambda job: str(job.payload_count),
+        "first payload": lambda job: first_payload(job.payloads),
+        "error": lambda job: error_text(job.error),
+    },
+)
+
+
+# ``held``: the ids of a queue that a dead payload holds.
+
+
+@command("Ids that a dead payload holds.", ["held sync_order", "held sync_order --json"])
+@queue_argument
+@json_option
+def held(inspector: Inspector, queue: str, json_: bool) -> None:
+    """The ids of QUEUE whose newer payloads wait behind a dead one, the longest held first.
+
+    Requeue or delete the dead payload, or let the id go on.
+    """
+    found = False
+    away: dict[str, str] = {}
+    for one in all_items(inspector.queue(queue).held_ids, away):
+        found = True
+        if json_:
+            write_json(one)
+        else:
+            paused = ", and paused" if one.paused else ""
+            write_text(f"{escaped(one.id)} since {moment(one.since)}{paused}")
+    if not found:
+        write_text("[]" if json_ else "none", err=not json_)
+    end_listing(away)
+
+
+# ``paused``: the pauses of a queue.
+
+
+@command("Pauses of a queue.", ["paused sync_order", "paused sync_order --json"])
+@queue_argument
+@json_option
+def paused(inspector: Inspector, queue: str, json_: bool) -> None:
+    """The pauses of QUEUE, of its shards and of its ids, with their times."""
+    ordered = inspector.queue(queue)
+    found, now = False, ordered.paused()
+    away = dict(now.away)
+    for what, since in _paused(ordered, now, away):
+        found = True
+        if json_:
+            write_json({**what, "since": since})
+        else:
+            ((kind, name),) = what.items()
+            write_text(f"{kind} {escaped(str(name))} since {moment(since)}")
+    if not found:
+        write_text("[]" if json_ else "none", err=not json_)
+    end_listing(away)
+
+
+def _paused(
+    queue: OrderedQueue, now: Paused, away: dict[str, str]
+) -> Iterator[tuple[dict[str, str | int], float]]:
+    if now.queue is not None:
+        yield {"queue": queue.name}, now.queue
+    for shard, since in sorted(now.shards.items()):
+        yield {"shard": shard}, since
+    for one in all_items(queue.paused_ids, away):
+        yield {"id": one.id}, one.since
+
+
+# ``audit``: the changes that people made.
+
+
+@command("Changes that people made.", ["audit", "audit --limit 1000 --json"])
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Most entries.")
+@json_option
+def audit(inspector: Inspector, limit: int, json_: bool) -> None:
+    """The changes that people made by the dashboard, the API, Flower and commands, the latest first."""
+    entry = None
+    for entry in islice(all_items(Audit(inspector.app).read), limit):
+        if json_:
+            write_json(entry)
+        else:
+            write_text(f"{moment(entry.at)} {line_of(entry)}")
+    if entry is None:
+        write_text("[]" if json_ else "none", err=not json_)
+
+
+# ``progress``: the progress of a tracked group of calls.
+
+STATES = [state.value for state in State]
+GROUPS = ("id", "name", "opened", ">total", *(f">{state}" for state in STATES), "")
+CALLS = ("queue", "id", "state", "updated", "progress", "payload", "last message")
+PROGRESS_EXAMPLES = [
+    "progress",
+    "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11",
+    "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --state failed --state error",
+]
+#: Seconds between two updates of the bar; the end of the group is shown at once.
+LOOK = 0.25
+
+
+@command("Progress of a tracked group of calls.", PROGRESS_EXAMPLES)
+@click.argument("id_", metavar="[ID]", required=False)
+@click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls in this state."
+)
+@click.option(
+    "--limit", default=100, show_default=True, help="Maximum number of lines; 0: all.", type=click.IntRange(0)
+)
+@json_option
+def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], limit: int, json_: bool) -> None:
+    """Progress of the tracked group with this ID; without an ID, of all groups, the latest first.
+
+    On a terminal, a bar moves until all calls have ended. Status 1 if there is no such group.
+    """
+    if id_ is None:
+        write_listing(all_items(inspector.trackers), limit, GROUPS, _group_row, json_)
+        return
+    try:
+        tracker = Tracker.get(inspector.app, id_)
+    except UnknownTracker as error:
+        write_text(escaped(str(error)), err=True)
+        raise click.exceptions.Exit(FAILED) from error
+    if states:
+        found: Iterator[TrackedCall] = all_items(tracker.jobs, state=states)
+        write_listing(found, limit, CALLS, _call_row, json_)
+        return
+    if sys.stderr.isatty() and not json_:
+        _watch_group(tracker)
+    view = tracker.view()
+    if json_:
+        write_json(view)
+    else:
+        write_text(table(GROUPS, [_group_row(view)]))
+
+
+def _watch_group(tracker: Tracker) -> None:
+    """Move the bar until the end, or until Ctrl-C."""
+    try:
+        with click.progressbar(length=1, label=escaped(tracker.name), file=sys.stderr, show_pos=True) as bar:
+            ended = False
+            while not ended:
+                ended = tracker.wait(LOOK)
+                counts = tracker.counts()
+                bar.length = max(counts.total, 1)
+                bar.update(counts.ended - bar.pos)
+                bar.render_progress()
+    except KeyboardInterrupt:
+        pass
+
+
+def _group_row(view: TrackerView) -> list[str]:
+    counts = view.counts
+    numbers = [counts.total, *(getattr(counts, state) for state in STATES)]
+    how = "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"
+    return [view.id, view.name, moment(view.opened_at), *map(str, numbers), how]
+
+
+def _call_row(call: TrackedCall) -> list[str]:
+    said = cell(call.messages[-1].text) if call.messages else ""
+    return [
+        call.queue,
+        call.id,
+        call.state.value,
+        moment(call.updated_at),
+        _progress(call),
+        cell(value_text(call.payload)),
+        said,
+    ]
+
+
+def _progress(call: TrackedCall) -> str:
+    if call.current is None:
+        return ""
+    return f"{call.current:g}" if call.total is None else f"{call.current:g}/{call.total:g}"
