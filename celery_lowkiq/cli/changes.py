@@ -47,7 +47,7 @@ from celery_lowkiq.integration.audit import Audit, Change
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.dumps import MAX_LINE_BYTES
-from celery_lowkiq.rules.errors import ShardsAway, UnknownTracker
+from celery_lowkiq.rules.errors import ShardsUnreachable, UnknownTracker
 from celery_lowkiq.rules.models import MAX_SHARDS, ShardRef
 from celery_lowkiq.rules.resharding import JOBS_PER_SECOND, MigrationState
 from celery_lowkiq.rules.text import count_of, duration, escaped, size
@@ -114,17 +114,17 @@ def with_progress(
 
 
 def in_chunks(ids: Iterable[str], act: Callable[[list[str], Progress], int], progress: Progress) -> int:
-    """Return the sum of ``act(ids, progress)`` over chunks of the ids. Raises ShardsAway at the end."""
+    """Return the sum of ``act(ids, progress)`` over chunks of ids. Raises ShardsUnreachable at the end."""
     left, done, left_out = iter(ids), 0, dict[ShardRef, str]()
     while part := list(islice(left, MAX_IDS)):
         before = done
         try:
             done += act(part, lambda count, before=before: progress(before + count))  # type: ignore[misc]
-        except ShardsAway as error:
+        except ShardsUnreachable as error:
             done += error.count
             left_out |= error.shards
     if left_out:
-        raise ShardsAway(done, left_out)
+        raise ShardsUnreachable(done, left_out)
     return done
 
 
@@ -274,11 +274,11 @@ def _act(
         _end_unchanged(queue, ids)
 
 
-def _counted(act: Callable[[], int]) -> tuple[int, ShardsAway | None]:
+def _counted(act: Callable[[], int]) -> tuple[int, ShardsUnreachable | None]:
     """What was changed, and the error that names the shards that were left out."""
     try:
         return act(), None
-    except ShardsAway as error:
+    except ShardsUnreachable as error:
         return error.count, error
 
 

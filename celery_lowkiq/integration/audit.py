@@ -14,7 +14,7 @@ from celery import Celery
 from celery_lowkiq.integration.actions import MARK, SHARD, VALUE, Action, Target
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.basics import audit_logger as logger
-from celery_lowkiq.rules.errors import InvalidCall, ShardsAway, StoreError
+from celery_lowkiq.rules.errors import InvalidCall, ShardsUnreachable, StoreError
 from celery_lowkiq.rules.text import escaped, shortened
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.actions import MAX_BYTES, read_entries, write_entry
@@ -128,7 +128,7 @@ class Audit:
         try:
             count = act()
         except BaseException as error:
-            done = error.count if isinstance(error, ShardsAway) else None
+            done = error.count if isinstance(error, ShardsUnreachable) else None
             self.write(change, "failed", done, f"{type(error).__name__}: {error}")
             raise
         self.write(change, "done", count)
@@ -141,7 +141,7 @@ class Audit:
 
     def read_if_there(self, limit: int) -> tuple[AuditEntry, ...] | None:
         """Return the latest entries; on a cluster, None while the master with the log is away."""
-        return context_of(self._app).store.client.unless_away(lambda: self.read(limit).items)
+        return context_of(self._app).store.client.unless_unreachable(lambda: self.read(limit).items)
 
 
 def line_of(entry: AuditEntry) -> str:

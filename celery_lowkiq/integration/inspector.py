@@ -169,7 +169,7 @@ class Inspector:
             except ShardDamaged:
                 continue
             except StoreUnavailable as error:
-                self._store.client.check_away([error])
+                self._store.client.check_reachable([error])
                 shard = ShardRef(name, queue.shard_of(job_id))
                 away[shard] = self._store.client.master_name(shard)
             else:
@@ -244,7 +244,7 @@ class Inspector:
             try:
                 shards = NodeReports(reads._store).shards(*reads._as_stored({name: queue}))
             except (ShardDamaged, StoreUnavailable) as error:
-                self._store.client.check_away([error])
+                self._store.client.check_reachable([error])
                 damaged[name] = str(error)
             else:
                 queues.append(QueueShardsJson(name, by_load(shards)))
@@ -271,7 +271,7 @@ class Inspector:
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
         """Return :meth:`nodes`; on a cluster, None while the master with the reports is away."""
-        return self._store.client.unless_away(self.nodes)
+        return self._store.client.unless_unreachable(self.nodes)
 
     def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
         """Return the counters of all queues, or of the named ones, as :meth:`OrderedQueue.history`.

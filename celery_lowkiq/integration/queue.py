@@ -479,8 +479,8 @@ class FailuresMixin:
     ) -> int:
         """Change the jobs that match now, at most ``limit``, and ``rate`` a second. Returns how many.
 
-        ``progress`` may raise Stop after each step: the other jobs stay as they are. Raises ShardsAway when
-        shards were left out.
+        ``progress`` may raise Stop after each step: the other jobs stay as they are. Raises
+        ShardsUnreachable when shards were left out.
         """
         reads, began_at, given = self._reads(), monotonic(), 0
         tally = ShardTally(reads.client, progress)
@@ -840,7 +840,7 @@ class ReshardMixin:
 
     def migration_if_there(self) -> MigrationState | None:
         """Return :meth:`migration`; on a cluster, None while a master that it needs is away."""
-        return self._store.client.unless_away(self.migration)
+        return self._store.client.unless_unreachable(self.migration)
 
     @property
     def _store(self) -> RedisStore:
@@ -866,7 +866,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
     A listing returns a :class:`Page`; pass its ``next`` as ``after`` for the following page. An action
     returns the number of changed jobs, works in bounded steps, is safe to repeat, and calls ``progress`` with
     the number of jobs done so far. On a cluster, an action on several jobs does what it can on the masters
-    that answer, and raises ShardsAway at the end when shards were left out.
+    that answer, and raises ShardsUnreachable at the end when shards were left out.
     """
 
     def __init__(
@@ -974,7 +974,7 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is away.
         """
         reports, client = self._context.node_reports, self._context.store.client
-        found = client.unless_away(lambda: reports.hints(self.stored_spec(), shards)) or []
+        found = client.unless_unreachable(lambda: reports.hints(self.stored_spec(), shards)) or []
         return [hint._replace(advice=naming(hint.advice, self._app)) for hint in found]
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:

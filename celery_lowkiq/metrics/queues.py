@@ -202,7 +202,9 @@ class QueueCollector(Collector):
             yield _gauge("lowkiq_runs_overdue", "Runs that take too long: see lowkiq doctor", overdue)
         away = {queue: sum(1 for state in group if state.away) for queue, group in by_queue.items()}
         yield _gauge(
-            "lowkiq_shards_away", "Shards in no other figure: their masters are away or deny a right", away
+            "lowkiq_shards_unreachable",
+            "Shards in no other figure: their masters are away or deny a right",
+            away,
         )
 
     def _log_problem(self, problem: str) -> None:

@@ -209,7 +209,7 @@ def _claimed(facts: DiagnosisFacts) -> Reason:
     if owner.alive is None:
         return Reason("claimed", f"It is claimed by {owner.place}.")
     if not owner.alive:
-        return _silent(owner, "It was running on")
+        return _unresponsive(owner, "It was running on")
     run = owner.running
     if run is None:
         return Reason("claimed", f"It is claimed by {owner.place}, and about to run, or has just run.")
@@ -264,7 +264,7 @@ def _owner_problem(facts: DiagnosisFacts) -> Reason | None:
     if owner is None:
         return _unowned(facts)
     if owner.alive is False:
-        return _silent(owner, f"Shard {facts.shard.index} belongs to")
+        return _unresponsive(owner, f"Shard {facts.shard.index} belongs to")
     if owner.leaving:
         text = f"Node {owner.name} stops or is quiet: it begins nothing new, and gives the shard away."
         return Reason("leaving", text)
@@ -301,7 +301,7 @@ def _unowned(facts: DiagnosisFacts) -> Reason:
     return Reason("unowned", text)
 
 
-def _silent(owner: Owner, subject: str) -> Reason:
+def _unresponsive(owner: Owner, subject: str) -> Reason:
     last_report = (
         f"last heard of {duration(owner.silent)} ago"
         if owner.silent is not None

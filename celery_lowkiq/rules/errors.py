@@ -175,7 +175,7 @@ class ClusterDown(StoreUnavailable):
     """A master of a cluster refuses all scripts: slots have no master, or it cannot reach most masters."""
 
 
-class ShardsAway(StoreUnavailable):
+class ShardsUnreachable(StoreUnavailable):
     """On a cluster, an action is done but for shards whose masters are away; of these, parts may be done.
 
     ``count``: what it has changed; ``shards``: those that it left out, with the addresses of their masters.

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 
 #: Lease times without a heartbeat, half a turn and one and a half, after which it is late, and silent.
 LATE_LEASES = 0.1
-SILENT_LEASES = 0.3
+UNRESPONSIVE_LEASES = 0.3
 #: Lease times without a heartbeat after which a node no longer counts for quotas.
 NODE_TIMEOUT_LEASES = 1.05
 #: Lease times after which any node takes a free shard, whatever its quota.
@@ -48,13 +48,13 @@ class Member:
         """Whether the heartbeat of this turn is missing: it may just come a little later than ours."""
         return now >= self.since + LATE_LEASES * lease_seconds
 
-    def silent(self, now: float, lease_seconds: float, read_since: float = -math.inf) -> bool:
+    def unresponsive(self, now: float, lease_seconds: float, read_since: float = -math.inf) -> bool:
         """Whether heartbeats are missing, although they could be read from ``read_since`` (monotonic) on."""
-        return now >= self.silent_at(lease_seconds, read_since)
+        return now >= self.unresponsive_at(lease_seconds, read_since)
 
-    def silent_at(self, lease_seconds: float, read_since: float = -math.inf) -> float:
+    def unresponsive_at(self, lease_seconds: float, read_since: float = -math.inf) -> float:
         """Return the monotonic time from which on the node is silent, unless its heartbeat moves before."""
-        return max(self.since, read_since) + SILENT_LEASES * lease_seconds
+        return max(self.since, read_since) + UNRESPONSIVE_LEASES * lease_seconds
 
     def alive(self, now: float, lease_seconds: float) -> bool:
         """Whether the node counts for quotas."""
@@ -197,7 +197,7 @@ class LeaseWatch:
         return (
             heartbeat is not None
             and heartbeat.moved
-            and not heartbeat.silent(now, lease_seconds)
+            and not heartbeat.unresponsive(now, lease_seconds)
             and self.since is not None
             and now < self.since + TAKEOVER_LEASES * lease_seconds
         )

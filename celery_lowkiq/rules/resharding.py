@@ -125,7 +125,7 @@ class Export:
         return self.source, self.shard
 
 
-class SilentOwners:
+class UnresponsiveOwners:
     """Owners of ``ShardMoves.given_elsewhere`` that renew their leases no more, as a mover sees it."""
 
     def __init__(self, lease_seconds: float) -> None:
@@ -145,7 +145,7 @@ class SilentOwners:
         for index in list(self._seen) if shards is None else shards:
             self._seen.pop(index, None)
 
-    def silent(self, index: int, now: float) -> str:
+    def unresponsive(self, index: int, now: float) -> str:
         """Return the owner of a shard if its lease has run out at ``now``; else ''."""
         owner, since = self._seen.get(index, ("", now))
         return owner if now >= since + self._wait else ""

@@ -221,7 +221,7 @@ LEASE_LEFT = DEADLINE - 1 / RENEWALS_PER_LEASE
 RENEWALS = 0.5
 SLOTS = 16384
 #: Text about a setting.
-UNTOLD = "The masters do not tell it: CONFIG GET is forbidden."
+UNREPORTED = "The masters do not tell it: CONFIG GET is forbidden."
 
 UNKNOWN = Server()
 
@@ -451,7 +451,7 @@ def _coverage(topology: Topology) -> Iterator[Finding]:
     subject = "cluster-require-full-coverage"
     found = {master.server.full_coverage for master in topology.masters}
     if None in found:
-        yield Finding(WARNING, subject, UNTOLD, "Look there: it should be no.")
+        yield Finding(WARNING, subject, UNREPORTED, "Look there: it should be no.")
     elif True in found:
         text = "yes: while one slot has no master, all masters refuse all calls."
         yield Finding(WARNING, subject, text, f"Set {subject} to no: then only the shards of that slot wait.")
@@ -462,9 +462,9 @@ def _coverage(topology: Topology) -> Iterator[Finding]:
 def _node_timeout(topology: Topology) -> Iterator[Finding]:
     subject, lease = "cluster-node-timeout", topology.lease_seconds
     known = [server.node_timeout for server in _servers(topology) if server.node_timeout is not None]
-    if untold := [master.name for master in topology.masters if master.server.node_timeout is None]:
-        finding = Finding(WARNING, subject, UNTOLD, f"Look there. {_settings_for(lease)}")
-        yield _about(untold, finding) if known else finding
+    if unreported := [master.name for master in topology.masters if master.server.node_timeout is None]:
+        finding = Finding(WARNING, subject, UNREPORTED, f"Look there. {_settings_for(lease)}")
+        yield _about(unreported, finding) if known else finding
     if not known:
         return
     failover = max(known) * FAILOVER_TIMEOUTS + ELECTION

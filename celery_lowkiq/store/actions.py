@@ -93,7 +93,7 @@ def for_each_id(
 ) -> int:
     """Run a script, which returns a count, over parts of the ids. Return the sum of the counts.
 
-    Raises ShardsAway.
+    Raises ShardsUnreachable.
     """
     tally, left = ShardTally(client, progress), iter(ids)
     while portion := list(islice(left, PORTION)):
@@ -111,7 +111,7 @@ class Actions:
 
     Every method returns a count of jobs, and may raise StoreError or the Stop of ``progress``. Completed
     steps stay; repeating the call is safe. On a cluster, changes of several jobs are done in all shards whose
-    masters answer; those of the others are left out, and ShardsAway raised at the end.
+    masters answer; those of the others are left out, and ShardsUnreachable raised at the end.
     """
 
     def __init__(self, store: RedisStore, left: Left | None = None) -> None:
@@ -367,8 +367,8 @@ class Pausing:
     """Pauses and resumes. A job runs when its queue, its shard and its id are not paused.
 
     Every method may raise StoreError, or the Stop of ``progress``; repeating it is safe and completes what
-    was interrupted. On a cluster, shards whose masters are away are left out, and ShardsAway raised at the
-    end.
+    was interrupted. On a cluster, shards with an unreachable master are left out, and ShardsUnreachable is
+    raised at the end.
     """
 
     def __init__(self, client: Client) -> None:

@@ -97,7 +97,7 @@ class Client:
         """Return the address of a shard's master, or that its slot has none."""
         return self.master_of(shard) or NO_MASTER
 
-    def is_away(self, shard: ShardRef) -> bool:
+    def is_unreachable(self, shard: ShardRef) -> bool:
         """Whether, on a cluster, a shard's master has not answered lately."""
         return False
 
@@ -147,18 +147,18 @@ class Client:
         """
         return self.all(calls)
 
-    def check_away(self, replies: Iterable[Any]) -> None:
+    def check_reachable(self, replies: Iterable[Any]) -> None:
         """Raise the first StoreUnavailable among the replies; none on a cluster, as it is of one master."""
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
 
-    def unless_away(self, read: Callable[[], T]) -> T | None:
+    def unless_unreachable(self, read: Callable[[], T]) -> T | None:
         """Return what ``read`` returns; on a cluster, None when it needs a master that is away."""
         try:
             return read()
         except StoreUnavailable as error:
-            self.check_away([error])
+            self.check_reachable([error])
             return None
 
     # -- scripts and commands
@@ -218,11 +218,11 @@ class Client:
             script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
             for command, reply in zip(commands, replies, strict=True)
         ]
-        return self.but_away(answers)
+        return self.but_unreachable(answers)
 
-    def but_away(self, replies: list[Any]) -> list[Any]:
+    def but_unreachable(self, replies: list[Any]) -> list[Any]:
         """Return the replies; raise the first LowkiqError among them but, on a cluster, StoreUnavailable."""
-        self.check_away(replies)
+        self.check_reachable(replies)
         raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
         return replies
 
@@ -235,7 +235,9 @@ class Client:
         found: list[Any] = [
             None if is_wrong_type(reply) else reply for reply in self._send(self._with_prefix(commands))
         ]
-        return self.but_away([store_error(e) if isinstance(e, exceptions.RedisError) else e for e in found])
+        return self.but_unreachable(
+            [store_error(e) if isinstance(e, exceptions.RedisError) else e for e in found]
+        )
 
     def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         try:

@@ -168,7 +168,7 @@ def _unanswered(
 
 def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command], now: float) -> _Sent:
     """Send commands over a connection of the pool. ``now``: monotonic time."""
-    cluster.check_silent(address)
+    cluster.check_responsive(address)
     pool = cluster.pool(address)
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
@@ -315,7 +315,7 @@ class ClusterClient(Client):
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
         return address and text_of(address)
 
-    def is_away(self, shard: ShardRef) -> bool:
+    def is_unreachable(self, shard: ShardRef) -> bool:
         """Whether a shard's master has not answered lately, or its slot has none. Raises StoreError."""
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
         return address is None or address in self.cluster.outages.away
@@ -367,9 +367,9 @@ class ClusterClient(Client):
 
     def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts; a reply may be the StoreUnavailable of a master that is away. Raises other errors."""
-        return self.but_away(self.calls(calls))
+        return self.but_unreachable(self.calls(calls))
 
-    def check_away(self, replies: Iterable[Any]) -> None:
+    def check_reachable(self, replies: Iterable[Any]) -> None:
         """Raise nothing: the other masters are not away."""
 
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
@@ -380,9 +380,9 @@ class ClusterClient(Client):
         """
         return self._with_refusals(super().calls(calls))
 
-    def but_away(self, replies: list[Any]) -> list[Any]:
+    def but_unreachable(self, replies: list[Any]) -> list[Any]:
         """Return the replies; raise the first LowkiqError among them that is no StoreUnavailable."""
-        return super().but_away(self._with_refusals(replies))
+        return super().but_unreachable(self._with_refusals(replies))
 
     def _with_refusals(self, replies: list[Any]) -> list[Any]:
         if not (self._waits_less or self._is_reader):

@@ -395,7 +395,7 @@ class ClusterMap:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_reading, NEW_SECONDS)
 
-    def check_silent(self, address: Address) -> None:
+    def check_responsive(self, address: Address) -> None:
         """Raise NotAsked for a node that was silent; have it asked again by the thread of the map."""
         if address in self.outages.silent:
             self.refresh()
@@ -411,7 +411,7 @@ class ClusterMap:
                     pool = KeepingPool(
                         connection_class=self.connection_class, **self._to(address), **self._pool_options
                     )
-                    pool.check = partial(self.check_silent, address)
+                    pool.check = partial(self.check_responsive, address)
                     self._pools[address] = pool
         return pool
 
@@ -441,7 +441,7 @@ class ClusterMap:
         if found:
             self.outages.found(found)
             self._forget_others({address for address in found if address})
-        self._ask_silent()
+        self._ask_unresponsive()
 
     def _fullest(self, addresses: Iterable[Address]) -> tuple[Slots | None, Exception | None]:
         """Return the first map that has all masters that are known, or else the fullest; and the last error.
@@ -501,14 +501,14 @@ class ClusterMap:
             self._next_reading = time.monotonic() + BETWEEN_READINGS
             self._changed.notify_all()
 
-    def _ask_silent(self) -> None:
+    def _ask_unresponsive(self) -> None:
         # Not for longer than other threads wait: they would find a node silent again that was found here.
         seconds = min(ASK_SECONDS, self.connection_kwargs.get("socket_timeout") or ASK_SECONDS)
         for address in list(self.outages.silent):
             with contextlib.suppress(Exception):
                 # A refusal is an answer, too: the node may deny the map only.
                 with contextlib.suppress(exceptions.ResponseError, *REFUSED):
-                    self._slots_told_by(address, seconds)
+                    self._slots_reported_by(address, seconds)
                 self.outages.silent.discard(address)
 
     def refusing_replicas(self) -> list[Address]:
@@ -516,13 +516,13 @@ class ClusterMap:
         replicas: set[Address] = set()
         for address in self.masters():
             with contextlib.suppress(exceptions.RedisError, OSError, TypeError, ValueError):
-                replicas = parse_replicas(self._slots_told_by(address), address)
+                replicas = parse_replicas(self._slots_reported_by(address), address)
                 break
         return [address for address in sorted(replicas) if self._refuses(address)]
 
     def _refuses(self, address: Address) -> bool:
         try:
-            self._slots_told_by(address)
+            self._slots_reported_by(address)
         except exceptions.AuthenticationError:
             return True
         except (exceptions.RedisError, OSError):
@@ -530,9 +530,9 @@ class ClusterMap:
         return False
 
     def _read_from(self, address: Address) -> Slots:
-        return parse_slots(self._slots_told_by(address), address)
+        return parse_slots(self._slots_reported_by(address), address)
 
-    def _slots_told_by(self, address: Address, seconds: float = ASK_SECONDS) -> Any:
+    def _slots_reported_by(self, address: Address, seconds: float = ASK_SECONDS) -> Any:
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         connection = self.connection_class(**{**self._to(address), **timeouts})
         try:

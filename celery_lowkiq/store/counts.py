@@ -230,7 +230,7 @@ class Queries:
         away = [reply for reply in replies if isinstance(reply, StoreUnavailable)]
         if len(away) == len(replies):
             raise_refused(replies)
-        self._client.check_away(away)
+        self._client.check_reachable(away)
         raise_refused([reply for reply in replies if not isinstance(reply, (ShardDamaged, StoreUnavailable))])
         return [
             ShardState(shard, Stats(missing=1), LeaseState(), away=self._client.master_name(shard))

@@ -24,7 +24,7 @@ TRY_FSYNC = ("WAITAOF", 1, 0, 1)
 NEEDS = "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes"
 
 #: Shards whose server does not answer.
-Away = dict[ShardRef, StoreUnavailable]
+Unreachable = dict[ShardRef, StoreUnavailable]
 
 
 class Pushed(NamedTuple):
@@ -100,13 +100,13 @@ class Durability:
         now = (clock or SystemClock()).monotonic
         deadline = now() + CONFIRM_SECONDS
         shards = list(shards)
-        left, away = client.streams(shards), Away()
+        left, unreachable = client.streams(shards), Unreachable()
         # The others are waited for, so that the error tells what they have.
-        while left := self._unconfirmed(client, left, push, away):
+        while left := self._unconfirmed(client, left, push, unreachable):
             if now() >= deadline:
                 break
-        if left or away:
-            raise StoreUnavailable(self._not_confirmed(client, shards, left, away))
+        if left or unreachable:
+            raise StoreUnavailable(self._not_confirmed(client, shards, left, unreachable))
 
     def confirm_move(self, client: Client, shards: Iterable[ShardRef], servers: Servers) -> None:
         """As :meth:`confirm`, for writes of a migration; at FAST, wait for a replica if there is one.
@@ -131,15 +131,17 @@ class Durability:
                 )
 
     def _not_confirmed(
-        self, client: Client, shards: Sequence[ShardRef], left: Sequence[ShardRef], away: Away
+        self, client: Client, shards: Sequence[ShardRef], left: Sequence[ShardRef], unreachable: Unreachable
     ) -> str:
         reasons = []
         if left:
             reasons.append(self._reason(client, left))
-        if away:
-            reasons.append(f"{_names(client, away)} did not confirm: {next(iter(away.values()))}")
+        if unreachable:
+            reasons.append(
+                f"{_names(client, unreachable)} did not confirm: {next(iter(unreachable.values()))}"
+            )
         within = f" within {CONFIRM_SECONDS:.0f} s" if left else ""
-        masters = {client.master_of(shard) for shard in (*left, *away)}
+        masters = {client.master_of(shard) for shard in (*left, *unreachable)}
         part = part_of([shard for shard in shards if client.master_of(shard) in masters], len(shards))
         return (
             f"it was stored, but not confirmed as {self.level.value}{within}{part}: {'; '.join(reasons)}; "
@@ -165,10 +167,10 @@ class Durability:
         return "; ".join(reasons)
 
     def _unconfirmed(
-        self, client: Client, shards: Sequence[ShardRef], push: Pushed | None, away: Away
+        self, client: Client, shards: Sequence[ShardRef], push: Pushed | None, unreachable: Unreachable
     ) -> list[ShardRef]:
         """Return the shards whose server has answered and not confirmed; add those without an answer to
-        ``away``.
+        ``unreachable``.
         """
         wait = ("WAIT", self.replicas, WAIT_MS) if self.level is Level.REPLICATED else WAIT_FSYNC
         # Both count writes of their own connection: this one changes nothing, and comes after the push.
@@ -176,7 +178,7 @@ class Durability:
         commands = [each for write in writes for each in (write, wait)]
         # A server that has taken the place of the one with the push counts its own replicas, which may have
         # all that it has itself. Read after the wait: its place may be taken meanwhile.
-        gone = {client.master_of(shard) for shard in away}
+        gone = {client.master_of(shard) for shard in unreachable}
         pushed = [shard for shard in push.shards if client.master_of(shard) not in gone] if push else []
         reads = [("HGET", shard_keys(shard)["senders"], push.sender) for shard in pushed] if push else []
         replies = self._replies(client, [*commands, *reads])
@@ -185,18 +187,18 @@ class Durability:
             _check_sent(sent, push, self.level)
         asked = {client.master_of(shard) for shard in shards}
         for shard, reply in sent.items():
-            # One of a server that has confirmed before may be away by now.
+            # The master of a stream may be unreachable by now.
             if isinstance(reply, StoreUnavailable) and client.master_of(shard) in asked:
-                away[shard] = reply
+                unreachable[shard] = reply
         written, waited = replies[: len(commands) : 2], replies[1 : len(commands) : 2]
         for shard, reply in (*zip(shards, waited, strict=True), *zip(shards, written, strict=True)):
             if isinstance(reply, StoreUnavailable):
-                away[shard] = reply
+                unreachable[shard] = reply
         answers = zip(shards, waited, strict=True)
-        return [shard for shard, reply in answers if shard not in away and not self._is_enough(reply)]
+        return [shard for shard, reply in answers if shard not in unreachable and not self._is_enough(reply)]
 
     def _replies(self, client: Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send commands; the reply of a server that is away is its StoreUnavailable."""
+        """Send commands; the reply of an unreachable server is its StoreUnavailable."""
         try:
             return client.command_answers(commands)
         except StoreUnavailable as error:
@@ -247,7 +249,7 @@ def _at(servers: Servers, client: Client, shard: ShardRef) -> Server:
 
 
 def read_servers(client: Client, shards: Iterable[ShardRef]) -> Servers:
-    """Return the servers that have the shards; those that are away, or that forbid INFO, are left out."""
+    """Return the masters of the shards, without masters that are unreachable or deny INFO."""
     streams = client.streams(shards)
     if not streams:
         return {}

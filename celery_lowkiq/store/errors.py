@@ -47,7 +47,7 @@ UNAVAILABLE = (
     "MISCONF",
 )
 #: The same as exceptions: redis-py removes the code from the text of errors that it knows.
-AWAY = (
+UNREACHABLE = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     # What came is no reply: redis-py closes the connection, and how the request ended is as unknown as when
@@ -137,7 +137,11 @@ def store_error(error: BaseException) -> StoreError:
     if is_cluster_down(error):
         return ClusterDown(f"Redis is not available: {_with_node(error, text)}")
     # Redis 6.2 puts the error of a command within the text of the script's error.
-    if isinstance(error, AWAY) or code in UNAVAILABLE or any(f"-{known} " in text for known in UNAVAILABLE):
+    if (
+        isinstance(error, UNREACHABLE)
+        or code in UNAVAILABLE
+        or any(f"-{known} " in text for known in UNAVAILABLE)
+    ):
         name = _with_node(error, text or type(error).__name__)
         return StoreUnavailable(
             f"Redis is not available: {name.rstrip('.') + NO_TLS if lacks_tls(error) else name}"

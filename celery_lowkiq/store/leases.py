@@ -292,7 +292,7 @@ def refused_commands(
     """
     asked = client.streams(shards)
     replies = client.calls([load("check_commands").call(shard_keys(shard)) for shard in asked])
-    client.check_away(replies)
+    client.check_reachable(replies)
     found: dict[str, dict[str, str]] = {}
     down: dict[str, str] = {}
     for shard, reply in zip(asked, replies, strict=True):

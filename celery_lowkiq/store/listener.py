@@ -24,7 +24,7 @@ from celery_lowkiq.store.keys import channel, queue_of_channel
 #: Timeout in s for the confirmation of a subscription.
 SUBSCRIBE_TIMEOUT = 5.0
 #: On a cluster, after how many s of silence the master is asked whether it is there.
-SILENCE = 0.25
+CHECK_SECONDS = 0.25
 #: Timeout in s for its answer.
 ANSWER = 0.5
 #: After how many s a master with messages is asked.
@@ -103,7 +103,7 @@ class Listener:
             # What the caller did since is no delay of the answer.
             self._asked_at += began - self._left_at
         while True:
-            message = self._next(max(0.0, min(SILENCE, deadline - time.monotonic())))
+            message = self._next(max(0.0, min(CHECK_SECONDS, deadline - time.monotonic())))
             now = self._left_at = time.monotonic()
             if message is None:
                 self._check_master(now)
@@ -124,7 +124,7 @@ class Listener:
         if self._source.is_lost(self._client):
             raise self._lost("Redis is not available: the master of the subscription is away")
         if self._asked_at is None:
-            if now - self._heard_at >= SILENCE:
+            if now - self._heard_at >= CHECK_SECONDS:
                 self._ask_master(now)
         elif now - max(self._asked_at, self._heard_at) >= ANSWER:
             raise self._lost("Redis is not available: the master of the subscription is silent")

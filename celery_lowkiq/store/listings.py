@@ -118,7 +118,7 @@ class ShardReads:
         if not errors:
             return found
         # A dead master is noted by now: its other shards need no attempt of their own.
-        self._away.update(one for one in self.shards if self.client.is_away(one))
+        self._away.update(one for one in self.shards if self.client.is_unreachable(one))
         self._away.update(shard for n in errors if (shard := shards[n]) is not None)
         if len(self._away) == len(self.shards):
             raise next(iter(errors.values()))

@@ -19,7 +19,7 @@ from celery_lowkiq.rules.resharding import (
     Phase,
     ShardMoves,
     ShardProgress,
-    SilentOwners,
+    UnresponsiveOwners,
     has_come_back,
     has_leavers,
     has_sorted,
@@ -55,7 +55,7 @@ class MovingShards:
     ) -> None:
         self._client = client
         self._queue = queue
-        self._owners = SilentOwners(lease_seconds)
+        self._owners = UnresponsiveOwners(lease_seconds)
         self._now = now
 
     def ref(self, index: int) -> ShardRef:
@@ -76,7 +76,7 @@ class MovingShards:
         """As :meth:`send`; on a cluster, None from a master that is away."""
         if not calls:
             return []
-        replies = self._client.but_away(self._client.calls(calls))
+        replies = self._client.but_unreachable(self._client.calls(calls))
         answers = [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
         silent = [call.keys[0] for call, answer in zip(calls, answers, strict=True) if answer is None]
         self._owners.doubted(shard.index for shard in map(shard_of_key, silent) if shard is not None)
@@ -112,7 +112,7 @@ class MovingShards:
             tuple(map(int, pending)),
             counts,
             bool(staying),
-            "" if self._owners.silent(index, now) else owner,
+            "" if self._owners.unresponsive(index, now) else owner,
         )
 
     def received(self, exports: Sequence[Export]) -> dict[Export, int]:
@@ -139,7 +139,7 @@ class MovingShards:
             counts=int(export.counts),
             limit=TRANSFER_PAYLOADS,
             max_bytes=TRANSFER_BYTES,
-            silent=self._owners.silent(export.source, self._now()),
+            silent=self._owners.unresponsive(export.source, self._now()),
         )
 
     def import_jobs(self, migration: Migration, export: Export, number: int, data: bytes) -> ScriptCall:
@@ -411,7 +411,7 @@ class Migrations:
 
     def _begin_by(self, call: ScriptCall) -> bool:
         # A worker on a cluster goes on with other masters: a missing right is a StoreUnavailable there.
-        replies = self._client.but_away(self._client.calls([call]))
+        replies = self._client.but_unreachable(self._client.calls([call]))
         (begun,) = raise_refused(replies)
         return bool(begun == 1)
 
@@ -684,7 +684,9 @@ class Mover:
                 imports.append(shards.import_jobs(migration, export, number, data))
         # A source that a failover takes back to before an export would send the same payloads again, and one
         # that it takes back to before the end of a run would run that again beside others of the id.
-        told = (export.source for export, reply in zip(exports, replies, strict=False) if _has_told(reply))
+        told = (
+            export.source for export, reply in zip(exports, replies, strict=False) if _has_reported(reply)
+        )
         self._confirm(told, servers)
         received = shards.send_here([*imports, *answered])
         if STALE in received:
@@ -749,6 +751,6 @@ class Mover:
         return self._durability.confirm_move(self.client, map(self._shards.ref, shards), servers)
 
 
-def _has_told(reply: list[Any] | None) -> bool:
+def _has_reported(reply: list[Any] | None) -> bool:
     """Whether a source has sent a transfer, or told that nothing of an id is left in it."""
     return bool(reply and (reply[0] or reply[2]))

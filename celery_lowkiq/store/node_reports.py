@@ -113,7 +113,7 @@ class NodeReports:
 
     def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
         """Return reports by owner; on a cluster, None when their master is away."""
-        found = self._client.unless_away(lambda: read_reports(self._client, sorted(owners)))
+        found = self._client.unless_unreachable(lambda: read_reports(self._client, sorted(owners)))
         return None if found is None else {report.owner: report for report in found}
 
     def is_limited(self, queue: QueueSpec) -> bool:
@@ -155,7 +155,7 @@ class NodeReports:
         fields, tokens = told = [_timed(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
         left, stored_rate = tokens.reply if tokens is not None else (None, None)
         rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
-        nodes = None if owner else self._client.unless_away(self._store.nodes)
+        nodes = None if owner else self._client.unless_unreachable(self._store.nodes)
         node = parse_report(parse_id(owner), fields.reply, fields.now) if owner and fields else None
         at = _waiting(waiting, counted[PAYLOAD_COUNT], read)
         return DiagnosisFacts(
@@ -192,7 +192,7 @@ class NodeReports:
         if lane is None or waiting is None or now - waiting.perform_in < LATE:
             return ()
         others = [one for one in lane.shards if one != shard]
-        dues = self._client.unless_away(lambda: self._store.next_due(others)) or ()
+        dues = self._client.unless_unreachable(lambda: self._store.next_due(others)) or ()
         found = [
             DueBefore(one, due.now - due.next_due)
             for one, due in zip(others, dues, strict=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from celery_lowkiq.rules.errors import ShardsAway, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import ShardsUnreachable, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.records import id_bytes
@@ -59,22 +59,22 @@ class ShardTally(Tally):
         except StoreUnavailable as error:
             if isinstance(error, StoreFull):
                 raise
-            self._client.check_away([error])
+            self._client.check_reachable([error])
             self.left_out[shard] = self._client.master_name(shard)
 
     def add_part(self, act: Callable[[], int]) -> None:
         """Do a part of the change, whose progress is its own, and add what it returns."""
         try:
             count = act()
-        except ShardsAway as error:
+        except ShardsUnreachable as error:
             count = error.count
             self.left_out |= error.shards
         self.add(count)
 
     def total(self) -> int:
-        """Return the count. Raises ShardsAway when shards were left out."""
+        """Return the count. Raises ShardsUnreachable when shards were left out."""
         if self.left_out:
-            raise ShardsAway(self.count, self.left_out)
+            raise ShardsUnreachable(self.count, self.left_out)
         return self.count
 
 

@@ -180,7 +180,7 @@ class RedisStore:
         cluster it is the answer about a shard whose master is away.
         """
         answers = self._acquired(self._taking, wanted, owner)
-        self.client.check_away(answers)
+        self.client.check_reachable(answers)
         return answers
 
     @staticmethod
@@ -207,7 +207,7 @@ class RedisStore:
         calls = [owned("renew", leases[n], stopping=int(stopping), turn=turn) for n in left]
         # A damaged lease counts as lost; the others are still renewed.
         replies = [0 if isinstance(reply, WrongType) else reply for reply in self.client.calls(calls)]
-        self.client.check_away(replies)
+        self.client.check_reachable(replies)
         for n, reply in zip(left, replies, strict=True):
             if isinstance(reply, StoreUnavailable):
                 answers[n] = None
@@ -234,7 +234,7 @@ class RedisStore:
         """
         beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
         replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
-        answers = self.client.but_away(replies[: len(beats)])
+        answers = self.client.but_unreachable(replies[: len(beats)])
         found: list[tuple[Any, str | None]] = []
         for reply in answers:
             found += [(None, None)] if isinstance(reply, StoreUnavailable) else parse_beats(reply)
@@ -281,7 +281,7 @@ class RedisStore:
             # No tracker of the settle holds it up.
             then, others = calls[first:], claiming
         replies = self.client.calls_in_turn(calls[:first], then, others)
-        self.client.check_away(replies)
+        self.client.check_reachable(replies)
         of_settle = replies[: len(calls)]
         answer = read_or_error(lambda: settling.reply(of_settle)) if settling is not None else None
         if claim is None:
@@ -290,7 +290,7 @@ class RedisStore:
             return answer, replies[-1]
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
         reply = read_or_error(lambda: self._admission.claim_reply(claim_sent, replies[-1]))
-        self.client.check_away([reply])
+        self.client.check_reachable([reply])
         return answer, read_or_error(lambda: claimed(claim, reply))
 
     def claim(
@@ -338,7 +338,7 @@ class RedisStore:
         """Return the masters that answer, with memory limit, eviction policy and refused commands."""
         refused, _ = refused_commands(self.client, shards)
         replies = [(asked, *asked.ask([("INFO", "memory")])) for asked in self.client.masters()]
-        self.client.check_away(reply for _, reply in replies)
+        self.client.check_reachable(reply for _, reply in replies)
         return [
             Master(asked.address, memory_limits(reply), asked.slots, refused=refused.get(asked.address, {}))
             for asked, reply in replies
@@ -363,7 +363,7 @@ class RedisStore:
         """Begin to move a queue to another number of shards; False when it is moving, or, on a cluster, needs
         a master that is away.
         """
-        return bool(self.client.unless_away(lambda: Migrations(self.client, queue).begin(shards)))
+        return bool(self.client.unless_unreachable(lambda: Migrations(self.client, queue).begin(shards)))
 
     def _continue_migration(self, queue: QueueSpec) -> None:
         self.mover(queue).turn()
@@ -385,7 +385,7 @@ class RedisStore:
         left = [n for n in range(len(shards)) if n not in dues]
         calls = [load("next_due").call(shard_keys(shards[n]), open=open_claims(claims[n])) for n in left]
         replies = self.client.calls(calls) if calls else []
-        self.client.check_away(replies)
+        self.client.check_reachable(replies)
         for n, reply in zip(left, replies, strict=True):
             dues[n] = _due(reply)
         return [dues[n] for n in range(len(shards))]

@@ -20,7 +20,7 @@ from celery_lowkiq.rules.errors import (
     PayloadError,
     QueueMigrating,
     QueueResharded,
-    ShardsAway,
+    ShardsUnreachable,
     StoreError,
     UnknownTracker,
 )
@@ -87,7 +87,7 @@ class Operation:
         except Stop:
             self._end("cancelled")
         except LowkiqError as error:
-            self.count = error.count if isinstance(error, ShardsAway) else self.count
+            self.count = error.count if isinstance(error, ShardsUnreachable) else self.count
             self.error = str(error)
             self._end("failed")
         except Exception as error:

@@ -322,7 +322,7 @@ class Membership:
         """
         now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
         times = (
-            one.silent_at(lease_seconds, read_since) - now
+            one.unresponsive_at(lease_seconds, read_since) - now
             for queue, read_since in self._read_since.items()
             if queue in self._others
             for one in self._others[queue].values()
@@ -341,5 +341,7 @@ class Membership:
             if queue in self._read_since
             for one in self._others[queue].values()
         ]
-        heard = {one.name for one, read_since in members if not one.silent(now, lease_seconds, read_since)}
+        heard = {
+            one.name for one, read_since in members if not one.unresponsive(now, lease_seconds, read_since)
+        }
         return {one.name for one, _ in members} - heard

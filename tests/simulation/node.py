@@ -192,7 +192,9 @@ class SimStore:
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         def effect() -> bool | None:
-            return None if self._server.is_away(lease.shard) else self._server.release(lease, unsettled)
+            return (
+                None if self._server.is_unreachable(lease.shard) else self._server.release(lease, unsettled)
+            )
 
         released = self._call(effect)
         self._network.give_up_release()

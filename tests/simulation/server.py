@@ -160,7 +160,7 @@ class Server:
             shards[shard] = copy.deepcopy(self.shards[shard])
 
     @property
-    def silent(self) -> bool:
+    def unresponsive(self) -> bool:
         return self.silent_from <= self.world.now < self.silent_until
 
     def be_silent(self, seconds: float) -> None:
@@ -176,7 +176,7 @@ class Server:
     def _is_away(self, master: int) -> bool:
         return self.world.now < self.away_until[master]
 
-    def is_away(self, shard: ShardRef) -> bool:
+    def is_unreachable(self, shard: ShardRef) -> bool:
         return self._is_away(self.master_of[shard])
 
     @property
@@ -185,7 +185,7 @@ class Server:
         return self._is_away(0)
 
     def check_answers(self, shard: ShardRef) -> None:
-        if self.is_away(shard):
+        if self.is_unreachable(shard):
             raise StoreUnavailable("its master is away")
 
     def cut_listeners(self) -> None:
@@ -229,7 +229,7 @@ class Server:
         return s
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
-        return [None if self.is_away(shard) else self._state(shard) for shard in shards]
+        return [None if self.is_unreachable(shard) else self._state(shard) for shard in shards]
 
     def acquire(self, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int) -> Lease:
         s, state = self.shards[shard], self._state(shard)
@@ -262,7 +262,10 @@ class Server:
         return Lease(shard, owner, s.epoch, name)
 
     def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
-        return [None if self.is_away(lease.shard) else self._renew(lease, stopping, turn) for lease in leases]
+        return [
+            None if self.is_unreachable(lease.shard) else self._renew(lease, stopping, turn)
+            for lease in leases
+        ]
 
     def _renew(self, lease: Lease, stopping: bool, turn: int) -> Renewed:
         try:
@@ -367,7 +370,7 @@ class Server:
         return SettleReply(frozenset(accepted), self.now, next_due, released)
 
     def next_due(self, shard: ShardRef, in_hand: OpenClaims, was_empty: bool) -> Due | None:
-        if self.is_away(shard):
+        if self.is_unreachable(shard):
             return None
         s = self.shards[shard]
         if was_empty and not s.model.waiting:

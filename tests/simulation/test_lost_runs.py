@@ -16,7 +16,7 @@ from redis import exceptions
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.rules.resharding import SilentOwners, is_finished
+from celery_lowkiq.rules.resharding import UnresponsiveOwners, is_finished
 from celery_lowkiq.store import mover as movers
 from celery_lowkiq.store.mover import Mover
 from tests.chaos.mutants import script
@@ -74,7 +74,7 @@ class Moving:
                 for gone, command in zip(lost, commands, strict=True)
             ]
 
-        with mock.patch.multiple(client, _send=answer, check_away=lambda replies: None):
+        with mock.patch.multiple(client, _send=answer, check_reachable=lambda replies: None):
             yield
 
     def turns(self):
@@ -354,7 +354,7 @@ def calls_behind_those_that_wait_for_an_owner_are_not_held_up(moving):
 
 KNOWS_ALL = script("lib/given_elsewhere.lua", "or found[2] == server and", "or true or")
 HIDES = script("lib/recover.lua", "    hold(id)\n", "")
-NEVER_DOUBTS = (SilentOwners, "doubted", lambda *_: None)
+NEVER_DOUBTS = (UnresponsiveOwners, "doubted", lambda *_: None)
 #: By test, a fault with which it fails.
 FAULTS = {
     calls_that_wait_do_not_put_the_last_phase_off: (
@@ -365,7 +365,7 @@ FAULTS = {
     calls_behind_those_that_wait_for_an_owner_are_not_held_up: (movers, "STUCK_IDS", 0),
     a_call_waits_until_a_replica_knows_the_end_of_the_run_before: (
         movers,
-        "_has_told",
+        "_has_reported",
         lambda reply: reply and reply[0],
     ),
     a_run_whose_end_was_lost_comes_back_to_a_mover: HIDES,
@@ -383,7 +383,7 @@ FAULTS = {
     ),
     an_outage_is_no_silence: NEVER_DOUBTS,
     an_outage_of_its_master_is_no_silence: NEVER_DOUBTS,
-    an_owner_that_is_silent_is_not_waited_for: (SilentOwners, "silent", lambda *_: ""),
+    an_owner_that_is_silent_is_not_waited_for: (UnresponsiveOwners, "unresponsive", lambda *_: ""),
     what_a_failover_brings_back_before_the_last_phase_moves_again: without(
         "_finish",
         "if any(has_come_back(migration, index, found) for index, found in moves.items()):",

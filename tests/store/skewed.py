@@ -37,7 +37,7 @@ class SkewedClient(Client):
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         return [values[n : n + 1] for n in range(len(values))]
 
-    def check_away(self, replies: Iterable[Any]) -> None:
+    def check_reachable(self, replies: Iterable[Any]) -> None:
         pass
 
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:

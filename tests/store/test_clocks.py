@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from celery_lowkiq.rules.errors import ShardsAway
+from celery_lowkiq.rules.errors import ShardsUnreachable
 from celery_lowkiq.rules.health import check_health
 from celery_lowkiq.rules.models import Disposition, QueueSpec
 from celery_lowkiq.rules.policies import TokenRequest
@@ -182,7 +182,7 @@ def test_a_shard_whose_clock_is_unknown_is_left_out_and_named(buried, monkeypatc
     """Its master came back after the beginning: which of its jobs were dead by then is not known."""
     clocks = ShardReads.clocks
     monkeypatch.setattr(ShardReads, "clocks", lambda reads: {FIRST: clocks(reads)[FIRST]})
-    with pytest.raises(ShardsAway) as away:
+    with pytest.raises(ShardsUnreachable) as away:
         Actions(buried).requeue_all(TWO)
     assert (away.value.count, [*away.value.shards]) == (1, [SECOND])
     assert [job.id for job in Queries(buried).morgue(TWO).items] == [IDS[SECOND]]

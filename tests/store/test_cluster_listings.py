@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from celery_lowkiq.rules.errors import ShardsAway, StoreUnavailable
+from celery_lowkiq.rules.errors import ShardsUnreachable, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.store.actions import Actions, Pausing
@@ -185,7 +185,7 @@ def test_actions_are_done_where_masters_answer_and_name_what_is_left_out(cluster
     left, progress = filled.by_state, []
 
     def done(act, *ids, **options):
-        with pytest.raises(ShardsAway) as error:
+        with pytest.raises(ShardsUnreachable) as error:
             act(QUEUE, *ids, **options)
         assert error.value.shards == dict.fromkeys(filled.lost, filled.master)
         assert all(name in str(error.value) for name in filled.away.values())

@@ -120,7 +120,7 @@ def test_a_subscription_leaves_a_master_that_answers_late(cluster, client, monke
     """Also one that has something to tell all the time, and is not asked for its silence."""
     monkeypatch.setattr(listener, "STAYS", 0.0)
     if published:
-        monkeypatch.setattr(listener, "SILENCE", 60.0)
+        monkeypatch.setattr(listener, "CHECK_SECONDS", 60.0)
         monkeypatch.setattr(listener, "ASK_AGAIN", 0.0)
     with Listener(client, "channel") as subscription:
         node = node_of(cluster, subscription)

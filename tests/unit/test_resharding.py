@@ -23,7 +23,7 @@ from celery_lowkiq.rules.resharding import (
     Phase,
     Resize,
     ShardMoves,
-    SilentOwners,
+    UnresponsiveOwners,
     cost,
     has_come_back,
     has_sorted,
@@ -123,23 +123,23 @@ def test_what_comes_back_to_a_finished_source_is_all_that_leaves_it():
 
 
 def test_an_owner_is_silent_when_its_lease_has_not_changed_for_its_time():
-    owners = SilentOwners(10.0)
+    owners = UnresponsiveOwners(10.0)
     owners.observed(3, "a 1 1", 0.0)
     owners.observed(3, "a 1 1", 10.0)
-    assert [owners.silent(3, now) for now in (0.0, 10.4, 10.5)] == ["", "", "a 1 1"]
+    assert [owners.unresponsive(3, now) for now in (0.0, 10.4, 10.5)] == ["", "", "a 1 1"]
     owners.observed(3, "a 1 2", 11.0)
-    assert [owners.silent(3, now) for now in (11.0, 21.4, 21.5)] == ["", "", "a 1 2"]
+    assert [owners.unresponsive(3, now) for now in (11.0, 21.4, 21.5)] == ["", "", "a 1 2"]
     owners.observed(3, "", 30.0)
-    assert owners.silent(3, 100.0) == owners.silent(4, 100.0) == ""
+    assert owners.unresponsive(3, 100.0) == owners.unresponsive(4, 100.0) == ""
 
 
 @pytest.mark.parametrize("shards, left", [(None, ["", ""]), ([1], ["", "b"])])
 def test_an_owner_that_could_not_renew_is_watched_from_anew(shards, left):
-    owners = SilentOwners(10.0)
+    owners = UnresponsiveOwners(10.0)
     owners.observed(1, "a", 0.0)
     owners.observed(2, "b", 0.0)
     owners.doubted(shards)
-    assert [owners.silent(index, 20.0) for index in (1, 2)] == left
+    assert [owners.unresponsive(index, 20.0) for index in (1, 2)] == left
 
 
 def test_counts_leave_a_shard_that_is_retired_after_all_else():

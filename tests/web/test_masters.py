@@ -284,7 +284,7 @@ def check_missing(app, browser, record, before, homes, gone, cluster):
 
     figures, label = read_metrics(app), f'{{queue="{name}"}}'
     assert figures["lowkiq_redis_up"] == "1.0"
-    assert float(figures[f"lowkiq_shards_away{label}"]) == len(lost)
+    assert float(figures[f"lowkiq_shards_unreachable{label}"]) == len(lost)
     assert float(figures[f"lowkiq_shards{label}"]) == len(homes)
     assert float(figures[f"lowkiq_length{label}"]) == known
     assert f"lowkiq_processed_total{label}" not in figures

@@ -133,7 +133,7 @@ def test_a_master_that_denies_a_right_hides_no_other_one(
         figures = read_metrics(app)
         assert figures["lowkiq_redis_up"] == "1.0"
         assert float(figures[f'lowkiq_length{{queue="{name}"}}']) == known
-        assert float(figures[f'lowkiq_shards_away{{queue="{name}"}}']) == len(missing)
+        assert float(figures[f'lowkiq_shards_unreachable{{queue="{name}"}}']) == len(missing)
     finally:
         permit(cluster, denies)
     assert CliRunner().invoke(stats, [name], obj=Context(app)).exit_code == 0

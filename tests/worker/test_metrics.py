@@ -61,7 +61,7 @@ def test_a_queue(app, measured, ledger):
         "lowkiq_shards_unowned": 0,
         "lowkiq_shards_paused": 0,
         "lowkiq_shards_damaged": 0,
-        "lowkiq_shards_away": 0,
+        "lowkiq_shards_unreachable": 0,
         "lowkiq_runs_overdue": 0,
     }
     assert found["lowkiq_failed_total", "queue=outcome"] == 2
