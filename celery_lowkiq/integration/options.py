@@ -537,10 +537,6 @@ def _names_argument(value: Any) -> bool:
 Exceptions = tuple[type[BaseException], ...]
 
 
-def _is_switch(value: Any) -> bool:
-    return isinstance(value, bool) or callable(value)
-
-
 class CeleryOptions(TypedDict, total=False):
     """Options of Celery's that an ordered task takes."""
 
@@ -665,15 +661,6 @@ class BasicOptions(TypedDict, total=False):
 class KeptSignatureOptions(TypedDict, total=False):
     """Options of a task with ``by=``, whose function keeps its signature. See docs/in-place.md."""
 
-    enabled: Annotated[
-        bool | Callable[[], bool],
-        Option(
-            True,
-            matching("True, False, or a function that returns one", _is_switch),
-            "With `by=`: whether the task is ordered. False: it runs as [a plain one]"
-            "(in-place.md#there-and-back), as with `lowkiq_plain`.",
-        ),
-    ]
     latest: Annotated[
         bool,
         Option(
@@ -768,7 +755,6 @@ _WITHOUT_BY = {
 #: Options that need by=: their default, and what to do.
 _WITH_BY = {
     "latest": (False, "Give by=, or use keep=1 for a function that gets payloads by id"),
-    "enabled": (True, "A function that gets payloads by id cannot run as a plain task"),
 }
 
 

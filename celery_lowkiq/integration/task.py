@@ -57,10 +57,8 @@ from celery_lowkiq.integration.messages import (
     take_header,
 )
 from celery_lowkiq.integration.options import (
-    IGNORED_AT_A_CALL,
     LIMITS,
     OPTIONS,
-    REFUSED_AT_A_CALL,
     as_attributes,
     check_caller,
     check_message,
@@ -392,9 +390,6 @@ class SwitchingHandler:
             return True
         except StoreError:
             # The ordered queue takes it when the store is back, and logs the outage.
-            return False
-        except Exception:
-            logger.exception("enabled= of %s failed: a message goes to its ordered queue", self._task.name)
             return False
 
     def _is_stored(self, message: Any, body: Any) -> bool:
@@ -903,14 +898,6 @@ class RetryMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         in_lane = getattr(self.request, "lowkiq_run", None) is not None
         return self.by is not None and not (in_lane or self.request.called_directly)
 
-    def signature_from_request(self, *args: Any, **options: Any) -> Any:
-        """As Celery's. The retry of a plain run goes to the store when the task is an ordered one by then."""
-        signature = super().signature_from_request(*args, **options)
-        if self.by is not None and not self.is_plain:
-            for name in (*IGNORED_AT_A_CALL, *REFUSED_AT_A_CALL):
-                signature.options.pop(name, None)
-        return signature
-
     def _delay(self, eta: Any, countdown: Any) -> Any:
         if countdown is not None:
             return read_delay(countdown)
@@ -1166,14 +1153,8 @@ class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
 
     @property
     def is_plain(self) -> bool:
-        """Whether calls go to the broker, and run as those of a plain task: by ``lowkiq_plain`` or
-        ``enabled=``.
-        """
-        if self.by is None:
-            return False
-        if self.name in context_of(self._get_app()).settings.plain:
-            return True
-        return not (self.enabled() if callable(self.enabled) else self.enabled)
+        """Whether calls go to the broker, and run as those of a plain task: see ``lowkiq_plain``."""
+        return self.by is not None and self.name in context_of(self._get_app()).settings.plain
 
 
 def _call_form(task: Any) -> CallForm:

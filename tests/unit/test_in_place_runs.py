@@ -11,7 +11,6 @@ from celery.worker import state
 from celery_lowkiq import Again, InvalidCall, ordered_task
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import NewJob
-from tests.waiting import eventually
 
 runs = []
 
@@ -334,24 +333,13 @@ class TestPlainTasks:
         assert plain.starmap([(1, "paid")]).apply().get() == ["1 paid"]
         assert plain.chunks([(1,), (2,)], 1).group().apply().get() == [["1 new"], ["2 new"]]
 
-    def test_a_switch_is_asked_at_each_call(self, lowkiq, lowkiq_app):
-        ordered = [True]
-
-        @ordered_task(app=lowkiq_app, shared=False, by=0, enabled=lambda: ordered[0])
-        def switched(order_id): ...
-
-        switched.delay(1)
-        ordered[0] = False
-        switched.delay(1)
-        assert len(lowkiq.enqueued(switched)["1"]) == 1
-
     @pytest.mark.parametrize("autoretry_for", [(), (Exception,)])
     def test_again_repeats_a_plain_run_without_counting_it_as_a_failure(
         self, lowkiq, lowkiq_app, autoretry_for
     ):
-        options = {"enabled": False, "max_retries": 1, "autoretry_for": autoretry_for}
+        options = {"max_retries": 1, "autoretry_for": autoretry_for}
 
-        @ordered_task(app=lowkiq_app, shared=False, by=0, name="repeated", bind=True, **options)
+        @ordered_task(app=lowkiq_app, shared=False, by=0, name="plain", bind=True, **options)
         def repeated(self, order_id, left=None, result=None):
             runs.append(self.request.retries)
             if len(runs) < 4:
@@ -373,15 +361,3 @@ class TestPlainTasks:
             raise Again(after=5)
 
         assert plain.delay(1).state == "RETRY"
-
-    def test_the_retry_of_a_plain_run_goes_to_the_store_once_the_task_is_ordered(self, lowkiq, lowkiq_app):
-        ordered = [False]
-
-        @ordered_task(app=lowkiq_app, shared=False, by=0, bind=True, enabled=lambda: ordered[0])
-        def switched(self, order_id):
-            raise self.retry(countdown=5)
-
-        with lowkiq.worker():
-            switched.delay(1)
-            ordered[0] = True
-            assert eventually(lambda: lowkiq.enqueued(switched))

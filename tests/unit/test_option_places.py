@@ -54,7 +54,6 @@ VALUES = {
     "on_retries_exhausted": (on_jobs, {}),
     "per_id": (True, {}),
     "by": ("order_id", {}),
-    "enabled": (False, BY),
     "latest": (True, BY),
     "default_retry_delay": (30, BY),
     "acks_late": (False, {}),

@@ -132,8 +132,17 @@ def test_a_function_that_keeps_its_signature(lowkiq, ordered):
     result = save.delay(42, status="paid")
     lowkiq.drain()
     assert result.get(WAIT) == [result.id, 42, "paid"]
-    save.enabled = False
     assert save.apply((42,)).get()[1:] == [42, "new"]
+
+
+def test_a_function_that_keeps_its_signature_runs_as_a_plain_one(lowkiq, lowkiq_app, ordered):
+    lowkiq_app.conf.lowkiq_plain = ["work"]
+
+    @ordered(by="order_id", bind=True, name="work")
+    async def save(self, order_id, status="new"):
+        await asyncio.sleep(0)
+        return [self.request.id, order_id, status]
+
     with lowkiq.worker():
         assert save.delay(43).get(WAIT)[1:] == [43, "new"]
 
