@@ -8,16 +8,14 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache, singledispatch
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from celery import Celery
 from kombu.utils.json import JSONEncoder
 
-from celery_lowkiq.integration.app import AppContext, context_of
+from celery_lowkiq.integration.app import AppContext
 from celery_lowkiq.integration.call_form import CallForm
 from celery_lowkiq.integration.codec import MARK, plain_json
 from celery_lowkiq.integration.error_text import load_error, with_frames
@@ -463,8 +461,6 @@ def _repr(value: Any) -> str:
 
 # Masks what ``lowkiq_redact`` names in the payloads that pages and the API show.
 
-Q = TypeVar("Q", bound="MaskMixin")
-
 
 class PayloadMask:
     """Masks payloads of a queue, whose tasks have ``form``.
@@ -536,49 +532,6 @@ class PayloadMask:
             return text if _is_json(text) else json.dumps(text, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError):
             return json.dumps(MASK)
-
-
-class MaskMixin:
-    """What an ordered queue shows of payloads."""
-
-    _app: Celery
-    _form: CallForm
-    _raw: bool = False
-    _decodes: bool = False
-    _mask: PayloadMask | None = None
-
-    def raw(self: Q, decoded: bool = False) -> Q:
-        """Return the same queue with payloads as the stored bytes, not masked.
-
-        ``decoded``: the verified ones that are not JSON are also decoded.
-        """
-        queue = copy(self)
-        queue._raw, queue._decodes, queue._mask = True, decoded, None
-        return queue
-
-    def masked(self: Q, marks: bool = True) -> Q:
-        """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
-
-        What is neither JSON nor decoded is masked whole. ``marks``: see PayloadMask.
-        """
-        queue = copy(self)
-        queue._mask = PayloadMask(context_of(self._app).settings.redactor, self._form, marks)
-        return queue
-
-    def shown_bytes(self, data: bytes) -> str:
-        """Return stored bytes of a payload as text with masks."""
-        mask = PayloadMask(context_of(self._app).settings.redactor, self._form)
-        return mask.stored(data).decode("utf-8", "backslashreplace")
-
-    def shown_value(self, value: Any) -> str:
-        """Return a decoded payload as text with masks."""
-        mask = PayloadMask(context_of(self._app).settings.redactor, self._form)
-        return value_text(mask.value(value))
-
-    def has_mask(self, payload: Any) -> bool:
-        """Return whether a payload has a mask in the place of a secret."""
-        redactor = context_of(self._app).settings.redactor
-        return bool(redactor) and redactor.has_mask(payload)
 
 
 def _is_json(text: str) -> bool:

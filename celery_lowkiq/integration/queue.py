@@ -8,12 +8,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from threading import Event
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
 from celery.utils.time import rate
@@ -24,7 +25,14 @@ from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.current import naming
 from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES, dump_error_text, load_error
 from celery_lowkiq.integration.gate import Gate, Unverified
-from celery_lowkiq.integration.json_records import JobDecoder, MaskMixin, ShownDeadJob, ShownJob, ShownPlaces
+from celery_lowkiq.integration.json_records import (
+    JobDecoder,
+    PayloadMask,
+    ShownDeadJob,
+    ShownJob,
+    ShownPlaces,
+    value_text,
+)
 from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.integration.settings import LARGEST_PAYLOAD
 from celery_lowkiq.integration.validation import read_id, read_score, read_time
@@ -90,7 +98,6 @@ from celery_lowkiq.store.listings import BY_TIME, Listing, ShardReads
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.progress import Progress, ShardTally, Tally
 from celery_lowkiq.store.records import id_bytes
-from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding import check_shards, memory_of, reshard
 
 # Dump and load: a queue as the lines of a file, to move it to another Redis.
@@ -282,8 +289,11 @@ def read_filter(values: Mapping[str, Any]) -> FailureFilter:
 
 def read_listing(app: Celery, by: str, options: Mapping[str, Any], states: Sequence[str]) -> Listing:
     """Return the listing sorted by ``by``, of jobs with these states. Raises InvalidCall."""
-    read = partial(read_time, tz=app.timezone) if by in BY_TIME else _read_number
-    bounds = {name: read(name, options[name]) for name in BOUNDS if options.get(name) is not None}
+    bounds = {
+        name: read_time(name, value, app.timezone) if by in BY_TIME else read_score(value, None, name)
+        for name in BOUNDS
+        if (value := options.get(name)) is not None
+    }
     others = {name: value for name, value in options.items() if name not in LISTED}
     filters = FailureFilter(**_listed_values(options)).listed(states, time.time())
     return Listing(by, **{**others, **bounds, **filters})
@@ -291,10 +301,6 @@ def read_listing(app: Celery, by: str, options: Mapping[str, Any], states: Seque
 
 def _listed_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values.get(name) or "" for name in LISTED}
-
-
-def _read_number(name: str, value: Any) -> float | None:
-    return read_score(value, None, name)
 
 
 def read_text(text: str) -> str:
@@ -329,7 +335,7 @@ def read_rate(text: str) -> float:
     return float(found)
 
 
-# The part of ``task.ordered_queue`` that groups failures, and finds the jobs of a group or an error.
+# Groups of failures, and the jobs of a group or an error.
 
 #: Jobs that are searched for the counts of groups, of failing and of dead ones each.
 SEARCHED = 10_000
@@ -405,10 +411,6 @@ class _Found:
     def fingerprint(self) -> str:
         return read_mark(self.job.error)[0] or text_fingerprint(self.text).id
 
-    @property
-    def line(self) -> str:
-        return last_error_line(self.text)
-
 
 @dataclass
 class _Jobs:
@@ -427,153 +429,15 @@ class _Jobs:
             self.first, self.last = min(self.first, at), max(self.last, at)
 
 
-class FailuresMixin:
-    """Groups of failures, and actions on jobs that match a filter. Methods raise StoreError."""
-
-    _app: Celery
-    spec: QueueSpec
-
-    def failures(self, fingerprint: str = "") -> Failures:
-        """Return the groups of failures, or the one with a fingerprint.
-
-        Jobs of errors without a group, such as poison pills, make groups of their own; ``count`` is then
-        that of the jobs.
-        """
-        reads, stored = self._reads(), self._reader.groups(self.spec)
-        groups = {one.fingerprint: self._shown(one) for one in stored or ()}
-        tallies: dict[str, _Jobs] = {}
-        for dead in (True, False):
-            for found in self._search(reads, ANY, dead, SEARCHED):
-                if (tally := tallies.get(found.fingerprint)) is None:
-                    tally = tallies[found.fingerprint] = _Jobs(found)
-                tally.add(found.job.at, dead)
-        for name, tally in tallies.items():
-            groups[name] = _with_jobs(groups.get(name) or _group_of(tally.example), tally)
-        searched = sum(tally.failing + tally.dead for tally in tallies.values())
-        shown = (one for one in groups.values() if fingerprint in ("", one.fingerprint))
-        by_time = sorted(shown, key=lambda one: (-(one.last_seen or 0), one.fingerprint))
-        jobs = sum(self._reader.count(reads, dead=dead) for dead in (True, False))
-        return Failures(tuple(by_time), searched, jobs, reads.away, unknown=stored is None)
-
-    def matching(self, wanted: FailureFilter, *, dead: bool, limit: int | None = SEARCHED) -> Matches:
-        """Find the dead jobs, or the waiting ones that failed, that match. Searches ``limit`` of them."""
-        count = searched = 0
-        ids: list[str] = []
-        reads = self._reads()
-        for found in self._search(reads, wanted, dead, limit):
-            searched += 1
-            if _matches(wanted, found):
-                count += 1
-                ids += [found.job.id] if count <= SHOWN_IDS else []
-        return Matches(count, searched, self._reader.count(reads, dead=dead), tuple(ids), reads.away)
-
-    def change_matching(
-        self,
-        change: Change,
-        wanted: FailureFilter,
-        *,
-        dead: bool,
-        limit: int | None = None,
-        rate: float | None = None,
-        progress: Progress | None = None,
-    ) -> int:
-        """Change the jobs that match now, at most ``limit``, and ``rate`` a second. Returns how many.
-
-        ``progress`` may raise Stop after each step: the other jobs stay as they are. Raises
-        ShardsUnreachable when shards were left out.
-        """
-        reads, began_at, given = self._reads(), monotonic(), 0
-        tally = ShardTally(reads.client, progress)
-        step = PAGE if rate is None else max(1, min(PAGE, int(rate * PATIENCE)))
-        for ids in self._batches(reads, wanted, dead, step, tally):
-            part = ids if limit is None else ids[: limit - given]
-            given += len(part)
-            tally.begin()
-            tally.add_part(partial(change, part))
-            if given == limit:
-                break
-            if rate is not None:
-                _wait_until(began_at + given / rate, tally)
-        tally.left_out |= reads.missing
-        return tally.total()
-
-    def groups(self) -> dict[str, str]:
-        """Return the errors of the groups by fingerprint, the last seen first, without a look at any job.
-
-        On a cluster, none while the queue's own master is away.
-        """
-        found = sorted(self._reader.groups(self.spec) or (), key=lambda one: -one.last_seen)
-        return {one.fingerprint: self._description(one.about)[0] for one in found}
-
-    def fingerprint_of(self, error: bytes) -> str:
-        """Return the fingerprint of a stored error."""
-        return read_mark(error)[0] or text_fingerprint(self._text_of(error)).id
-
-    def frames_of(self, fingerprint: str) -> str:
-        """Return the frames that the jobs of a group have in common; "" when the group is gone."""
-        about = self._reader.about(self.spec, fingerprint) if fingerprint else None
-        return self._description(about)[2] if about is not None else ""
-
-    # -- helpers
-
-    @property
-    def _reader(self) -> FailureReader:
-        return FailureReader(context_of(self._app).store.client)
-
-    def _text_of(self, error: bytes) -> str:
-        return load_error(context_of(self._app).settings, error) or ""
-
-    def _reads(self) -> ShardReads:
-        client = context_of(self._app).store.client
-        return ShardReads(client, context_of(self._app).registry.as_stored([self.spec])[0])
-
-    def _description(self, about: bytes) -> list[str]:
-        """Error, place, frames and message of a group."""
-        parts = (load_error(context_of(self._app).settings, about) or "").split("\0", 3)
-        return [*parts, "", "", ""][:4]
-
-    def _shown(self, one: StoredGroup) -> FailureGroup:
-        error, where, frames, message = self._description(one.about)
-        times = one.count, one.first_seen, one.last_seen
-        return FailureGroup(one.fingerprint, error, where, *times, 0, 0, frames + message)
-
-    def _search(
-        self, reads: ShardReads, wanted: FailureFilter, dead: bool, limit: int | None
-    ) -> Iterator[_Found]:
-        """Yield at most ``limit`` jobs that may match."""
-        listing = Listing(**wanted.listed(DEAD_STATES if dead else WAITING_STATES, time.time()))
-        pages = self._reader.jobs(reads, dead=dead, since=wanted.since, wanted=listing)
-        for job in islice(chain.from_iterable(pages), limit):
-            yield _Found(job, self._text_of)
-
-    def _batches(
-        self, reads: ShardReads, wanted: FailureFilter, dead: bool, size: int, tally: Tally
-    ) -> Iterator[list[str]]:
-        """Yield ids that match. Raises Stop between two pages."""
-        ids: list[str] = []
-        for number, found in enumerate(self._search(reads, wanted, dead, None)):
-            if number % PAGE == 0:
-                _may_stop(tally)
-            if _matches(wanted, found):
-                ids.append(found.job.id)
-            if len(ids) == size:
-                yield ids
-                ids = []
-        if ids:
-            yield ids
-
-
 def _matches(wanted: FailureFilter, found: _Found) -> bool:
-    return found.job.fits and wanted.matches(found.line, found.fingerprint, found.job.at)
+    return found.job.fits and wanted.matches(last_error_line(found.text), found.fingerprint, found.job.at)
 
 
-def _group_of(found: _Found) -> FailureGroup:
-    """The group of a job whose error has none in the store."""
-    error = text_fingerprint(found.text).error
-    return FailureGroup(found.fingerprint, error, "", 0, None, None, 0, 0, found.text)
-
-
-def _with_jobs(group: FailureGroup, jobs: _Jobs) -> FailureGroup:
+def _with_jobs(group: FailureGroup | None, jobs: _Jobs) -> FailureGroup:
+    """Add jobs to their group; the store has none for some errors."""
+    if group is None:
+        found, error = jobs.example, text_fingerprint(jobs.example.text).error
+        group = FailureGroup(found.fingerprint, error, "", 0, None, None, 0, 0, found.text)
     seen = (jobs.first, jobs.last) if jobs.last else ()
     times = [time for time in (group.first_seen, group.last_seen, *seen) if time]
     return replace(
@@ -600,7 +464,7 @@ def _wait_until(moment: float, tally: Tally) -> None:
         _may_stop(tally)
 
 
-# The part of ``task.ordered_queue`` that signs what operators change or vouch for.
+# Signatures of what operators change or vouch for.
 
 #: Payloads of a job that are signed, or searched for one with a signed score: those with the smallest scores.
 PAYLOADS_SEARCHED = 1000
@@ -608,255 +472,13 @@ PAYLOADS_SEARCHED = 1000
 CALLS = 100
 
 
-class SigningMixin:
-    """Signs edited payloads, and dead ones that an operator vouches for. Methods raise StoreError."""
-
-    _app: Celery
-    _form: CallForm
-    spec: QueueSpec
-
-    @property
-    def _context(self) -> AppContext:
-        return context_of(self._app)
-
-    def _at_rest(self) -> QueueSpec:
-        return self._context.registry.at_rest(self.spec)
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether the app signs what it stores."""
-        return self._context.signing.mode != "off"
-
-    def sign_dead(self, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Sign the dead payloads of ids as they are, so that they run once they are requeued.
-
-        Look at them first: this vouches for them, whoever wrote them. Of an id with more than 1,000 dead
-        payloads, those with the smallest scores are signed. Return how many jobs have any. Raises
-        InvalidCall, also for an app that does not sign.
-        """
-        if not self.is_signed:
-            raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
-        store, queries = self._context.store, self._context.queries
-        queue, actions = self._at_rest(), Actions(store)
-        tally = ShardTally(store.client, progress)
-        for job_id in map(read_id, ids):
-            tally.begin()
-            with tally.of(queue.shard_of(job_id)):
-                dead = queries.job(queue, job_id, PAYLOADS_SEARCHED).dead
-                signed = [
-                    actions.edit_dead(
-                        queue, job_id, one.data, one.data, self._signature(job_id, one.data, one.score)
-                    )
-                    for one in (dead.payloads if dead else ())
-                ]
-                tally.add(int(any(signed)))
-        return tally.total()
-
-    def _edit_signature(self, job_id: str, old: bytes, new: bytes, *, dead: bool) -> Signed:
-        """The signature of a payload that replaces another one."""
-        if not self.is_signed:
-            return UNSIGNED
-        found = self._context.queries.job(self._at_rest(), job_id, PAYLOADS_SEARCHED)
-        job = found.dead if dead else found.waiting
-        for payload in job.payloads if job else ():
-            if payload.data == old and self._gate.is_signed(job_id, payload):
-                return self._signature(job_id, new, payload.score)
-        # The operator vouches for the new payload, not for a score that anybody may have written.
-        return self._signature(job_id, new, None)
-
-    def _signature(self, job_id: str, new: bytes, score: float | None) -> Signed:
-        """The signature of a payload, which binds ``score`` if that of the payload before it bound it."""
-        signing, name, of = self._context.signing, self.spec.name, id_bytes(job_id)
-        texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, score)
-        return Signed(texts, score or 0.0)
-
-    # -- calls with a time of their own
-
-    def _make_calls_of_id_due(self, queue: QueueSpec, job_id: str) -> None:
-        waiting = self._context.queries.job(queue, job_id, CALLS).waiting
-        if waiting is not None:
-            self._make_calls_due(queue, waiting)
-
-    def _make_calls_of_shard_due(self, queue: QueueSpec, shard: ShardRef) -> None:
-        for job in self._context.queries.waiting_of(shard, CALLS):
-            self._make_calls_due(queue, job)
-
-    def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
-        context, now = self._context, time.time()
-        for payload in job.payloads:
-            with suppress(UndecodablePayload):
-                due = self._form.made_due(self._gate.load(job.id, payload), now)
-                if due is not None:
-                    new = context.codec_for(self._form.merges).dump(due)
-                    signature = self._renewed(queue, job.id, payload, new)
-                    Actions(context.store).edit(queue, job.id, payload.data, new, signature, keep_calls=True)
-
-    def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> Signed:
-        """The signature of a payload that is changed unseen: none unless that of the old one verifies."""
-        if not self._gate.is_signed(job_id, old):
-            return UNSIGNED
-        context, of = self._context, digest(new)
-        records: list[bytes] = []
-        for stored in records_of(context.store.client, queue.shard_of(job_id), job_id, old.data):
-            if self._gate.is_signed_record(stored):
-                record = split_record(stored.data)[1]
-                signature = context.signing.sign_record(queue.name, id_bytes(job_id), of, record)
-                records += (stored.data, signature + record)
-        return self._signature(job_id, new, old.score)._replace(records=records)
-
-    @property
-    def _gate(self) -> Gate:
-        return self._context.gate(self.spec.name)
-
-
-# The part of ``task.ordered_queue`` for ids that a dead payload holds.
-
-
-class HoldsMixin(SigningMixin):
-    """Ids that a dead payload holds. Methods raise StoreError."""
-
-    _raw: bool
-
-    def held_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
-        """Return a page of the ids that a dead payload holds, the longest held first. Raises InvalidCall."""
-        (queue,) = self._context.registry.as_stored([self.spec])
-        return self._context.queries.held_ids(queue, limit=limit, after=after)
-
-    def hold(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Let dead payloads hold their ids: newer ones wait until somebody has decided about the dead ones.
-
-        Return how many ids have dead payloads and were not held. Raises InvalidCall, also for a queue that
-        drops payloads, by ``keep=``, ``latest=`` or ``drop_stale=``.
-        """
-        if not self.spec.policies.may_hold:
-            raise InvalidCall(
-                f"queue {self.spec.name!r} drops payloads, by keep=, latest= or drop_stale=, so that newer "
-                "ones run over a gap anyway: pause the ids instead"
-            )
-        return self._context.pausing.hold(self._at_rest(), map(read_id, ids), progress)
-
-    def go_on(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
-        """Let held ids go on over the gap: their dead payloads stay in the morgue.
-
-        Return how many were held. Raises InvalidCall.
-        """
-        return self._context.pausing.go_on(self._at_rest(), map(read_id, ids), progress)
-
-    def delete_dead_payload(self, job_id: Any, payload: Any) -> bool:
-        """Delete one payload of a dead job. Return whether the job had it.
-
-        An id that it held goes on when no other payload of it is dead. On a :meth:`raw` queue, ``payload`` is
-        the stored bytes. Raises InvalidCall.
-        """
-        return self._edit_dead(read_id(job_id), payload, None)
-
-    def edit_dead_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
-        """Replace one payload of a dead job by ``value``, with the same score. Return whether it changed.
-
-        Requeue the job to run it. Raises as :meth:`edit_payload`.
-        """
-        name = read_id(job_id)
-        self._form.check_edit(name, value)
-        new = self._codec.dump(value)
-        signature = self._edit_signature(name, self._bytes_of(payload), new, dead=True)
-        return self._bytes_of(payload) != new and self._edit_dead(name, payload, new, signature)
-
-    def _bytes_of(self, payload: Any) -> bytes:
-        return bytes(payload) if self._raw else self._codec.dump(payload)
-
-    @property
-    def _codec(self) -> Codec:
-        return self._context.codec_for(self._form.merges)
-
-    def _edit_dead(self, job_id: str, payload: Any, other: bytes | None, signed: Signed = UNSIGNED) -> bool:
-        old = self._bytes_of(payload)
-        return Actions(self._context.store).edit_dead(self._at_rest(), job_id, old, other, signed)
-
-
-# The part of ``task.ordered_queue`` that moves a queue to another number of shards.
-
-
-class ReshardMixin:
-    """Migrations of a queue. Methods raise StoreError."""
-
-    _app: Celery
-    spec: QueueSpec
-
-    def reshard(self, shards: int, progress: Progress | None = None) -> int:
-        """Move the queue to another number of shards while it is in use, and return when that has ended.
-
-        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
-        QueueMigrating while the queue moves to yet another number; MigrationPaused; and MigrationAborted.
-        """
-        check_shards(shards)
-        return reshard(self._store.mover(self.spec), self.spec, shards, progress, 1 + self.movers())
-
-    def movers(self) -> int:
-        """Return the number of living nodes that serve the queue, and so move it."""
-        return sum(node.alive and self.spec.name in node.queues for node in self._store.nodes())
-
-    def reshard_cost(self, shards: int) -> ReshardCost:
-        """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
-        check_shards(shards)
-        queue = context_of(self._app).registry.at_rest(self.spec)
-        counts = context_of(self._app).queries.stats(queue)
-        used = memory_of(self._store.client, queue)
-        layout = Layout(shards, former=queue.shards)
-        return cost(self.spec.name, layout, counts.length + counts.morgue_length, used)
-
-    def pause_migration(self) -> bool:
-        """Stop moving jobs, in all nodes; return whether it was not paused before.
-
-        Jobs run where they are. An id is moved when a call comes for it. Raises NotMigrating without a
-        migration, or when all jobs have moved.
-        """
-        return self._pause_migration(True)
-
-    def resume_migration(self) -> bool:
-        """Move jobs again after :meth:`pause_migration`; return whether it was. Raises NotMigrating."""
-        return self._pause_migration(False)
-
-    def abort_migration(self) -> int:
-        """Begin to move all back to the former number of shards; return that number.
-
-        Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on,
-        and this returns its own number. Raises NotMigrating without a migration, or when all jobs have moved;
-        NotAbortable when a failover of Redis has lost whether the migration takes another one back.
-        """
-        former = self._migrations.abort()
-        if former is None:
-            raise NotMigrating(self.spec.name)
-        return former
-
-    def _pause_migration(self, wanted: bool) -> bool:
-        changed = self._migrations.pause(wanted)
-        if changed is None:
-            raise NotMigrating(self.spec.name)
-        return changed
-
-    def migration(self) -> MigrationState | None:
-        """Return the migration that is going on, with the counts of its shards; None without one."""
-        return self._migrations.state()
-
-    def migration_if_there(self) -> MigrationState | None:
-        """Return :meth:`migration`; on a cluster, None while a master that it needs is away."""
-        return self._store.client.unless_unreachable(self.migration)
-
-    @property
-    def _store(self) -> RedisStore:
-        return context_of(self._app).store
-
-    @property
-    def _migrations(self) -> Migrations:
-        return Migrations(self._store.client, self.spec.name)
-
-
 # ``task.ordered_queue``: reads of a queue, and actions on it. Needs no worker.
 
 BURIED = "moved to the morgue by hand"
+Q = TypeVar("Q", bound="OrderedQueue")
 
 
-class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
+class OrderedQueue:
     """Reads of the queue of one task, and actions on it.
 
     Every method may raise StoreError. The stored number of shards applies, not the declared one. While jobs
@@ -868,6 +490,10 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
     the number of jobs done so far. On a cluster, an action on several jobs does what it can on the masters
     that answer, and raises ShardsUnreachable at the end when shards were left out.
     """
+
+    _raw: bool = False
+    _decodes: bool = False
+    _mask: PayloadMask | None = None
 
     def __init__(
         self, app: Celery, spec: QueueSpec, left: Left, terms: Callable[[], Terms], form: CallForm
@@ -886,16 +512,47 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         """Name of the queue."""
         return self.spec.name
 
-    @property
-    def _actions(self) -> Actions:
-        return Actions(self._context.store, self._left)
-
     def stored_spec(self) -> QueueSpec:
         """Return the spec with the stored number of shards; the one of the code as long as none is stored."""
         return self._context.registry.as_stored([self.spec])[0]
 
     def _known_spec(self) -> QueueSpec:
         return self._context.registry.as_known([self.spec])[0]
+
+    # -- what is shown of payloads
+
+    def raw(self: Q, decoded: bool = False) -> Q:
+        """Return the same queue with payloads as the stored bytes, not masked.
+
+        ``decoded``: the verified ones that are not JSON are also decoded.
+        """
+        queue = copy(self)
+        queue._raw, queue._decodes, queue._mask = True, decoded, None
+        return queue
+
+    def masked(self: Q, marks: bool = True) -> Q:
+        """Return the same queue with payloads in which what ``lowkiq_redact`` names is masked.
+
+        What is neither JSON nor decoded is masked whole. ``marks``: see PayloadMask.
+        """
+        queue = copy(self)
+        queue._mask = PayloadMask(self._context.settings.redactor, self._form, marks)
+        return queue
+
+    def shown_bytes(self, data: bytes) -> str:
+        """Return stored bytes of a payload as text with masks."""
+        mask = PayloadMask(self._context.settings.redactor, self._form)
+        return mask.stored(data).decode("utf-8", "backslashreplace")
+
+    def shown_value(self, value: Any) -> str:
+        """Return a decoded payload as text with masks."""
+        mask = PayloadMask(self._context.settings.redactor, self._form)
+        return value_text(mask.value(value))
+
+    def has_mask(self, payload: Any) -> bool:
+        """Return whether a payload has a mask in the place of a secret."""
+        redactor = self._context.settings.redactor
+        return bool(redactor) and redactor.has_mask(payload)
 
     # -- reads
 
@@ -1011,6 +668,89 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         """Return a page of the paused ids that are not held, the oldest pause first. Raises InvalidCall."""
         return self._context.queries.paused_ids(self.stored_spec(), limit=limit, after=after)
 
+    # -- failures: their groups, and jobs that match a filter
+
+    def failures(self, fingerprint: str = "") -> Failures:
+        """Return the groups of failures, or the one with a fingerprint.
+
+        Jobs of errors without a group, such as poison pills, make groups of their own; ``count`` is then
+        that of the jobs.
+        """
+        reads, stored = self._reads(), self._reader.groups(self.spec)
+        groups = {one.fingerprint: self._shown(one) for one in stored or ()}
+        tallies: dict[str, _Jobs] = {}
+        for dead in (True, False):
+            for found in self._search(reads, ANY, dead, SEARCHED):
+                if (tally := tallies.get(found.fingerprint)) is None:
+                    tally = tallies[found.fingerprint] = _Jobs(found)
+                tally.add(found.job.at, dead)
+        for name, tally in tallies.items():
+            groups[name] = _with_jobs(groups.get(name), tally)
+        searched = sum(tally.failing + tally.dead for tally in tallies.values())
+        shown = (one for one in groups.values() if fingerprint in ("", one.fingerprint))
+        by_time = sorted(shown, key=lambda one: (-(one.last_seen or 0), one.fingerprint))
+        jobs = sum(self._reader.count(reads, dead=dead) for dead in (True, False))
+        return Failures(tuple(by_time), searched, jobs, reads.away, unknown=stored is None)
+
+    def matching(self, wanted: FailureFilter, *, dead: bool, limit: int | None = SEARCHED) -> Matches:
+        """Find the dead jobs, or the waiting ones that failed, that match. Searches ``limit`` of them."""
+        count = searched = 0
+        ids: list[str] = []
+        reads = self._reads()
+        for found in self._search(reads, wanted, dead, limit):
+            searched += 1
+            if _matches(wanted, found):
+                count += 1
+                ids += [found.job.id] if count <= SHOWN_IDS else []
+        return Matches(count, searched, self._reader.count(reads, dead=dead), tuple(ids), reads.away)
+
+    def change_matching(
+        self,
+        change: Change,
+        wanted: FailureFilter,
+        *,
+        dead: bool,
+        limit: int | None = None,
+        rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> int:
+        """Change the jobs that match now, at most ``limit``, and ``rate`` a second. Returns how many.
+
+        ``progress`` may raise Stop after each step: the other jobs stay as they are. Raises
+        ShardsUnreachable when shards were left out.
+        """
+        reads, began_at, given = self._reads(), monotonic(), 0
+        tally = ShardTally(reads.client, progress)
+        step = PAGE if rate is None else max(1, min(PAGE, int(rate * PATIENCE)))
+        for ids in self._batches(reads, wanted, dead, step, tally):
+            part = ids if limit is None else ids[: limit - given]
+            given += len(part)
+            tally.begin()
+            tally.add_part(partial(change, part))
+            if given == limit:
+                break
+            if rate is not None:
+                _wait_until(began_at + given / rate, tally)
+        tally.left_out |= reads.missing
+        return tally.total()
+
+    def groups(self) -> dict[str, str]:
+        """Return the errors of the groups by fingerprint, the last seen first, without a look at any job.
+
+        On a cluster, none while the queue's own master is away.
+        """
+        found = sorted(self._reader.groups(self.spec) or (), key=lambda one: -one.last_seen)
+        return {one.fingerprint: self._description(one.about)[0] for one in found}
+
+    def fingerprint_of(self, error: bytes) -> str:
+        """Return the fingerprint of a stored error."""
+        return read_mark(error)[0] or text_fingerprint(self._text_of(error)).id
+
+    def frames_of(self, fingerprint: str) -> str:
+        """Return the frames that the jobs of a group have in common; "" when the group is gone."""
+        about = self._reader.about(self.spec, fingerprint) if fingerprint else None
+        return self._description(about)[2] if about is not None else ""
+
     # -- pauses
 
     def pause(self, shard: int | None = None, job_id: Any = None) -> bool:
@@ -1051,13 +791,43 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         """Resume all paused ids. Return how many were paused."""
         return self._context.pausing.resume_all_ids(self._at_rest(), progress)
 
+    # -- holds: ids that a dead payload holds
+
+    def held_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
+        """Return a page of the ids that a dead payload holds, the longest held first. Raises InvalidCall."""
+        return self._context.queries.held_ids(self.stored_spec(), limit=limit, after=after)
+
+    def hold(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Let dead payloads hold their ids: newer ones wait until somebody has decided about the dead ones.
+
+        Return how many ids have dead payloads and were not held. Raises InvalidCall, also for a queue that
+        drops payloads, by ``keep=``, ``latest=`` or ``drop_stale=``.
+        """
+        if not self.spec.policies.may_hold:
+            raise InvalidCall(
+                f"queue {self.spec.name!r} drops payloads, by keep=, latest= or drop_stale=, so that newer "
+                "ones run over a gap anyway: pause the ids instead"
+            )
+        return self._context.pausing.hold(self._at_rest(), map(read_id, ids), progress)
+
+    def go_on(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
+        """Let held ids go on over the gap: their dead payloads stay in the morgue.
+
+        Return how many were held. Raises InvalidCall.
+        """
+        return self._context.pausing.go_on(self._at_rest(), map(read_id, ids), progress)
+
     # -- actions
 
     def run_now_all(self, progress: Progress | None = None) -> int:
         """Make all waiting jobs due now. Jobs of paused ids run after their ids are resumed."""
         queue = self._at_rest()
-        before = partial(self._make_calls_of_shard_due, queue) if self._form.has_times else None
-        return self._actions.run_now_all(queue, progress, before)
+
+        def make_calls_due(shard: ShardRef) -> None:
+            for job in self._context.queries.waiting_of(shard, CALLS):
+                self._make_calls_due(queue, job)
+
+        return self._actions.run_now_all(queue, progress, make_calls_due if self._form.has_times else None)
 
     def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Make waiting jobs due now, with ``by=`` also their first 100 calls. Return how many were due later.
@@ -1065,7 +835,12 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         Raises InvalidCall.
         """
         queue = self._at_rest()
-        before = partial(self._make_calls_of_id_due, queue) if self._form.has_times else None
+
+        def make_calls_due(job_id: str) -> None:
+            if (job := self._context.queries.job(queue, job_id, CALLS).waiting) is not None:
+                self._make_calls_due(queue, job)
+
+        before = make_calls_due if self._form.has_times else None
         return self._actions.run_now(queue, map(read_id, ids), progress, before)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None, *, only_failed: bool = False) -> int:
@@ -1105,6 +880,25 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
         new, old = self._codec.dump(value), self._bytes_of(payload)
         signature = self._edit_signature(name, old, new, dead=False)
         return old != new and self._actions.edit(self._at_rest(), name, old, new, signature)
+
+    def delete_dead_payload(self, job_id: Any, payload: Any) -> bool:
+        """Delete one payload of a dead job. Return whether the job had it.
+
+        An id that it held goes on when no other payload of it is dead. On a :meth:`raw` queue, ``payload`` is
+        the stored bytes. Raises InvalidCall.
+        """
+        return self._edit_dead(read_id(job_id), payload, None)
+
+    def edit_dead_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
+        """Replace one payload of a dead job by ``value``, with the same score. Return whether it changed.
+
+        Requeue the job to run it. Raises as :meth:`edit_payload`.
+        """
+        name = read_id(job_id)
+        self._form.check_edit(name, value)
+        new = self._codec.dump(value)
+        signature = self._edit_signature(name, self._bytes_of(payload), new, dead=True)
+        return self._bytes_of(payload) != new and self._edit_dead(name, payload, new, signature)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
@@ -1177,12 +971,222 @@ class OrderedQueue(MaskMixin, HoldsMixin, FailuresMixin, ReshardMixin):
             self._context, self._at_rest(), lines, renamed=renamed, again=again, progress=progress
         )
 
-    # -- arguments and decoding
+    # -- signatures
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the app signs what it stores."""
+        return self._context.signing.mode != "off"
+
+    def sign_dead(self, ids: Iterable[str], progress: Progress | None = None) -> int:
+        """Sign the dead payloads of ids as they are, so that they run once they are requeued.
+
+        Look at them first: this vouches for them, whoever wrote them. Of an id with more than 1,000 dead
+        payloads, those with the smallest scores are signed. Return how many jobs have any. Raises
+        InvalidCall, also for an app that does not sign.
+        """
+        if not self.is_signed:
+            raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
+        queue, actions, queries = self._at_rest(), self._actions, self._context.queries
+        tally = ShardTally(self._context.store.client, progress)
+        for job_id in map(read_id, ids):
+            tally.begin()
+            with tally.of(queue.shard_of(job_id)):
+                dead = queries.job(queue, job_id, PAYLOADS_SEARCHED).dead
+                signed = [
+                    actions.edit_dead(
+                        queue, job_id, one.data, one.data, self._signature(job_id, one.data, one.score)
+                    )
+                    for one in (dead.payloads if dead else ())
+                ]
+                tally.add(int(any(signed)))
+        return tally.total()
+
+    # -- another number of shards
+
+    def reshard(self, shards: int, progress: Progress | None = None) -> int:
+        """Move the queue to another number of shards while it is in use, and return when that has ended.
+
+        Callers and workers follow without a restart. Repeat it after an error. Raises InvalidCall;
+        QueueMigrating while the queue moves to yet another number; MigrationPaused; and MigrationAborted.
+        """
+        check_shards(shards)
+        return reshard(self._context.store.mover(self.spec), self.spec, shards, progress, 1 + self.movers())
+
+    def movers(self) -> int:
+        """Return the number of living nodes that serve the queue, and so move it."""
+        return sum(node.alive and self.spec.name in node.queues for node in self._context.store.nodes())
+
+    def reshard_cost(self, shards: int) -> ReshardCost:
+        """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
+        check_shards(shards)
+        queue = self._at_rest()
+        counts = self._context.queries.stats(queue)
+        used = memory_of(self._context.store.client, queue)
+        layout = Layout(shards, former=queue.shards)
+        return cost(self.spec.name, layout, counts.length + counts.morgue_length, used)
+
+    def pause_migration(self) -> bool:
+        """Stop moving jobs, in all nodes; return whether it was not paused before.
+
+        Jobs run where they are. An id is moved when a call comes for it. Raises NotMigrating without a
+        migration, or when all jobs have moved.
+        """
+        return self._pause_migration(True)
+
+    def resume_migration(self) -> bool:
+        """Move jobs again after :meth:`pause_migration`; return whether it was. Raises NotMigrating."""
+        return self._pause_migration(False)
+
+    def abort_migration(self) -> int:
+        """Begin to move all back to the former number of shards; return that number.
+
+        Nodes do it; ``reshard`` to that number waits for it. A migration that takes another one back goes on,
+        and this returns its own number. Raises NotMigrating without a migration, or when all jobs have moved;
+        NotAbortable when a failover of Redis has lost whether the migration takes another one back.
+        """
+        former = self._migrations.abort()
+        if former is None:
+            raise NotMigrating(self.spec.name)
+        return former
+
+    def _pause_migration(self, wanted: bool) -> bool:
+        changed = self._migrations.pause(wanted)
+        if changed is None:
+            raise NotMigrating(self.spec.name)
+        return changed
+
+    def migration(self) -> MigrationState | None:
+        """Return the migration that is going on, with the counts of its shards; None without one."""
+        return self._migrations.state()
+
+    def migration_if_there(self) -> MigrationState | None:
+        """Return :meth:`migration`; on a cluster, None while a master that it needs is away."""
+        return self._context.store.client.unless_unreachable(self.migration)
+
+    # -- helpers: the store, and what is read of it
+
+    @property
+    def _context(self) -> AppContext:
+        return context_of(self._app)
+
+    def _at_rest(self) -> QueueSpec:
+        return self._context.registry.at_rest(self.spec)
+
+    @property
+    def _actions(self) -> Actions:
+        return Actions(self._context.store, self._left)
+
+    @property
+    def _migrations(self) -> Migrations:
+        return Migrations(self._context.store.client, self.spec.name)
+
+    @property
+    def _reader(self) -> FailureReader:
+        return FailureReader(self._context.store.client)
 
     @property
     def _decoder(self) -> JobDecoder:
         of_queue = self._context, self.name, self._raw, self._decodes
         return JobDecoder(*of_queue, self.frames_of, self.fingerprint_of, self._mask)
+
+    def _bytes_of(self, payload: Any) -> bytes:
+        return bytes(payload) if self._raw else self._codec.dump(payload)
+
+    @property
+    def _codec(self) -> Codec:
+        return self._context.codec_for(self._form.merges)
+
+    def _edit_dead(self, job_id: str, payload: Any, other: bytes | None, signed: Signed = UNSIGNED) -> bool:
+        return self._actions.edit_dead(self._at_rest(), job_id, self._bytes_of(payload), other, signed)
+
+    def _text_of(self, error: bytes) -> str:
+        return load_error(self._context.settings, error) or ""
+
+    def _reads(self) -> ShardReads:
+        return ShardReads(self._context.store.client, self.stored_spec())
+
+    def _description(self, about: bytes) -> list[str]:
+        """Error, place, frames and message of a group."""
+        parts = (load_error(self._context.settings, about) or "").split("\0", 3)
+        return [*parts, "", "", ""][:4]
+
+    def _shown(self, one: StoredGroup) -> FailureGroup:
+        error, where, frames, message = self._description(one.about)
+        times = one.count, one.first_seen, one.last_seen
+        return FailureGroup(one.fingerprint, error, where, *times, 0, 0, frames + message)
+
+    def _search(
+        self, reads: ShardReads, wanted: FailureFilter, dead: bool, limit: int | None
+    ) -> Iterator[_Found]:
+        """Yield at most ``limit`` jobs that may match."""
+        listing = Listing(**wanted.listed(DEAD_STATES if dead else WAITING_STATES, time.time()))
+        pages = self._reader.jobs(reads, dead=dead, since=wanted.since, wanted=listing)
+        for job in islice(chain.from_iterable(pages), limit):
+            yield _Found(job, self._text_of)
+
+    def _batches(
+        self, reads: ShardReads, wanted: FailureFilter, dead: bool, size: int, tally: Tally
+    ) -> Iterator[list[str]]:
+        """Yield ids that match. Raises Stop between two pages."""
+        ids: list[str] = []
+        for number, found in enumerate(self._search(reads, wanted, dead, None)):
+            if number % PAGE == 0:
+                _may_stop(tally)
+            if _matches(wanted, found):
+                ids.append(found.job.id)
+            if len(ids) == size:
+                yield ids
+                ids = []
+        if ids:
+            yield ids
+
+    # -- helpers: signatures, and calls with a time of their own
+
+    def _edit_signature(self, job_id: str, old: bytes, new: bytes, *, dead: bool) -> Signed:
+        """The signature of a payload that replaces another one."""
+        if not self.is_signed:
+            return UNSIGNED
+        found = self._context.queries.job(self._at_rest(), job_id, PAYLOADS_SEARCHED)
+        job = found.dead if dead else found.waiting
+        for payload in job.payloads if job else ():
+            if payload.data == old and self._gate.is_signed(job_id, payload):
+                return self._signature(job_id, new, payload.score)
+        # The operator vouches for the new payload, not for a score that anybody may have written.
+        return self._signature(job_id, new, None)
+
+    def _signature(self, job_id: str, new: bytes, score: float | None) -> Signed:
+        """The signature of a payload, which binds ``score`` if that of the payload before it bound it."""
+        signing, name, of = self._context.signing, self.spec.name, id_bytes(job_id)
+        texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, score)
+        return Signed(texts, score or 0.0)
+
+    def _make_calls_due(self, queue: QueueSpec, job: Job) -> None:
+        context, now = self._context, time.time()
+        for payload in job.payloads:
+            with suppress(UndecodablePayload):
+                due = self._form.made_due(self._gate.load(job.id, payload), now)
+                if due is not None:
+                    new = context.codec_for(self._form.merges).dump(due)
+                    signature = self._renewed(queue, job.id, payload, new)
+                    self._actions.edit(queue, job.id, payload.data, new, signature, keep_calls=True)
+
+    def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> Signed:
+        """The signature of a payload that is changed unseen: none unless that of the old one verifies."""
+        if not self._gate.is_signed(job_id, old):
+            return UNSIGNED
+        context, of = self._context, digest(new)
+        records: list[bytes] = []
+        for stored in records_of(context.store.client, queue.shard_of(job_id), job_id, old.data):
+            if self._gate.is_signed_record(stored):
+                record = split_record(stored.data)[1]
+                signature = context.signing.sign_record(queue.name, id_bytes(job_id), of, record)
+                records += (stored.data, signature + record)
+        return self._signature(job_id, new, old.score)._replace(records=records)
+
+    @property
+    def _gate(self) -> Gate:
+        return self._context.gate(self.spec.name)
 
 
 def _check_one(shard: Any, job_id: Any) -> None:
