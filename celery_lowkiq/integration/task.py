@@ -120,7 +120,6 @@ from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.rules.validators import invalid, is_whole
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.worker.forks import ProcessLock, staying
 
 # What an ordered task gets from task classes that are not ours: the user's own, and Django's.
@@ -265,16 +264,21 @@ SCORE_NEEDED = (
 class BrokerMessageHandler:
     """Celery's handler of task messages: pushes the call, then acknowledges the message."""
 
-    def __init__(self, task: Any, consumer: Any) -> None:
+    def __init__(self, task: Any, consumer: Any, plain: Callable[..., None] | None = None) -> None:
+        """``plain``: handles the messages of a task with ``by=`` while it is a plain one."""
         self._task = task
         self._consumer = consumer
+        self._plain = plain
         self._away = False
         #: Messages in the order of their arrival; the first one is being handled, or waits for the store.
         self._waiting: deque[tuple[Any, Any, Any, Any]] = deque()
         self._lock = threading.RLock()
 
-    def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *_: Any, **__: Any) -> None:
-        """Handle a message. Raises nothing, since Celery would end the worker."""
+    def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *rest: Any, **options: Any) -> None:
+        """Handle a message. An ordered call raises nothing, because Celery would end the worker."""
+        if self._plain is not None and self._runs_plain(message, body):
+            self._plain(message, body, ack, reject, *rest, **options)
+            return
         # Celery's timer may be a thread of its own.
         with self._lock:
             self._waiting.append((message, body, ack, reject))
@@ -365,24 +369,8 @@ class BrokerMessageHandler:
         elif error is None and away:
             logger.info("messages for %s reach their queue again", self._task.name)
 
-
-class SwitchingHandler:
-    """Celery's handler of task messages of a task with ``by=``, which may be a plain one for a while.
-
-    A message of an id runs as a plain call only when the store has no call of the id left.
-    """
-
-    def __init__(self, task: Any, ordered: BrokerMessageHandler, plain: Any) -> None:
-        self._task = task
-        self._ordered = ordered
-        self._plain = plain
-
-    def __call__(self, message: Any, body: Any, *args: Any, **kwargs: Any) -> Any:
-        """Handle a message."""
-        handler = self._plain if self._runs_plain(message, body) else self._ordered
-        return handler(message, body, *args, **kwargs)
-
     def _runs_plain(self, message: Any, body: Any) -> bool:
+        """A message of an id runs as a plain call only when the store has no call of the id left."""
         try:
             return self._task.is_plain and not self._is_stored(message, body)
         except (InvalidCall, TypeError):
@@ -397,7 +385,7 @@ class SwitchingHandler:
         task = self._task
         call = read_call(message.payload if body is None else body, message.headers or {})
         job_id = task.entry_of(call.args, call.kwargs, None).id
-        return Queries(context_of(task.app).store).has_job(task.ordered_queue.stored_spec(), job_id)
+        return context_of(task.app).queries.has_job(task.ordered_queue.stored_spec(), job_id)
 
 
 def _priority(message: Any) -> int | None:
@@ -406,16 +394,173 @@ def _priority(message: Any) -> int | None:
     return next((found for each in places if each and (found := priority_of(each))), None)
 
 
-# The calls of an ordered task: ``apply_async``, ``perform_async`` and the like push to the store.
+# OpenTelemetry: links the span of a run of several calls to the spans in which they were made.
+#
+# OpenTelemetry's own instrumentation of Celery's signals does all else; the headers that it gives to a call
+# come with the call's record. This module does nothing unless the process has imported OpenTelemetry.
+
+#: OpenTelemetry's default limit of links for a span.
+MOST_LINKS = 128
+
+
+def link_calls(calls: Callable[[], Iterable[CallRecord]]) -> None:
+    """Add a link for each call to the current span. Reads the calls only if there is one."""
+    if "opentelemetry.trace" not in sys.modules:
+        return
+    from opentelemetry import trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagate import extract
+
+    span = trace.get_current_span()
+    if not span.is_recording():
+        return
+    for record in islice(calls(), MOST_LINKS):
+        caller = trace.get_current_span(extract(record.headers, Context())).get_span_context()
+        if caller.is_valid:
+            span.add_link(caller)
+
+
+def read_progress(
+    text: Any, current: Any, total: Any, job_id: Any
+) -> tuple[str, float | None, float | None, str | None]:
+    """The checked arguments of ``self.progress``. Raises InvalidCall."""
+    if not isinstance(text, str):
+        raise InvalidCall(
+            f"progress({text!r:.100}) is invalid: expected a text. Pass numbers as current= and total="
+        )
+    only = None if job_id is None else read_id(job_id)
+    return text, read_score(current, None, "current"), read_score(total, None, "total"), only
+
+
+# The ordered task: calls go to the store, runs come from a lane.
+
+install()
 
 T = TypeVar("T")
-
-#: What a call has that gives no options: see ``CallMixin._take_own``.
+TrackerOrId: TypeAlias = Tracker | str | None
+#: What a call has that gives no options: see ``OrderedTask._take_own``.
 NO_OPTIONS: tuple[dict[str, Any], HeaderValues, str] = ({}, NO_VALUES, "")
+#: Celery's own, which calls ``apply_async``. A user or a test may put another one in its place.
+_DELAY = CeleryTask.delay
+_ROUTED = "retry({name}=) is ignored, because the job goes back to its own queue"
+_NO_CALL = (
+    "retry({name}=) is ignored, because it takes a run of a single call whose arguments or record are stored"
+)
+#: The crash of the batch in which the job was, and for several payloads one of the job, come before.
+POISON = (
+    "poison pill: run alone as a suspect, it crashed its worker or process {max_crashes} times (max_crashes)"
+)
+
+_spec_lock = ProcessLock()
 
 
-class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
-    """Methods of an ordered task that make calls; those of Celery's that it does not support raise."""
+class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[misc, valid-type]
+    """A task whose calls of one id are merged, kept in order, and never run twice at once.
+
+    ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
+    ``TaskOptions`` are attributes of the class.
+    """
+
+    abstract = True
+    throws: tuple[type[Exception], ...]
+    #: The arguments of a call, as id and payload.
+    __header__: Callable[..., tuple[Any, Any]]
+    #: Options that it had as a plain task, and that have no effect where its runs cannot keep them.
+    _unchecked: frozenset[str] = frozenset()
+    #: Only a declaration: it tells type checkers that options are attributes.
+    __getattr__: Callable[[str], Any]  # type: ignore[misc]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        declared = dict(cls.__dict__)
+        guard_call(cls, OrderedTask)
+        guard_before_start(cls)
+        set_options(cls, OrderedTask)
+        with naming(str(declared.get("name") or cls.__qualname__)):
+            names = data_names(declared)
+            check_names_of(names, *cls.__bases__)
+            # What options need beside them may be given by a subclass, a decorator or an annotation.
+            check_values(
+                {**{name: declared[name] for name in names}, "retry_in": object.__new__(cls).retry_in}
+            )
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check the options of the final task, and install what the worker needs; ``@ordered_task`` alone is
+        the whole set-up. Raises ConfigurationError.
+        """
+        try:
+            with naming(cls.name):
+                cls._check(app)
+        except ConfigurationError:
+            registered: Any = vars(app)["_tasks"]
+            if type(registered.get(cls.name)) is cls:
+                # Celery has registered it, and would use it from the second call on.
+                del registered[cls.name]
+            raise
+        # Celery logs exceptions of ``throws`` as INFO, without a traceback.
+        cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
+        cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
+        adapt_function(cls)
+        adapt_run(cls, OrderedTask)
+        add_step(app, cls.queue_name or cls.name)
+        adopt_on_commit(cls, app)
+
+    @classmethod
+    def _check(cls, app: Celery) -> None:
+        check_names_in_annotations(cls, app)
+        set_options(cls, OrderedTask)
+        given = given_options(cls, OrderedTask, app)
+        checked = {name: value for name, value in given.items() if name not in cls._unchecked}
+        run_in = cls.run_in or read_setting(app, "run_in")
+        check_task({**checked, "run_in": run_in}, *function_of(cls))
+        if cls.queue_name is None:
+            check_queue_name(cls.name)
+
+    # -- the queue
+
+    @property
+    def queue_spec(self) -> QueueSpec:
+        """What store and worker know of the queue. Raises ConfigurationError when another task has it."""
+        spec: QueueSpec | None = self.__dict__.get("_queue_spec")
+        if spec is None:
+            with _spec_lock:
+                spec = self.__dict__["_queue_spec"] = self._make_spec()
+        return spec
+
+    def _make_spec(self) -> QueueSpec:
+        app = self._get_app()
+        context = context_of(app)
+        check_names(app)
+        if self.by is None and self.name in context.settings.plain:
+            expected, fix = "names of tasks with by=", f"Give {self.name} a by=, or take its name out"
+            raise ConfigurationError(invalid("lowkiq_plain", sorted(context.settings.plain), expected, fix))
+        with naming(self.name):
+            policies = policies_of(self)
+        warn_of_limits(self, {name: getattr(self, name) for name in self._unchecked})
+        return QueueSpec(
+            name=self.queue_name or self.name,
+            shards=self.shards,
+            batch_size=self.batch_size,
+            merge=Merge(self.merge or "min"),
+            max_crashes=self.max_crashes,
+            max_run=self.max_run,
+            poison_error=dump_error_text(context.settings, POISON.format(max_crashes=self.max_crashes)),
+            policies=policies,
+        )
+
+    @property
+    def ordered_queue(self) -> OrderedQueue:
+        """Reads and actions on the task's queue."""
+        left = partial(finish_orphaned_calls, self)
+        return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
+
+    def _terms(self) -> Terms:
+        return {
+            "rate": read_rate(self.rate_limit),
+            "max_retries": self.max_retries,
+            "merges": self.by is None,
+        }
 
     # -- one call
 
@@ -634,75 +779,7 @@ class CallMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
             return super().chunks(it, n)
         return refuse_inline(self.name, "chunks")
 
-    # -- to the store
-
-    def _publish(
-        self,
-        entries: tuple[Entry, ...],
-        jobs: list[NewJob],
-        intervals: Iterable[float],
-        push: Push | None = None,
-    ) -> None:
-        """Store jobs, inside the client middlewares, which see their entries.
-
-        Raises what callers of Celery catch: CallUnavailable, CallRefused.
-        """
-        if not jobs:
-            return
-        context, spec = context_of(self._get_app()), self.queue_spec
-        store = push or context.store.push
-        middlewares = context.settings.client_middlewares
-        try:
-            if not middlewares:
-                store(spec, jobs, intervals)
-            else:
-                compose(middlewares, self, entries, lambda: store(spec, jobs, intervals))
-        except (StoreFull, StoreUnavailable) as error:
-            raise as_celery_error(error) from error
-
-    @cached_property
-    def _router(self) -> StoreRouter:
-        return StoreRouter(self.queue_spec.name)
-
-    # -- run here and now
-
-    def apply(
-        self,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        *positional: Any,
-        **options: Any,
-    ) -> EagerResult[R]:
-        """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
-        words = {name: options.pop(name, None) for name in WORDS}
-        if self.by is not None:
-            args, kwargs, _ = self._completed(args, kwargs, None)
-        entry = self.entry_of(args, kwargs, None, **words)
-        if self.by is not None:
-            result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)
-            return result
-        return self.apply_batch(eager.batch_of([entry], self), *positional, **options)
-
-    def apply_batch(
-        self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any
-    ) -> EagerResult[R]:
-        """Run the function in this process on a whole batch."""
-        result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
-        return result
-
-
-# The calls of an ordered task from asyncio: ``adelay``, ``aapply_async`` and ``aperform_async``.
-
-TrackerOrId: TypeAlias = Tracker | str | None
-#: Celery's own, which calls ``apply_async``. A user or a test may put another one in its place.
-_DELAY = CallMixin.delay
-
-
-class AsyncCallMixin(CallMixin[R]):
-    """Methods that make calls without blocking the event loop.
-
-    Each makes the call of the method without ``a`` in a thread of the app, and raises what it raises.
-    """
+    # -- calls from asyncio: each in a thread of the app, without blocking the event loop
 
     @overload
     async def adelay(self, id: str | int | UUID, payload: Any = "") -> AsyncResult[R]: ...
@@ -755,43 +832,172 @@ class AsyncCallMixin(CallMixin[R]):
         except NoThreadFree as error:
             raise as_celery_error(error) from None
 
+    # -- calls to the store
 
-# OpenTelemetry: links the span of a run of several calls to the spans in which they were made.
-#
-# OpenTelemetry's own instrumentation of Celery's signals does all else; the headers that it gives to a call
-# come with the call's record. This module does nothing unless the process has imported OpenTelemetry.
+    def _publish(
+        self,
+        entries: tuple[Entry, ...],
+        jobs: list[NewJob],
+        intervals: Iterable[float],
+        push: Push | None = None,
+    ) -> None:
+        """Store jobs, inside the client middlewares, which see their entries.
 
-#: OpenTelemetry's default limit of links for a span.
-MOST_LINKS = 128
+        Raises what callers of Celery catch: CallUnavailable, CallRefused.
+        """
+        if not jobs:
+            return
+        context, spec = context_of(self._get_app()), self.queue_spec
+        store = push or context.store.push
+        middlewares = context.settings.client_middlewares
+        try:
+            if not middlewares:
+                store(spec, jobs, intervals)
+            else:
+                compose(middlewares, self, entries, lambda: store(spec, jobs, intervals))
+        except (StoreFull, StoreUnavailable) as error:
+            raise as_celery_error(error) from error
 
+    @cached_property
+    def _router(self) -> StoreRouter:
+        return StoreRouter(self.queue_spec.name)
 
-def link_calls(calls: Callable[[], Iterable[CallRecord]]) -> None:
-    """Add a link for each call to the current span. Reads the calls only if there is one."""
-    if "opentelemetry.trace" not in sys.modules:
-        return
-    from opentelemetry import trace
-    from opentelemetry.context import Context
-    from opentelemetry.propagate import extract
+    # -- messages that come by the broker
 
-    span = trace.get_current_span()
-    if not span.is_recording():
-        return
-    for record in islice(calls(), MOST_LINKS):
-        caller = trace.get_current_span(extract(record.headers, Context())).get_span_context()
-        if caller.is_valid:
-            span.add_link(caller)
+    def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
+        """What the worker does with a call that a process without this code sent to the broker."""
+        plain = None if self.by is None else default(task, app, consumer, **options)
+        return BrokerMessageHandler(self, consumer, plain)
 
+    @cached_property
+    def call_form(self) -> CallForm:
+        """What the function takes."""
+        return _call_form(self)
 
-# ``self.retry``: what a run asks for beside another run.
+    @property
+    def is_plain(self) -> bool:
+        """Whether calls go to the broker, and run as those of a plain task: see ``lowkiq_plain``."""
+        return self.by is not None and self.name in context_of(self._get_app()).settings.plain
 
-_ROUTED = "retry({name}=) is ignored, because the job goes back to its own queue"
-_NO_CALL = (
-    "retry({name}=) is ignored, because it takes a run of a single call whose arguments or record are stored"
-)
+    # -- runs
 
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Run a batch for Celery's tracer, or the function alone in a direct call."""
+        result: R
+        request = self.request_stack.top
+        if request is None or request.called_directly or request._protected:
+            if not self.is_plain:
+                check_caller(self.name, get_current_task())
+            result = super().__call__(*args, **kwargs)
+            return result
+        request._protected = 1
+        play, run = getattr(request, "lowkiq_play", None), getattr(request, "lowkiq_run", None)
+        if play is not None:
+            result = play()
+        elif run is not None:
+            result = self._run(run, partial(self.run, *args, **kwargs))
+        elif self.by is not None:
+            # An eager run, or one of a task that is a plain one for a while, which may have no valid id.
+            with contextlib.suppress(InvalidCall):
+                payloads: Any = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
+                request.lowkiq = eager.info(self.queue_spec, payloads)
+            try:
+                result = self.run(*args, **kwargs)
+            except Again as again:
+                result = self._call_again(again)
+        else:
+            request.lowkiq = eager.info(self.queue_spec, *args)
+            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
+        return result
 
-class RetryMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
-    """Retries of runs in a lane, and of Celery's own runs of a task with ``by=``."""
+    #: The ``__call__`` of a task whose class has none of its own, see ``integration/request.py``.
+    run_in_lane = __call__
+
+    def _run(self, run: Run, function: Callable[[], Any]) -> Any:
+        if run.replay is not None:
+            replay = run.replay
+            return run.capture(lambda: run.succeed(replay()))
+        if run.callers is not None:
+            report(link_calls, run.callers)
+        # Inside the middlewares, which must not run in a process that the function forks.
+        inner = partial(staying, run.pid, function)
+        middlewares, jobs = run.settings.server_middlewares, run.decoded.jobs
+        return run.capture(lambda: run.succeed(compose(middlewares, self, jobs, inner)))
+
+    def _call_again(self, again: Again) -> Any:
+        """Send the call of a plain run once more, without counting a retry, and raise Retry. Returns the
+        result if ``Again`` leaves no payload.
+        """
+        if again.payloads_left is not None and not again.payloads_left:
+            return again.result
+        if not self.request.is_eager:
+            self.signature_from_request(countdown=again.after).apply_async()
+        when: Any = again.after
+        raise Retry(str(again), when=when) from again
+
+    def replace(self, sig: Any) -> Any:
+        """Run a signature in place of this task. It takes over the task's id, links, chain and chord.
+
+        In a run of several calls, it replaces each call that has a record.
+        """
+        run = getattr(self.request, "lowkiq_run", None)
+        if self.per_id and run is not None and len(run.decoded.jobs) > 1:
+            raise InvalidCall("self.replace() replaces the calls of all ids of a run: set batch_size=1")
+        if run is None or not run.has_callers:
+            return super().replace(sig)
+        run.replace_calls(lambda: self.replace(sig.clone()))
+        raise Ignore("each call is replaced by a new task")
+
+    def update_state(
+        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
+    ) -> None:
+        """Store a state, as Celery's method; in a run of several calls, of each whose result is stored."""
+        run = getattr(self.request, "lowkiq_run", None)
+        if task_id is None and run is not None and run.callers is not None:
+            store_state(self, run.callers(), state, meta, **options)
+        else:
+            super().update_state(task_id, state, meta, **options)
+
+    def progress(self, text: str = "", current: Any = None, total: Any = None, job_id: Any = None) -> None:
+        """Report the progress of the run to the trackers of its calls; ``job_id``: of this job's calls only.
+
+        Without a tracker it does nothing. A text is kept among the call's messages; at most ten reports a
+        second without a text are sent. What ``lowkiq_redact`` names is masked in it. Raises InvalidCall for a
+        wrong type of any argument.
+        """
+        text, *numbers = read_progress(text, current, total, job_id)
+        run = getattr(self.request, "lowkiq_run", None)
+        if run is not None and run.tracked is not None:
+            masked = run.settings.redactor.text(text, run.secrets) if text else ""
+            run.tracked.progress(masked, *numbers)
+
+    # -- run here and now
+
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *positional: Any,
+        **options: Any,
+    ) -> EagerResult[R]:
+        """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
+        words = {name: options.pop(name, None) for name in WORDS}
+        if self.by is not None:
+            args, kwargs, _ = self._completed(args, kwargs, None)
+        entry = self.entry_of(args, kwargs, None, **words)
+        if self.by is not None:
+            result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)
+            return result
+        return self.apply_batch(eager.batch_of([entry], self), *positional, **options)
+
+    def apply_batch(
+        self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any
+    ) -> EagerResult[R]:
+        """Run the function in this process on a whole batch."""
+        result: EagerResult[R] = super().apply((payloads_by_id,), {}, *positional, **options)
+        return result
+
+    # -- retries
 
     def retry(
         self,
@@ -906,255 +1112,6 @@ class RetryMixin(CeleryTask, Generic[R]):  # type: ignore[misc, valid-type]
         app = self._get_app()
         now: datetime = app.now()
         return max(0.0, read_time("eta", eta, app.timezone) - now.timestamp())
-
-
-# The runs of an ordered task: its call by Celery's tracer, and the methods that a run may use.
-
-
-class RunMixin(RetryMixin[R], Generic[R]):
-    """Methods of Celery's task that act on a whole batch here."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> R:
-        """Run a batch for Celery's tracer, or the function alone in a direct call."""
-        result: R
-        request = self.request_stack.top
-        if request is None or request.called_directly or request._protected:
-            if not self.is_plain:
-                check_caller(self.name, get_current_task())
-            result = super().__call__(*args, **kwargs)
-            return result
-        request._protected = 1
-        play, run = getattr(request, "lowkiq_play", None), getattr(request, "lowkiq_run", None)
-        if play is not None:
-            result = play()
-        elif run is not None:
-            result = self._run(run, partial(self.run, *args, **kwargs))
-        elif self.by is not None:
-            # An eager run, or one of a task that is a plain one for a while, which may have no valid id.
-            with contextlib.suppress(InvalidCall):
-                payloads = self.call_form.to_payloads(Arguments(args, kwargs), request.id)
-                request.lowkiq = eager.info(self.queue_spec, payloads)
-            try:
-                result = self.run(*args, **kwargs)
-            except Again as again:
-                result = self._call_again(again)
-        else:
-            request.lowkiq = eager.info(self.queue_spec, *args)
-            result = eager.eager_outcome(lambda: self.run(*args, **kwargs), *args)
-        return result
-
-    #: The ``__call__`` of a task whose class has none of its own, see ``integration/request.py``.
-    run_in_lane = __call__
-
-    def _run(self, run: Run, function: Callable[[], Any]) -> Any:
-        if run.replay is not None:
-            replay = run.replay
-            return run.capture(lambda: run.succeed(replay()))
-        if run.callers is not None:
-            report(link_calls, run.callers)
-        # Inside the middlewares, which must not run in a process that the function forks.
-        inner = partial(staying, run.pid, function)
-        middlewares, jobs = run.settings.server_middlewares, run.decoded.jobs
-        return run.capture(lambda: run.succeed(compose(middlewares, self, jobs, inner)))
-
-    def _call_again(self, again: Again) -> Any:
-        """Send the call of a plain run once more, without counting a retry, and raise Retry. Returns the
-        result if ``Again`` leaves no payload.
-        """
-        if again.payloads_left is not None and not again.payloads_left:
-            return again.result
-        if not self.request.is_eager:
-            self.signature_from_request(countdown=again.after).apply_async()
-        when: Any = again.after
-        raise Retry(str(again), when=when) from again
-
-    def replace(self, sig: Any) -> Any:
-        """Run a signature in place of this task. It takes over the task's id, links, chain and chord.
-
-        In a run of several calls, it replaces each call that has a record.
-        """
-        run = getattr(self.request, "lowkiq_run", None)
-        if self.per_id and run is not None and len(run.decoded.jobs) > 1:
-            raise InvalidCall("self.replace() replaces the calls of all ids of a run: set batch_size=1")
-        if run is None or not run.has_callers:
-            return super().replace(sig)
-        run.replace_calls(lambda: self.replace(sig.clone()))
-        raise Ignore("each call is replaced by a new task")
-
-    def update_state(
-        self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
-    ) -> None:
-        """Store a state, as Celery's method; in a run of several calls, of each whose result is stored."""
-        run = getattr(self.request, "lowkiq_run", None)
-        if task_id is None and run is not None and run.callers is not None:
-            store_state(self, run.callers(), state, meta, **options)
-        else:
-            super().update_state(task_id, state, meta, **options)
-
-    def progress(self, text: str = "", current: Any = None, total: Any = None, job_id: Any = None) -> None:
-        """Report the progress of the run to the trackers of its calls; ``job_id``: of this job's calls only.
-
-        Without a tracker it does nothing. A text is kept among the call's messages; at most ten reports a
-        second without a text are sent. What ``lowkiq_redact`` names is masked in it. Raises InvalidCall for a
-        wrong type of any argument.
-        """
-        text, *numbers = read_progress(text, current, total, job_id)
-        run = getattr(self.request, "lowkiq_run", None)
-        if run is not None and run.tracked is not None:
-            masked = run.settings.redactor.text(text, run.secrets) if text else ""
-            run.tracked.progress(masked, *numbers)
-
-
-def read_progress(
-    text: Any, current: Any, total: Any, job_id: Any
-) -> tuple[str, float | None, float | None, str | None]:
-    """The checked arguments of ``self.progress``. Raises InvalidCall."""
-    if not isinstance(text, str):
-        raise InvalidCall(
-            f"progress({text!r:.100}) is invalid: expected a text. Pass numbers as current= and total="
-        )
-    only = None if job_id is None else read_id(job_id)
-    return text, read_score(current, None, "current"), read_score(total, None, "total"), only
-
-
-# The base class of ordered tasks: calls go to the store, runs come from a lane.
-
-install()
-
-#: The crash of the batch in which the job was, and for several payloads one of the job, come before.
-POISON = (
-    "poison pill: run alone as a suspect, it crashed its worker or process {max_crashes} times (max_crashes)"
-)
-
-_spec_lock = ProcessLock()
-
-
-class OrderedTask(AsyncCallMixin[R], RunMixin[R], OrderedTaskMarker):
-    """A task whose calls of one id are merged, kept in order, and never run twice at once.
-
-    ``run`` gets ``{id: [payload, ...]}``, the payload with the smallest score first. The options of
-    ``TaskOptions`` are attributes of the class.
-    """
-
-    abstract = True
-    throws: tuple[type[Exception], ...]
-    #: The arguments of a call, as id and payload.
-    __header__: Callable[..., tuple[Any, Any]]
-    #: Options that it had as a plain task, and that have no effect where its runs cannot keep them.
-    _unchecked: frozenset[str] = frozenset()
-    #: Only a declaration: it tells type checkers that options are attributes.
-    __getattr__: Callable[[str], Any]  # type: ignore[misc]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        declared = dict(cls.__dict__)
-        guard_call(cls, OrderedTask)
-        guard_before_start(cls)
-        set_options(cls, OrderedTask)
-        with naming(str(declared.get("name") or cls.__qualname__)):
-            names = data_names(declared)
-            check_names_of(names, *cls.__bases__)
-            # What options need beside them may be given by a subclass, a decorator or an annotation.
-            check_values(
-                {**{name: declared[name] for name in names}, "retry_in": object.__new__(cls).retry_in}
-            )
-
-    @classmethod
-    def on_bound(cls, app: Celery) -> None:
-        """Check the options of the final task, and install what the worker needs; ``@ordered_task`` alone is
-        the whole set-up. Raises ConfigurationError.
-        """
-        try:
-            with naming(cls.name):
-                cls._check(app)
-        except ConfigurationError:
-            registered: Any = vars(app)["_tasks"]
-            if type(registered.get(cls.name)) is cls:
-                # Celery has registered it, and would use it from the second call on.
-                del registered[cls.name]
-            raise
-        # Celery logs exceptions of ``throws`` as INFO, without a traceback.
-        cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
-        cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
-        adapt_function(cls)
-        adapt_run(cls, OrderedTask)
-        add_step(app, cls.queue_name or cls.name)
-        adopt_on_commit(cls, app)
-
-    @classmethod
-    def _check(cls, app: Celery) -> None:
-        check_names_in_annotations(cls, app)
-        set_options(cls, OrderedTask)
-        given = given_options(cls, OrderedTask, app)
-        checked = {name: value for name, value in given.items() if name not in cls._unchecked}
-        run_in = cls.run_in or read_setting(app, "run_in")
-        check_task({**checked, "run_in": run_in}, *function_of(cls))
-        if cls.queue_name is None:
-            check_queue_name(cls.name)
-
-    # -- the queue
-
-    @property
-    def queue_spec(self) -> QueueSpec:
-        """What store and worker know of the queue. Raises ConfigurationError when another task has it."""
-        spec: QueueSpec | None = self.__dict__.get("_queue_spec")
-        if spec is None:
-            with _spec_lock:
-                spec = self.__dict__["_queue_spec"] = self._make_spec()
-        return spec
-
-    def _make_spec(self) -> QueueSpec:
-        app = self._get_app()
-        context = context_of(app)
-        check_names(app)
-        if self.by is None and self.name in context.settings.plain:
-            expected, fix = "names of tasks with by=", f"Give {self.name} a by=, or take its name out"
-            raise ConfigurationError(invalid("lowkiq_plain", sorted(context.settings.plain), expected, fix))
-        with naming(self.name):
-            policies = policies_of(self)
-        warn_of_limits(self, {name: getattr(self, name) for name in self._unchecked})
-        return QueueSpec(
-            name=self.queue_name or self.name,
-            shards=self.shards,
-            batch_size=self.batch_size,
-            merge=Merge(self.merge or "min"),
-            max_crashes=self.max_crashes,
-            max_run=self.max_run,
-            poison_error=dump_error_text(context.settings, POISON.format(max_crashes=self.max_crashes)),
-            policies=policies,
-        )
-
-    @property
-    def ordered_queue(self) -> OrderedQueue:
-        """Reads and actions on the task's queue."""
-        left = partial(finish_orphaned_calls, self)
-        return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
-
-    def _terms(self) -> Terms:
-        return {
-            "rate": read_rate(self.rate_limit),
-            "max_retries": self.max_retries,
-            "merges": self.by is None,
-        }
-
-    # -- messages that come by the broker
-
-    def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
-        """What the worker does with a call that a process without this code sent to the broker."""
-        ordered = BrokerMessageHandler(self, consumer)
-        if self.by is None:
-            return ordered
-        return SwitchingHandler(self, ordered, default(task, app, consumer, **options))
-
-    @cached_property
-    def call_form(self) -> CallForm:
-        """What the function takes."""
-        return _call_form(self)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether calls go to the broker, and run as those of a plain task: see ``lowkiq_plain``."""
-        return self.by is not None and self.name in context_of(self._get_app()).settings.plain
 
 
 def _call_form(task: Any) -> CallForm:
