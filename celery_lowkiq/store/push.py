@@ -331,6 +331,7 @@ class Pusher:
         self.dropped: Dropped | None = None
         #: None: nothing is signed.
         self.signer: Signer | None = None
+        self._senders: list[Sender] = []
         # Stored layouts of queues that differed from those of calls.
         self._layouts: dict[str, Layout] = {}
         # Addresses of servers that support the durability.
@@ -338,18 +339,31 @@ class Pusher:
 
     def push(
         self,
-        sender: Sender,
         queue: QueueSpec,
         jobs: Sequence[NewJob],
-        pauses: Iterable[float],
+        pauses: Iterable[float] = (),
         stored: Stored | None = None,
     ) -> None:
-        """See ``RedisStore.push``. ``sender`` is not used by another push meanwhile."""
+        """Merge jobs into the queue, in one round trip per 500 jobs of the fullest shard.
+
+        While Redis is unavailable, a round trip is repeated after each of the retry intervals ``pauses`` (s),
+        under its old number. Jobs follow the stored number of shards, also when it changes meanwhile.
+        ``stored`` gets the stored jobs after each round trip. Raises StoreFull, QueueFull, or
+        StoreUnavailable: then the outcome is unknown, and some shards may have stored their part. Pushing the
+        same jobs again is safe.
+        """
+        try:
+            sender = self._senders.pop()
+        except IndexError:
+            sender = Sender()
         left, waiting = iter(pauses), jobs
-        while waiting:
-            layout = self._layouts.get(queue.name)
-            as_stored = queue if layout is None else queue.with_layout(layout)
-            waiting = self._push(sender, as_stored, waiting, left, stored)
+        try:
+            while waiting:
+                layout = self._layouts.get(queue.name)
+                as_stored = queue if layout is None else queue.with_layout(layout)
+                waiting = self._push(sender, as_stored, waiting, left, stored)
+        finally:
+            self._senders.append(sender)
 
     def _push(
         self,

@@ -14,7 +14,7 @@ from celery.result import EagerResult
 
 from celery_lowkiq import InvalidCall, OrderedTask, PayloadError, ordered_task, track
 from celery_lowkiq.rules.errors import QueueFull
-from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.push import Pusher
 from tests.features.from_asyncio import TICK, add_sync, make_app, stored
 
 
@@ -141,7 +141,7 @@ def test_a_call_with_a_record_has_the_one_of_sync_calls(empty_redis, monkeypatch
         """Never runs."""
 
     task, pushed = app.tasks["recorded"], []
-    monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): pushed.append(list(jobs)))
+    monkeypatch.setattr(Pusher, "push", lambda self, queue, jobs, pauses=(): pushed.append(list(jobs)))
     results = [
         task.apply_async(("1",), task_id="given"),
         asyncio.run(task.aapply_async(("1",), task_id="given")),

@@ -15,7 +15,7 @@ from kombu import Connection, Exchange, Producer, Queue
 
 from celery_lowkiq import InvalidCall, ordered_task
 from celery_lowkiq.integration.options import IGNORED_AT_A_CALL, LIMITS, REFUSED_AT_A_CALL
-from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.push import Pusher
 from tests.features.test_call_options import OPTIONS
 
 VALUES = {
@@ -53,7 +53,7 @@ OF_SENDING = {"producer", "publisher", "declare", "exchange_type", "timeout", "c
 @pytest.fixture
 def stored(monkeypatch):
     jobs = []
-    monkeypatch.setattr(RedisStore, "push", lambda self, queue, new, pauses=(): jobs.extend(new))
+    monkeypatch.setattr(Pusher, "push", lambda self, queue, new, pauses=(): jobs.extend(new))
     return jobs
 
 

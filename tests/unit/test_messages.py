@@ -29,7 +29,7 @@ from celery_lowkiq import (
 from celery_lowkiq.integration import task as call_mixin
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.messages import SendingTimes, StoreProducer, retry_intervals
-from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.push import Pusher
 
 # Calls while Redis is away raise what any call of Celery's raises, by the call's retry policy.
 
@@ -210,7 +210,7 @@ def messages(monkeypatch):
             super().publish(*args, **kwargs)
 
     monkeypatch.setattr(call_mixin, "StoreProducer", Noted)
-    monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): stored.append(jobs))
+    monkeypatch.setattr(Pusher, "push", lambda self, queue, jobs, pauses=(): stored.append(jobs))
     yield made
     assert len(stored) == 1
 
@@ -388,7 +388,7 @@ BULK = [{"id": "1", "payload": "x", "score": 7}, {"id": "2", "perform_in": 9}]
 def stored(monkeypatch):
     """Jobs of each push."""
     pushes = []
-    monkeypatch.setattr(RedisStore, "push", lambda self, queue, jobs, pauses=(): pushes.append(jobs))
+    monkeypatch.setattr(Pusher, "push", lambda self, queue, jobs, pauses=(): pushes.append(jobs))
     return pushes
 
 

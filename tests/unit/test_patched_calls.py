@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, group
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.push import Pusher
 
 WAYS = {
     "delay": lambda task: task.delay("1", "paid"),
@@ -40,7 +40,7 @@ def batch(payloads_by_id): ...
 )
 def test_a_patched_method_of_celery_stops_calls(monkeypatch, options, method, way):
     stored = []
-    monkeypatch.setattr(RedisStore, "push", lambda self, *args: stored.append(args))
+    monkeypatch.setattr(Pusher, "push", lambda self, *args: stored.append(args))
     app = Celery("patched", broker="redis://localhost:1/0", set_as_current=False)
     ordered_task(app=app, name="sync", **options)(save if options else batch)
     with patch(method) as patched:
