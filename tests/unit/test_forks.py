@@ -147,7 +147,7 @@ def test_a_task_is_ready_in_a_fork_while_a_thread_of_the_worker_prepares_another
     script = """
 from celery import Celery
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.task import call_mixin
+from celery_lowkiq.integration import task as task_module
 
 app = Celery("forks", broker="memory://", set_as_current=False)
 
@@ -155,7 +155,7 @@ def function(payloads_by_id):
     pass
 
 slow, other = (ordered_task(app=app, name=name)(function) for name in ("slow", "other"))
-prepares, made = threading.Event(), call_mixin.StoreRouter
+prepares, made = threading.Event(), task_module.StoreRouter
 
 def router(name):
     if name == "slow":
@@ -169,7 +169,7 @@ def calls():
     os._exit(7 if other._router else 1)
 
 app.finalize()
-call_mixin.StoreRouter = router
+task_module.StoreRouter = router
 threading.Thread(target=lambda: slow._router, daemon=True).start()
 prepares.wait()
 fork(calls)

@@ -34,7 +34,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from celery_lowkiq.integration.task import call_mixin
+from celery_lowkiq.integration import task as task_module
 from proj import app, batch, sync
 from tests.waiting import eventually
 
@@ -72,7 +72,7 @@ def test_opentelemetry_sees_calls_and_runs(passes):
         OPENTELEMETRY
         + """
 def test_a_run_of_one_call_is_part_of_its_callers_trace(lowkiq, monkeypatch):
-    monkeypatch.delattr(call_mixin, "lazy_result")
+    monkeypatch.delattr(task_module, "lazy_result")
     with ours.start_as_current_span("request"):
         result = sync.delay("1", "x")
     lowkiq.drain()
@@ -176,7 +176,7 @@ sentry_sdk.init(
 import pytest
 from proj import app, sync
 from tests.waiting import eventually
-from celery_lowkiq.integration.task import call_mixin
+from celery_lowkiq.integration import task as task_module
 
 @pytest.fixture(autouse=True)
 def nothing_seen():
@@ -204,7 +204,7 @@ def errors():
     return [item for item in Kept.items if "exception" in item]
 
 def test_a_run_of_one_call_is_part_of_its_callers_trace(lowkiq, monkeypatch):
-    monkeypatch.delattr(call_mixin, "lazy_result")
+    monkeypatch.delattr(task_module, "lazy_result")
     request("x")
     lowkiq.drain()
     (caller,), (run,) = seen(transaction="request"), runs()
