@@ -6,13 +6,14 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from celery_lowkiq.rules.basics import Clock
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.worker.ports import NULL_METER, Meter
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Backoff in s. The maximum bounds how soon a node resumes after a long outage.
@@ -100,12 +101,12 @@ class OutageTracker:
         if logged:
             logger.warning("Redis is back after %.1f s. Ordered queues go on.", seconds)
 
-    def retry(self, action: Callable[[], T], give_up: Callable[[], bool]) -> T:
-        """Repeat the action until Redis answers. Raises StoreUnavailable when ``give_up()``."""
+    def retry(self, give_up: Callable[[], bool], act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call ``act`` until Redis responds. Raises StoreUnavailable when ``give_up()``."""
         for seconds in backoff():
             self.request_started()
             try:
-                answer = action()
+                answer = act(*args, **kwargs)
             except StoreUnavailable as error:
                 self.failed(error)
                 if give_up():

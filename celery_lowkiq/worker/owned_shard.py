@@ -24,6 +24,7 @@ class OwnedShard:
     lease_seconds: float
     #: Monotonic time before the last successful renewal was sent.
     renewed_at: float
+    #: Number of the last claim request.
     request: int = 0
     open_claims: OpenClaims = field(default_factory=OpenClaims)
     #: Set while another node may own the shard; running batches see it.
@@ -38,11 +39,6 @@ class OwnedShard:
     @property
     def shard(self) -> ShardRef:
         return self.lease.shard
-
-    def next_request(self) -> int:
-        """Return the number of a new claim request."""
-        self.request += 1
-        return self.request
 
     def open_claim(self, claim: int) -> None:
         """Record a claim that is to be settled."""

@@ -15,7 +15,7 @@ from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, Renewed, ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.worker.lane import LaneState
+from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.chaos.journal import Journal
 
@@ -39,7 +39,7 @@ class Recording:
 
     def _record_lanes(self) -> None:
         """Which lane, by its thread, serves a shard from when to when."""
-        lane: Any = LaneState
+        lane: Any = Lane
         serve, drop, note = lane.serve, lane.drop, self.journal.note
 
         def serve_and_note(self: Any, owned: OwnedShard) -> None:

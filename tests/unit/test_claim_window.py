@@ -51,7 +51,7 @@ def node():
         for shard, ids in jobs.items():
             for number, job_id in enumerate(ids):
                 one.store.push(SHARDS[shard], job_id, perform_in=1.0 + number, announce=False)
-        one.runtime._lanes[0]._cycle.mean_durations["q"] = 0.0001
+        one.runtime._lanes[0]._mean_durations["q"] = 0.0001
         made.append(one)
         return one.start()
 

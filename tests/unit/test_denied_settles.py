@@ -147,7 +147,7 @@ def test_a_lane_that_ends_waits_for_one_server_that_is_away(one, error, tries):
     denied_with_run(one)
     one.store.denied |= {THIRD}
     one.store.push(THIRD, "3")
-    eventually(lambda: len(one.runtime._lanes[0]._cycle.aside) == 2)
+    eventually(lambda: len(one.runtime._lanes[0]._aside) == 2)
     before = []
 
     def end(batch):

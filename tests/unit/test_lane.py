@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq.rules.basics import SystemClock
-from celery_lowkiq.rules.claims import Due, OpenClaims
+from celery_lowkiq.rules.claims import Due, OpenClaims, lag
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store.keys import channel
 from celery_lowkiq.store.listener import _announcement
-from celery_lowkiq.worker.lane import DueTable, LaneState
+from celery_lowkiq.worker.lane import DueTable, Lane
 from celery_lowkiq.worker.outage import OutageTracker
 from celery_lowkiq.worker.waker import Waker
 from tests.unit.fakes import FakeStore
@@ -334,7 +334,7 @@ def test_a_settle_that_fails_as_a_whole_is_no_crash(node, caplog):
     one.store.exchange = refuses_one_settle
     one.store.push(SHARD, "1", announce=False)
     one.start()
-    eventually(lambda: refused and one.runtime._lanes[0]._cycle.unsettled is None)
+    eventually(lambda: refused and one.runtime._lanes[0]._window is None)
     one.runtime.drain()
     assert one.runtime.join(10)
     assert one.host.stops == []
@@ -401,7 +401,10 @@ def test_queues_that_wait_for_tokens_are_looked_up_and_not_searched():
     shards = [ShardRef(Name(f"q{n}"), 0) for n in range(300)]
     exhausted = {shard.queue: 1e12 for shard in shards[1:]}
     limiter = SimpleNamespace(exhausted_until=lambda now: exhausted)
-    lane = LaneState("lane", SimpleNamespace(clock=SystemClock(), poll_interval=1.0, rate_limiter=limiter))
+    ctx = SimpleNamespace(
+        clock=SystemClock(), poll_interval=1.0, rate_limiter=limiter, thread=lambda name, main: None
+    )
+    lane = Lane("lane", ctx, lag(), [])
     for shard in shards:
         lane.serve(SimpleNamespace(shard=shard, may_claim=lambda now: True))
         lane.announce(shard, 0.0)

@@ -109,7 +109,7 @@ def test_what_is_aside_is_settled_though_nothing_else_is_due(one):
     one.store.away = {THERE}
     one.gate.set()
     (only,) = one.runtime._lanes
-    eventually(lambda: THERE in only._cycle.aside)
+    eventually(lambda: THERE in only._aside)
     polls = one.store.refreshes
     eventually(lambda: one.store.refreshes > polls + 2)
     one.store.away = set()
@@ -128,7 +128,7 @@ def test_what_is_aside_of_an_idle_lane_for_which_others_poll_is_settled(node, mo
     one.store.away = {THERE}
     one.gate.set()
     (only,) = one.runtime._lanes
-    eventually(lambda: THERE in only._cycle.aside)
+    eventually(lambda: THERE in only._aside)
     one.store.away = set()
     one.ran("1")
 
@@ -181,7 +181,7 @@ def test_two_claims_of_two_shards_are_aside_at_once(one):
     one.store.away = {THERE}
     one.gate.set()
     (only,) = one.runtime._lanes
-    eventually(lambda: set(only._cycle.aside) == away)
+    eventually(lambda: set(only._aside) == away)
     one.store.push(HERE, "here")
     one.ran("here")
     one.store.away = set()
@@ -194,7 +194,7 @@ def test_what_is_aside_is_given_up_when_the_shard_is_lost(one):
     one.store.away = {THERE}
     one.gate.set()
     (only,) = one.runtime._lanes
-    eventually(lambda: THERE in only._cycle.aside)
+    eventually(lambda: THERE in only._aside)
     one.store.steal(THERE)
     one.store.away = set()
     eventually(lambda: THERE not in only.working)
@@ -207,7 +207,7 @@ def test_a_node_that_stops_settles_what_is_aside_when_its_master_is_back(one):
     one.store.away = {THERE}
     one.gate.set()
     (only,) = one.runtime._lanes
-    eventually(lambda: THERE in only._cycle.aside)
+    eventually(lambda: THERE in only._aside)
     one.runtime.drain()
     one.store.away = set()
     assert one.runtime.join(10)
@@ -391,5 +391,5 @@ def test_the_errors_of_others_are_no_outage_of_a_master(one):
     one.gate.set()
     (only,) = one.runtime._lanes
     eventually(lambda: THERE not in only.working)
-    assert not only._cycle.aside
+    assert not only._aside
     assert (("1", Disposition.DONE)) not in one.store.settled
