@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -29,7 +28,6 @@ from celery_lowkiq.rules.validators import (
     Option,
     Validator,
     boolean,
-    invalid,
     is_number,
     one_of,
     seconds,
@@ -272,7 +270,6 @@ SCHEDULERS: dict[str, Any] = {"lag": claims.lag, "seq": claims.seq, "weighted": 
 SPLITTERS: dict[str, Any] = {
     "lease": leases.lease_splitter,
     "default": leases.default_splitter,
-    "by_node": leases.by_node_splitter,
 }
 
 
@@ -401,18 +398,6 @@ class Settings(WebSettings):
     splitter: leases.Splitter = setting(
         "lease", function(SPLITTERS), "Which shards a worker wants, see [splitters](#splitters)."
     )
-    number_of_nodes: int | None = setting(
-        None,
-        whole(1, 4096).or_none(),
-        'For the splitter `"by_node"`: number of workers. None: the environment variable '
-        "`LOWKIQ_NUMBER_OF_NODES`.",
-    )
-    node_number: int | None = setting(
-        None,
-        whole(0, 4095).or_none(),
-        'For the splitter `"by_node"`: number of this worker, from 0. None: the environment variable '
-        "`LOWKIQ_NODE_NUMBER`.",
-    )
     reshard: Reshard = setting(
         "manual",
         one_of(Reshard),
@@ -540,13 +525,6 @@ class Settings(WebSettings):
         """Masks what ``lowkiq_redact`` names."""
         return redactor_of(self.redact)
 
-    def make_splitter(self) -> leases.Splitter:
-        """Raises ConfigurationError when ``by_node`` does not know its numbers."""
-        if self.splitter is not SPLITTERS["by_node"]:
-            return self.splitter
-        nodes = _or_environment("number_of_nodes", self.number_of_nodes)
-        return leases.by_node_splitter(nodes, _or_environment("node_number", self.node_number))
-
 
 #: All settings by their names without prefix, those of the dashboard last.
 SETTINGS: dict[str, Option] = {
@@ -557,17 +535,6 @@ SETTINGS: dict[str, Option] = {
 SECRETS = tuple(name for name, setting in SETTINGS.items() if setting.secret)
 
 hide_settings(tuple(PREFIX + name for name in SECRETS))
-
-
-def _or_environment(name: str, value: int | None) -> int:
-    if value is not None:
-        return value
-    variable = (PREFIX + name).upper()
-    text = os.environ.get(variable, "")
-    if not text.isdecimal():
-        fix = f"lowkiq_splitter='by_node' needs it: set it, or {PREFIX + name}"
-        raise ConfigurationError(invalid(variable, text, "a whole number", fix))
-    return int(text)
 
 
 def read_settings(app: Celery) -> Settings:

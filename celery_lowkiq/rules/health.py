@@ -619,7 +619,7 @@ def _unowned(queue: QueueState, state: SystemState) -> Iterator[Finding]:
     ]
     if free:
         text = f"No node takes {_shards(free)}, though nodes serve the queue."
-        advice = "See the workers' logs. With lowkiq_splitter='by_node': do the node numbers leave one out?"
+        advice = "See the workers' logs. With a lowkiq_splitter of your own: does it leave one out?"
         yield queue.finding(ERROR, text, advice)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
 
 # Distribution of shards over nodes and lanes: quotas, and which lane gets the next shard.
@@ -270,20 +269,6 @@ Splitter = Callable[[Sequence[ShardRef], int], "list[tuple[ShardRef, ...]]"]
 def lease_splitter(shards: Sequence[ShardRef], lanes: int) -> list[tuple[ShardRef, ...]]:
     """Deal all shards on every node; the nodes share them by leases and quotas (``rules.balance``)."""
     return default_splitter(shards, lanes)
-
-
-def by_node_splitter(nodes: int, number: int) -> Splitter:
-    """Return a splitter for the fixed part of node ``number`` (from 0). Raises ConfigurationError."""
-    if not 0 <= number < nodes:
-        raise ConfigurationError(
-            f"lowkiq_node_number={number} is invalid: expected 0 to {nodes - 1} for {nodes} nodes. Set "
-            "lowkiq_node_number and lowkiq_number_of_nodes, in the settings or in the environment"
-        )
-
-    def split(shards: Sequence[ShardRef], lanes: int) -> list[tuple[ShardRef, ...]]:
-        return default_splitter(shards[number::nodes], lanes)
-
-    return split
 
 
 def default_splitter(shards: Sequence[ShardRef], lanes: int) -> list[tuple[ShardRef, ...]]:

@@ -1,24 +1,21 @@
 """Warnings of the ownership thread, each logged once while its cause lasts.
 
-Slow renewals, lost shards and lost data, masters that drop keys or refuse commands, shards
-dealt wrongly to nodes.
+Slow renewals, lost shards and lost data, masters that drop keys or refuse commands.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.basics import Clock
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
-from celery_lowkiq.rules.leases import ORPHAN_TIMEOUT_LEASES, LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import listed
 from celery_lowkiq.rules.topology import Master, eviction, refusals
 from celery_lowkiq.rules.views import ERROR
-from celery_lowkiq.worker.context import WorkerContext
 from celery_lowkiq.worker.lease_table import LeaseTable
 from celery_lowkiq.worker.owned_shard import CLAIMING
 from celery_lowkiq.worker.ports import Store
@@ -167,57 +164,3 @@ class MasterMonitor:
             policy = master.server.policy
             logger.warning("%s evicts no jobs any more: maxmemory-policy %s", name, policy)
         self._dangerous.discard(master.address)
-
-
-class MisassignmentMonitor:
-    """Warns when node numbers leave shards unserved, or give shards to two nodes, for three lease times."""
-
-    def __init__(self, ctx: WorkerContext, *, queues: Mapping[str, QueueSpec], wanted: Set[ShardRef]) -> None:
-        """``wanted``: the part of the shards of all ``queues`` that this node was dealt. Both may change."""
-        self._ctx = ctx
-        self._queues = queues
-        self._wanted = wanted
-        self._watches: dict[ShardRef, LeaseWatch] = {}
-        self._next = self._ctx.clock.monotonic()
-        self._shared_since: dict[ShardRef, float] = {}
-        self._logged: set[ShardRef] = set()
-
-    def check(self) -> None:
-        """Observe all shards once in a lease time. Raises StoreError."""
-        now = self._ctx.clock.monotonic()
-        if now < self._next:
-            return
-        self._next = now + self._ctx.lease_seconds
-        shards = {shard: queue for queue in self._queues.values() for shard in queue.shard_refs()}
-        if shards.keys() <= self._wanted:
-            return
-        states = self._ctx.store.observe(list(shards))
-        for (shard, queue), state in zip(shards.items(), states, strict=True):
-            watch = self._watches.get(shard, LeaseWatch(queue, shard))
-            self._watches[shard] = watch.doubted() if state is None else watch.observed(state, now)
-        self._log(
-            [s for s in shards.keys() - self._wanted if self._orphaned(s, now)],
-            "no node serves %s: do the node numbers of all nodes together leave a part out?",
-        )
-        self._log(
-            [s for s in shards.keys() & self._wanted if self._shared(s, now)],
-            "%s are dealt to this node, but a living node owns them: do two nodes have the same number?",
-        )
-
-    def _orphaned(self, shard: ShardRef, now: float) -> bool:
-        return self._watches[shard].orphaned(now, self._ctx.lease_seconds)
-
-    def _shared(self, shard: ShardRef, now: float) -> bool:
-        # A living owner moves the counter of its lease, so that the shard is not orphaned.
-        if self._watches[shard].seen.owner in ("", self._ctx.owner) or self._orphaned(shard, now):
-            self._shared_since.pop(shard, None)
-            return False
-        return (
-            now >= self._shared_since.setdefault(shard, now) + ORPHAN_TIMEOUT_LEASES * self._ctx.lease_seconds
-        )
-
-    def _log(self, shards: Iterable[ShardRef], text: str) -> None:
-        new = sorted(set(shards) - self._logged)
-        if new:
-            self._logged.update(new)
-            logger.warning(text, ", ".join(map(str, new)))

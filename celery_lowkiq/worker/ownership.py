@@ -19,7 +19,7 @@ from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.lease_table import LeaseTable
 from celery_lowkiq.worker.members import Heartbeat, Membership, OverdueMonitor
 from celery_lowkiq.worker.migrations import Migrations
-from celery_lowkiq.worker.monitors import LossMonitor, MasterMonitor, MisassignmentMonitor, RenewalMonitor
+from celery_lowkiq.worker.monitors import LossMonitor, MasterMonitor, RenewalMonitor
 from celery_lowkiq.worker.outage import backoff
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ports import Store
@@ -261,7 +261,6 @@ class Ownership:
         self._renewals = RenewalMonitor(ctx.lease_seconds)
         self._losses = LossMonitor(table, ctx.owner)
         self._masters = MasterMonitor(ctx.store, ctx.clock, by_name)
-        self._misassignment = MisassignmentMonitor(ctx, queues=by_name, wanted=table.known())
         #: Added queues, until the thread reads them.
         self._added: deque[Sequence[QueueSpec]] = deque()
         self._draining = False
@@ -347,8 +346,6 @@ class Ownership:
             self._losses.check(self._wanted())
             self._rebalancing.level()
             self._overdue.check()
-            if not self._membership.shared:
-                self._misassignment.check()
         except StoreError as error:
             self._ctx.outage.failed(error)
             self._table.mark_doubtful(self._ctx.clock.monotonic())

@@ -6,7 +6,7 @@ import threading
 
 from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.claims import lag
-from celery_lowkiq.rules.leases import default_splitter
+from celery_lowkiq.rules.leases import Splitter, default_splitter
 from celery_lowkiq.rules.models import LeaseState, QueueSpec
 from celery_lowkiq.worker.runtime import Runtime
 from tests.unit.fakes import FakeHost, FakeRunner, FakeStore
@@ -14,6 +14,11 @@ from tests.waiting import eventually
 
 Q = QueueSpec("q", shards=4)
 SHARDS = Q.shard_refs()
+
+
+def part(nodes: int, number: int) -> Splitter:
+    """A fixed splitter: the part of the node with this number, from 0."""
+    return lambda shards, lanes: default_splitter(shards[number::nodes], lanes)
 
 
 class Node:

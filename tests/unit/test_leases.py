@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.errors import ConfigurationError, NotOwner, StoreUnavailable
+from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
 from celery_lowkiq.rules.leases import (
     Member,
     Pool,
     QuotaRoom,
-    by_node_splitter,
     lease_splitter,
     least_loaded_lane,
     moves,
@@ -196,13 +195,6 @@ class TestMember:
     def test_its_heartbeat_is_removed_after_three(self):
         assert not self.start.gone(129.9, 10)
         assert self.start.gone(130.0, 10)
-
-
-def test_by_node_takes_a_fixed_part():
-    refs = [ShardRef("q", n) for n in range(6)]
-    assert by_node_splitter(2, 1)(refs, 2) == [(refs[1], refs[5]), (refs[3],)]
-    with pytest.raises(ConfigurationError, match="lowkiq_node_number=3 is invalid: expected 0 to 2"):
-        by_node_splitter(3, 3)
 
 
 @pytest.fixture

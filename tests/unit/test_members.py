@@ -8,16 +8,16 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import LoginRefused, MasterDenies, StoreError, StoreFull, StoreUnavailable
-from celery_lowkiq.rules.leases import by_node_splitter, lease_splitter
+from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.views import NodeReport, current
-from tests.unit.nodes import SHARDS, Q
+from tests.unit.nodes import SHARDS, Q, part
 from tests.waiting import eventually
 
 OWNER = "w@host-0123"
 
 
-@pytest.mark.parametrize("splitter", [lease_splitter, by_node_splitter(1, 0)])
+@pytest.mark.parametrize("splitter", [lease_splitter, part(1, 0)])
 def test_a_report_tells_lanes_shards_and_what_they_run(node, splitter):
     one = node(owner=OWNER, splitter=splitter)
     gate = threading.Event()
@@ -133,10 +133,8 @@ def test_very_many_shards_are_counted_not_listed(node):
 
 
 def test_queues_are_counted_once_a_slot_where_the_first_shard_is(node):
-    first = node(splitter=by_node_splitter(2, 0), lease_seconds=0.5).start()
-    second = node(
-        splitter=by_node_splitter(2, 1), lease_seconds=0.5, store=first.store, owner="other"
-    ).start()
+    first = node(splitter=part(2, 0), lease_seconds=0.5).start()
+    second = node(splitter=part(2, 1), lease_seconds=0.5, store=first.store, owner="other").start()
     eventually(lambda: any(news.samples for news in first.store.news))
     eventually(lambda: second.store.reports.get("other"))
     counted = [(news.report.owner, news.counted) for news in first.store.news if news.counted]

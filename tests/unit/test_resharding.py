@@ -10,7 +10,7 @@ import pytest
 
 from celery_lowkiq.rules import resharding
 from celery_lowkiq.rules.errors import QueueResharded, ShardDamaged, StoreUnavailable
-from celery_lowkiq.rules.leases import by_node_splitter, lease_splitter
+from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import Layout, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.resharding import (
@@ -37,7 +37,7 @@ from celery_lowkiq.rules.resharding import (
     turns_of_round,
 )
 from tests.unit.fakes import FakeStore
-from tests.unit.nodes import Node, Q, once
+from tests.unit.nodes import Node, Q, once, part
 from tests.waiting import eventually
 
 # What a mover decides in a turn.
@@ -532,7 +532,7 @@ class TestSharedShards:
 
 class TestFixedSplitter:
     def test_a_node_deals_by_the_stored_number_when_it_starts(self, node):
-        one = node(splitter=by_node_splitter(2, 1))
+        one = node(splitter=part(2, 1))
         one.store.routes["q"] = "8"
         one.start()
         eventually(lambda: owned(one) == [1, 3, 5, 7])
@@ -540,7 +540,7 @@ class TestFixedSplitter:
         assert "q" not in one.store.members
 
     def test_it_says_once_that_it_needs_a_restart_and_keeps_its_deal(self, node, caplog):
-        one = node(splitter=by_node_splitter(2, 0)).start()
+        one = node(splitter=part(2, 0)).start()
         eventually(lambda: owned(one) == [0, 2])
         one.store.routes["q"] = "8"
 
@@ -559,7 +559,7 @@ class TestFixedSplitter:
         one.ran("1")
 
     def test_what_was_dealt_is_acquired_by_the_new_number(self, node):
-        one = node(splitter=by_node_splitter(2, 0)).start()
+        one = node(splitter=part(2, 0)).start()
         eventually(lambda: owned(one) == [0, 2])
         one.store.routes["q"] = "8"
         table = one.runtime._ownership._table

@@ -10,7 +10,7 @@ from celery import Celery
 from celery_lowkiq.integration import app as context
 from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES, dump_error, load_error
 from celery_lowkiq.integration.settings import SETTINGS, read_settings
-from celery_lowkiq.rules import claims, leases
+from celery_lowkiq.rules import claims
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import ShardRef
 
@@ -176,42 +176,6 @@ class TestErrors:
 def test_every_setting_has_a_default_that_is_allowed():
     for name, setting in SETTINGS.items():
         setting.valid.check(name, setting.default)
-
-
-class TestByNode:
-    REFS = [ShardRef("q", n) for n in range(6)]
-
-    @pytest.fixture(autouse=True)
-    def environment(self, monkeypatch):
-        monkeypatch.setenv("LOWKIQ_NUMBER_OF_NODES", "3")
-        monkeypatch.setenv("LOWKIQ_NODE_NUMBER", "1")
-
-    def split(self, **settings):
-        return read_settings(app(lowkiq_splitter="by_node", **settings)).make_splitter()(self.REFS, 1)
-
-    def test_its_numbers_come_from_the_environment(self):
-        assert self.split() == [(self.REFS[1], self.REFS[4])]
-
-    def test_a_setting_goes_before_the_environment(self):
-        assert self.split(lowkiq_number_of_nodes=2, lowkiq_node_number=0) == [tuple(self.REFS[::2])]
-
-    @pytest.mark.parametrize(
-        "settings, text, words",
-        [
-            ({"lowkiq_node_number": 3}, "1", "lowkiq_node_number=3 is invalid: expected 0 to 2"),
-            ({}, "", "LOWKIQ_NODE_NUMBER='' is invalid: expected a whole number"),
-            ({}, "-1", "LOWKIQ_NODE_NUMBER='-1'"),
-            ({"lowkiq_number_of_nodes": 0}, "1", "lowkiq_number_of_nodes=0 is invalid"),
-        ],
-    )
-    def test_wrong_numbers_are_refused(self, monkeypatch, settings, text, words):
-        monkeypatch.setenv("LOWKIQ_NODE_NUMBER", text)
-        with pytest.raises(ConfigurationError, match=words):
-            self.split(**settings)
-
-    def test_another_splitter_needs_none(self, monkeypatch):
-        monkeypatch.delenv("LOWKIQ_NODE_NUMBER")
-        assert read_settings(app()).make_splitter() is leases.lease_splitter
 
 
 def test_celerys_reports_show_no_password():

@@ -45,10 +45,10 @@ def test_o1_a_worker_deals_its_shards_to_three_lanes_as_lowkiqs_readme_does(app,
 
 @pytest.mark.parametrize("second", first_often([1, 2]))
 def test_o1_the_parts_of_two_nodes_cover_all_shards(app, settings, start_worker, second):
-    """O1: ``by_node`` cuts the same list in both processes."""
-    settings.update(lowkiq_splitter="by_node", lowkiq_number_of_nodes=2, lowkiq_node_number=0)
+    """O1: a fixed splitter gets the same list in both processes."""
+    settings["lowkiq_splitter"] = "tests.worker.parts:first"
     start_worker(lanes=3, **STARTS[0])
-    settings.update(lowkiq_node_number=1)
+    settings["lowkiq_splitter"] = "tests.worker.parts:second"
     start_worker(lanes=3, **STARTS[second])
     nodes = eventually(lambda: (found := dealt(app)) and count(found) == 10 and found)
     everything = {f"{name}/{number}" for name, shards in SHARDS.items() for number in range(shards)}

@@ -24,9 +24,9 @@ def shards(report):
     return {str(shard) for lane in report.lanes for shard in lane.shards}
 
 
-@pytest.mark.parametrize("splitter", first_often(["lease", "by_node"]))
+@pytest.mark.parametrize("splitter", first_often(["lease", "default"]))
 def test_nodes_say_what_they_are_doing(app, settings, inspector, start_worker, ledger, tmp_path, splitter):
-    settings.update(lowkiq_splitter=splitter, lowkiq_number_of_nodes=1, lowkiq_node_number=0)
+    settings.update(lowkiq_splitter=splitter)
     assert inspector.nodes() == ()
     node = start_worker("-Q", "gated,celery", lanes=2)
     app.tasks["gated"].delay("1")

@@ -41,7 +41,7 @@ def test_calls_run_in_added_shards_and_after_others_were_removed(app, start_work
 
 @pytest.mark.full
 def test_a_worker_with_fixed_shards_says_that_it_needs_a_restart(app, settings, start_worker, ledger):
-    settings.update(lowkiq_splitter="by_node", lowkiq_number_of_nodes=1, lowkiq_node_number=0)
+    settings["lowkiq_splitter"] = "default"
     record = app.tasks["record"]
     record.ordered_queue.reshard(4)
     node = start_worker("-Q", "record,celery")

@@ -128,7 +128,7 @@ def test_celerys_own_queues_come_and_go_as_before(app, start_worker, redis_serve
 
 @pytest.mark.full
 def test_a_fixed_splitter_takes_no_queue_that_comes_later(app, settings, start_worker):
-    settings.update(lowkiq_splitter="by_node", lowkiq_number_of_nodes=1, lowkiq_node_number=0)
+    settings["lowkiq_splitter"] = "default"
     start_worker("-Q", "celery,record")
     (answer,) = command(app, "add_consumer", "w0@test", queue="outcome")
     assert "ordered queue outcome: the splitter of this worker deals shards once" in answer["error"]

@@ -188,9 +188,8 @@ class Engine:
         """``tasks`` by queue; ``served``: queues; ``concurrency``: -c. Raises ConfigurationError."""
         settings = (context := context_of(consumer.app)).settings
         lanes = settings.lanes or concurrency
-        splitter = settings.make_splitter()
         # Only the lease splitter can deal a queue that is added later.
-        dealt = tasks if splitter is lease_splitter else served
+        dealt = tasks if settings.splitter is lease_splitter else served
         specs = [task.queue_spec for name, task in tasks.items() if name in dealt]
         limited = {} if consumer.disable_rate_limits else tasks
         rates = {name: read_rate(task.rate_limit) for name, task in limited.items()}
@@ -215,7 +214,7 @@ class Engine:
             owner=f"{consumer.hostname}-{uuid.uuid4().hex[:12]}",
             clock=SystemClock(),
             scheduler_factory=settings.scheduler,
-            splitter=splitter,
+            splitter=settings.splitter,
             served=served,
             rates={name: rate for name, rate in rates.items() if rate is not None},
             poll_interval=settings.poll_interval,
