@@ -290,10 +290,11 @@ class Run:
         if requeued:
             requeued.difference_update(_names(self.batch))
 
-    def capture(self, function: Callable[[], Any]) -> Any:
+    def capture(self, function: Callable[[], Any], inside: bool = False) -> Any:
         """Call a part of the run, and decide about the jobs by an exception that it raises.
 
-        Returns or raises what Celery is to record.
+        Returns or raises what Celery is to record. ``inside`` a user's ``__call__``, which may handle the
+        exception, it is raised unchanged.
         """
         try:
             return staying(self.pid, function)
@@ -304,24 +305,33 @@ class Run:
             self._raised = error
             raise
         except BaseException as raised:
-            self._raised = raised
             failure = as_failure(raised)
             if failure is self._described:
                 raise
-            described = self.fail(failure)
-            if described is None:
+            if raised is not self._raised or self._described is None:
+                self._raised = raised
+                self.fail(failure)
+            if self._described is None:
                 return None if self.call is None else self._value(self.decoded.jobs[0].id)
-            if described is raised:
+            if inside or self._described is raised:
                 raise
-            raise described from (raised if described is failure else cause_of(failure))
+            raise self._described from (raised if self._described is failure else cause_of(failure))
 
     def succeed(self, result: Any) -> Any:
-        """The function has returned. Returns the result that Celery is to record."""
+        """End the run, which has returned ``result``. Returns the result that Celery is to record."""
         if self.requested is not None:
             raise self.requested
-        self.decided = True
+        if self._described is not None:
+            # A user's ``__call__`` has handled the failure.
+            self.decision, self._described = Decision(self.decoded), None
+        self._ignored, self.decided = None, True
         self._result = result
         return result if self.call is None else self._value(self.decoded.jobs[0].id)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether Celery is to record an exception."""
+        return self._described is not None
 
     def fail(self, error: Exception) -> Exception | None:
         """The function has raised. Returns the exception that Celery is to record; None for a success."""

@@ -191,7 +191,8 @@ def guard_before_start(cls: Any) -> None:
 def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
     """Wrap a user-defined ``__call__``: it is called for each run, and not when a call gets its outcome.
 
-    An exception in it fails the run. Without a call of the function, it has skipped the run, which succeeds.
+    An exception that leaves it fails the run. When it has handled the exception of the function, or has not
+    called the function, the run succeeds.
     """
 
     @functools.wraps(call)
@@ -202,7 +203,7 @@ def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
         if run is None or self.request._protected:
             return call(self, *args, **kwargs)
         result = run.capture(lambda: call(self, *args, **kwargs))
-        if run.decided:
+        if run.decided and (run.replay is not None or not run.has_failed):
             return result
         return run.capture(lambda: run.succeed(result if run.replay is None else run.replay()))
 
@@ -922,7 +923,8 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         # Inside the middlewares, which must not run in a process that the function forks.
         inner = partial(staying, run.pid, function)
         middlewares, jobs = run.settings.server_middlewares, run.decoded.jobs
-        return run.capture(lambda: run.succeed(compose(middlewares, self, jobs, inner)))
+        inside = hasattr(type(self).__call__, "guarded")
+        return run.capture(lambda: run.succeed(compose(middlewares, self, jobs, inner)), inside)
 
     def _call_again(self, again: Again) -> Any:
         """Send the call of a plain run once more, without counting a retry, and raise Retry. Returns the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
@@ -11,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
-from celery import Celery, signals
+from celery import Celery, Task, signals
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject
 
@@ -298,6 +299,11 @@ def around(call):
     return type("Around", (OrderedTask,), {"abstract": True, "__call__": call})
 
 
+def plain_base(call):
+    """The same base, of Celery's own task class."""
+    return type("Around", (Task,), {"abstract": True, "__call__": call})
+
+
 @pytest.mark.parametrize(
     "max_retries, disposition, state", [(1, Disposition.RETRY, "RETRY"), (0, Disposition.DIE, "FAILURE")]
 )
@@ -329,6 +335,53 @@ def test_what_only_passes_by_is_decided_once(run):
         77.0,
         [("RETRY", "Retry")],
     )
+
+
+def tries_again(self, *args):
+    try:
+        return self.run(*args)
+    except ValueError:
+        return self.run(*args)
+
+
+def handles_it(self, *args):
+    with contextlib.suppress(ValueError):
+        return self.run(*args)
+
+
+def fails_again(self, *args):
+    try:
+        return self.run(*args)
+    except ValueError:
+        raise KeyError("second") from None
+
+
+class TestACallThatHandlesTheErrorOfItsFunction:
+    """A task class with such a ``__call__``, beside a plain task of Celery with the same."""
+
+    @pytest.mark.parametrize("max_retries", [0, 1])
+    @pytest.mark.parametrize("call", [tries_again, handles_it])
+    def test_its_run_succeeds(self, run, call, max_retries):
+        errors = [ValueError("first")]
+
+        def flaky(*_):
+            if errors:
+                raise errors.pop()
+
+        plain = Celery("plain", set_as_current=False).task(base=plain_base(call), bind=True)(flaky)
+        assert plain.apply(args=({"1": ["x"]},)).state == "SUCCESS"
+        errors.append(ValueError("first"))
+        settlement, states = run(flaky, base=around(call), max_retries=max_retries)
+        assert (settlement.disposition, states) == (Disposition.DONE, [("SUCCESS", "NoneType")])
+
+    @pytest.mark.parametrize(
+        "call, text", [(fails_again, "KeyError: 'second'"), (tries_again, "ValueError: boom")]
+    )
+    def test_its_run_fails_by_what_it_raises(self, run, call, text):
+        plain = Celery("plain", set_as_current=False).task(base=plain_base(call), bind=True)(raises)
+        assert plain.apply(args=({"1": ["x"]},)).traceback.endswith(f"{text}\n")
+        settlement, _ = run(raises, base=around(call), max_retries=1)
+        assert (settlement.disposition, said(settlement)) == (Disposition.RETRY, text)
 
 
 #: A failing on_retry makes Celery call on_failure.
