@@ -263,12 +263,11 @@ class NoLoop(LowkiqError):
 
 
 class EventLoop:
-    """What the loop of a node and that of a lane have in common."""
+    """Runs bodies: base of the loop of a node and of a loop outside a worker."""
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
         """``meter`` is called with the seconds by which the loop is late, about 20 times a second."""
-        factory = settings.loop_factory or asyncio.new_event_loop
-        self.loop: asyncio.AbstractEventLoop = factory()
+        self.loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         #: Monotonic time of the next look; None while no body runs.
         self.look_at: float | None = None
         self.running: frozenset[Bodies] = frozenset()
@@ -360,7 +359,7 @@ async def _call(hook: Callable[[], Awaitable[Any]] | None) -> None:
         await hook()
 
 
-class LaneLoop(EventLoop):
+class OwnLoop(EventLoop):
     """Runs in the thread that waits for the bodies."""
 
     def __init__(self, settings: Settings, meter: Meter) -> None:
@@ -496,7 +495,7 @@ class Watchdog:
         names = ", ".join(bodies.name for bodies in self._loop.running if bodies.stepping)
         logger.warning(
             "the event loop has been blocked for %.1f s by %s, and with it all other runs. Await in an "
-            "async def task, use asyncio.to_thread, or set lowkiq_loop = 'lane'. It is at:\n%s",
+            "async def task, or use asyncio.to_thread. It is at:\n%s",
             late,
             names or "what is no body of a run",
             "".join(traceback.format_stack(frame)),
@@ -528,7 +527,7 @@ def _ignore(about: Any) -> None: ...
 
 
 class Loops:
-    """One loop for all lanes, or with ``lowkiq_loop = "lane"`` one for each."""
+    """The loop of a node, made for its first bodies."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -536,8 +535,6 @@ class Loops:
         self._closed = False
         self._node: NodeLoop | None = None
         self._watchdog: Watchdog | None = None
-        self._own = threading.local()
-        self._lanes: list[LaneLoop] = []
         #: Called with the seconds by which the loop of the node is late.
         self.meter: Callable[[float], Any] = _ignore
         #: Called when the loop of the node ends before it is closed.
@@ -549,8 +546,11 @@ class Loops:
 
     def cancel(self, batch: Batch, reason: Cancelled) -> bool:
         """Cancel the bodies of a batch. Returns whether any runs."""
-        found = [(loop, bodies) for loop in self._all() for bodies in loop.running if bodies.batch is batch]
-        for loop, bodies in found:
+        loop = self._node
+        if loop is None:
+            return False
+        found = [bodies for bodies in loop.running if bodies.batch is batch]
+        for bodies in found:
             loop.cancel(bodies, reason)
         return bool(found)
 
@@ -560,37 +560,24 @@ class Loops:
             return False
         self._closed = True
         deadline = time.monotonic() + CLOSE_TIMEOUT
-        had_bodies = any(loop.running for loop in self._all())
-        for loop in self._all():
+        loop, had_bodies = self._node, False
+        if loop is not None:
+            had_bodies = bool(loop.running)
             loop.cancel_all(deadline)
         if self._watchdog is not None:
             self._watchdog.stop()
-        if self._node is not None:
-            self._node.close(CLOSE_TIMEOUT)
-        for lane in self._lanes:
-            if not lane.running:
-                lane.close()
+        if loop is not None:
+            loop.close(CLOSE_TIMEOUT)
         return had_bodies
 
-    def _all(self) -> list[EventLoop]:
-        return [*self._lanes, *([self._node] if self._node is not None else [])]
-
-    def _current(self) -> EventLoop:
+    def _current(self) -> NodeLoop:
         if self._closed:
             raise NoLoop("the worker ends")
         try:
-            return self._of_lane() if self._settings.loop == "lane" else self._of_node()
+            return self._of_node()
         except Exception as error:
             logger.exception("lowkiq_loop_start failed: the batch waits")
             raise NoLoop("lowkiq_loop_start failed") from error
-
-    def _of_lane(self) -> LaneLoop:
-        loop: LaneLoop | None = getattr(self._own, "loop", None)
-        if loop is None:
-            loop = self._own.loop = LaneLoop(self._settings, _ignore)
-            with self._lock:
-                self._lanes = [*self._lanes, loop]
-        return loop
 
     def _of_node(self) -> NodeLoop:
         with self._lock:
@@ -611,7 +598,7 @@ def run_alone(settings: Settings, bodies: Bodies) -> None:
             "an async def task cannot be run to its end in the thread of an event loop: write "
             "await task.run(...), which calls its function"
         )
-    loop = LaneLoop(settings, _ignore)
+    loop = OwnLoop(settings, _ignore)
     try:
         loop.run(bodies)
     finally:

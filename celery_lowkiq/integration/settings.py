@@ -263,7 +263,6 @@ PushDurability = Literal["fast", "replicated", "fsynced"]
 MessageScore = Literal["arrival", "sent"]
 Reshard = Literal["manual", "auto"]
 LogFailures = Literal["first", "all", "death"]
-LoopOf = Literal["node", "lane"]
 RunIn = Literal["thread", "process"]
 
 SCHEDULERS: dict[str, Any] = {"lag": claims.lag, "seq": claims.seq, "weighted": claims.weighted}
@@ -356,16 +355,6 @@ class Settings(WebSettings):
         50,
         whole(1, 1000),
         "Largest number of batches that a lane claims, and settles, at once. See [the window](#the-window).",
-    )
-    loop: LoopOf = setting(
-        "node",
-        one_of(LoopOf),
-        'Where [`async def` tasks](async-tasks.md) run. `"node"`: on one event loop of the worker, in a '
-        'thread of its own. `"lane"`: each lane has a loop in its own thread, so that a task that blocks '
-        "stops only its own lane.",
-    )
-    loop_factory: Callable[[], Any] | None = setting(
-        None, function().or_none(), "Makes the event loop, such as `uvloop.new_event_loop`. None: asyncio's."
     )
     loop_start: Callable[[], Any] | None = setting(
         None,

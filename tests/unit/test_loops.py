@@ -71,15 +71,8 @@ class Run:
         return self.body
 
 
-@pytest.fixture(params=["node", "lane"])
-def loops(request):
-    made = Loops(settings(loop=request.param))
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def node():
+def loops():
     made = Loops(settings())
     yield made
     made.close()
@@ -203,7 +196,7 @@ def test_a_limit_counts_from_the_beginning_of_its_bodies(loops):
     assert (seen, bodies.reason) == ([None, "began", "began", None], Cancelled.TIMEOUT)
 
 
-def test_a_body_that_does_not_obey_is_logged_with_its_stack(node, monkeypatch, caplog):
+def test_a_body_that_does_not_obey_is_logged_with_its_stack(loops, monkeypatch, caplog):
     monkeypatch.setattr(bodies_module, "PATIENCE", 0.1)
     go_on = threading.Event()
 
@@ -216,7 +209,7 @@ def test_a_body_that_does_not_obey_is_logged_with_its_stack(node, monkeypatch, c
     async def stubborn():
         return await stubborn_inside()
 
-    run = Run(node, stubborn())
+    run = Run(loops, stubborn())
     run.batch.lost.set()
     eventually(lambda: "goes on" in caplog.text)
     assert "ids ['42'] stay taken" in caplog.text
@@ -228,37 +221,37 @@ def test_a_body_that_does_not_obey_is_logged_with_its_stack(node, monkeypatch, c
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_no_exception_of_a_body_ends_the_loop(node, error):
+def test_no_exception_of_a_body_ends_the_loop(loops, error):
     async def raises():
         await asyncio.sleep(0)
         raise error
 
-    assert Run(node, raises()).join().error is error
-    assert Run(node, asyncio.sleep(0, "next")).join().value == "next"
+    assert Run(loops, raises()).join().error is error
+    assert Run(loops, asyncio.sleep(0, "next")).join().value == "next"
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_what_a_task_raises_that_a_body_has_made_does_not_end_the_loop(node, error):
+def test_what_a_task_raises_that_a_body_has_made_does_not_end_the_loop(loops, error):
     async def exits():
         raise error
 
     async def gathers():
         await asyncio.gather(exits())
 
-    assert Run(node, gathers()).join().error is error
-    assert Run(node, asyncio.sleep(0, "next")).join().value == "next"
+    assert Run(loops, gathers()).join().error is error
+    assert Run(loops, asyncio.sleep(0, "next")).join().value == "next"
 
 
-def test_lanes_end_and_the_node_stops_when_the_loop_has_ended(node):
+def test_lanes_end_and_the_node_stops_when_the_loop_has_ended(loops):
     died = []
-    node.died = died.append
-    run = Run(node, sleeps())
+    loops.died = died.append
+    run = Run(loops, sleeps())
     eventually(lambda: run.bodies._tasks)
-    node._node.loop.call_soon_threadsafe(node._node.loop.stop)
+    loops._node.loop.call_soon_threadsafe(loops._node.loop.stop)
     run.join()
     assert repr(run.error) == "SystemExit(70)"
     assert died == [None]
-    later = Run(node, sleeps())
+    later = Run(loops, sleeps())
     later.join().close()
     assert repr(later.error) == "SystemExit(70)"
 
@@ -272,16 +265,16 @@ def test_frames_are_read_while_no_garbage_is_collected(monkeypatch):
     assert gc.isenabled()
 
 
-def test_what_blocks_the_loop_is_named_with_its_stack(node, caplog):
+def test_what_blocks_the_loop_is_named_with_its_stack(loops, caplog):
     lags = []
-    node.meter = lags.append
+    loops.meter = lags.append
     go_on = threading.Event()
 
     async def blocks():
         go_on.wait(60)
 
     began = time.monotonic()
-    run = Run(node, blocks())
+    run = Run(loops, blocks())
     eventually(lambda: "has been blocked" in caplog.text)
     assert time.monotonic() - began < 20  # 2 s where nothing else runs.
     go_on.set()
@@ -303,8 +296,7 @@ def test_hooks_are_called_once_in_each_loop():
     assert HOOKS == ["start in lowkiq-loop", "stop in lowkiq-loop"]
 
 
-@pytest.mark.parametrize("of", ["node", "lane"])
-def test_a_hook_that_fails_runs_nothing_and_is_tried_again(caplog, of):
+def test_a_hook_that_fails_runs_nothing_and_is_tried_again(caplog):
     tried = []
 
     async def fails():
@@ -312,7 +304,7 @@ def test_a_hook_that_fails_runs_nothing_and_is_tried_again(caplog, of):
         if len(tried) == 1:
             raise OSError("no database")
 
-    loops = Loops(settings(loop=of, loop_start=fails))
+    loops = Loops(settings(loop_start=fails))
     first = Run(loops, sleeps())
     first.join()
     assert isinstance(first.error, NoLoop)
@@ -340,35 +332,6 @@ def test_a_closed_loop_has_ended_the_generators_of_its_bodies(loops):
     loops.close()
     assert ended == ["generator"]
     assert loops.left.cancelled()
-
-
-def test_the_factory_of_the_loop():
-    made = []
-
-    def factory():
-        made.append(asyncio.new_event_loop())
-        return made[-1]
-
-    loops = Loops(settings(loop_factory=factory))
-
-    async def running():
-        return asyncio.get_running_loop()
-
-    assert Run(loops, running()).join().value is made[0]
-    loops.close()
-    assert made[0].is_closed()
-
-
-def test_each_lane_has_a_loop_of_its_own_where_that_is_set():
-    loops = Loops(settings(loop="lane"))
-
-    async def thread():
-        return threading.current_thread().name, id(asyncio.get_running_loop())
-
-    first, second = (Run(loops, thread()).join().value for _ in range(2))
-    assert (first[0], second[0]) == ("lane-0", "lane-0")
-    assert first[1] != second[1]
-    loops.close()
 
 
 def test_outside_a_worker_a_signal_handler_may_end_the_run():

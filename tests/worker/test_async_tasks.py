@@ -190,10 +190,7 @@ def test_autoretry_sees_the_error_of_a_coroutine(lowkiq, lowkiq_app):
 
 
 @pytest.mark.parametrize("observed", [False, True], ids=["plain", "traced"])
-@pytest.mark.parametrize("loop", ["node", "lane"])
-def test_the_request_is_right_in_the_body_and_in_its_children(lowkiq, lowkiq_app, ordered, observed, loop):
-    lowkiq_app.conf.lowkiq_loop = loop
-    lowkiq._context.settings = read_settings(lowkiq_app)
+def test_the_request_is_right_in_the_body_and_in_its_children(lowkiq, lowkiq_app, ordered, observed):
     found = {}
 
     @ordered(bind=True, per_id=True, batch_size=2)
@@ -216,9 +213,10 @@ def test_the_request_is_right_in_the_body_and_in_its_children(lowkiq, lowkiq_app
         lowkiq.drain()
     finally:
         signals.task_prerun.disconnect(note)
-    thread = "lowkiq-loop" if loop == "node" else threading.current_thread().name
     request = found["1"][0]
-    assert found == {job_id: (request, request, looks.name, {"1", "2"}, thread) for job_id in ("1", "2")}
+    assert found == {
+        job_id: (request, request, looks.name, {"1", "2"}, "lowkiq-loop") for job_id in ("1", "2")
+    }
     assert not observed or seen == [request]
     assert looks.request.id is None
 
