@@ -461,17 +461,14 @@ def _with_restarts(past: Sequence[Entry], facts: DiagnosisFacts) -> list[Entry]:
     """Add a divider where the retries of the job began again, unless an event tells why."""
     found: list[Entry] = []
     for before, entry in pairwise([None, *past]):
-        if before and before.failed and entry and entry.failed and _is_restart(before.failed, entry.failed):
+        earlier, later = before and before.failed, entry and entry.failed
+        if earlier and later and later.retry_count < earlier.retry_count:
             found.append(Entry("again", text="Its retries began again"))
         found.extend([entry] if entry else ())
     last, waiting = found[-1].failed if found else None, facts.waiting
     if last is not None and waiting is not None and waiting.retry_count < last.retry_count:
         found.append(Entry("again", text="Its retries begin again"))
     return found
-
-
-def _is_restart(before: Try, after: Try) -> bool:
-    return after.retry_count < before.retry_count
 
 
 def _running(facts: DiagnosisFacts) -> Iterator[Entry]:

@@ -188,22 +188,19 @@ def _read_entry(fields: dict[str, Any]) -> Entry:
             DumpedCall(bytes.fromhex(digest), _unbase64(record)) for digest, record in fields["calls"]
         )
         return Entry(state, job_id, calls=calls)
+    error = str.encode(fields["error"]) if "error" in fields else None
+    if error is None and "error_base64" in fields:
+        error = _unbase64(fields["error_base64"])
     return Entry(
         state,
         job_id,
         when=_number(fields["when"]),
         retry_count=_whole(fields["retry_count"], -1),
-        error=_read_error(fields),
+        error=error,
         payloads=tuple(map(_read_payload, fields["payloads"])),
         held=state is State.DEAD and fields.get("held") is True,
         priority=min(_whole(fields.get("priority", MOST_URGENT), MOST_URGENT), LEAST_URGENT),
     )
-
-
-def _read_error(fields: dict[str, Any]) -> bytes | None:
-    if "error" in fields:
-        return str.encode(fields["error"])
-    return _unbase64(fields["error_base64"]) if "error_base64" in fields else None
 
 
 def _read_payload(fields: dict[str, Any]) -> Payload:

@@ -149,11 +149,6 @@ def age_bounds(age: str, now: float) -> TimeBounds:
     return TimeBounds(None, now - seconds) if found[1] == ">" else TimeBounds(now - seconds, now)
 
 
-def state_bounds(state: str, now: float) -> TimeBounds:
-    """Return the bounds of a state of jobs."""
-    return {"due": TimeBounds(None, now), "scheduled": TimeBounds(now, None)}.get(state, TimeBounds())
-
-
 def job_state(perform_in: float, *, paused: bool, held: bool, now: float) -> str:
     """Return the state of a waiting job, one of WAITING_STATES."""
     if held or paused:
@@ -204,8 +199,10 @@ class FailureFilter:
         if self.state and self.state not in states:
             raise InvalidCall(invalid("state", self.state, f"one of {', '.join(states)}"))
         age = age_bounds(self.age, now) if self.age else TimeBounds()
-        pause = "free" if self.state in ("due", "scheduled") else self.state
-        return {"prefix": self.prefix, "pause": pause, **both(state_bounds(self.state, now), age)._asdict()}
+        by_state = {"due": TimeBounds(None, now), "scheduled": TimeBounds(now, None)}
+        pause = "free" if self.state in by_state else self.state
+        bounds = both(by_state.get(self.state, TimeBounds()), age)
+        return {"prefix": self.prefix, "pause": pause, **bounds._asdict()}
 
 
 #: Filter that all jobs match.

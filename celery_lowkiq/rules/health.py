@@ -87,15 +87,12 @@ def check_runs(nodes: Sequence[NodeReport], due: Mapping[ShardRef, int]) -> Iter
             if run is not None and run.overdue:
                 waiting = sum(due.get(shard, 0) for shard in lane.shards)
                 line = overdue_line(lane.name, run, waiting, run.seconds + node.silent)
-                yield Finding(WARNING, f"node {node.name}", f"{line}.", _advice_about_runs(node))
-
-
-def _advice_about_runs(node: NodeReport) -> str:
-    return (
-        f"On its machine, kill -TTIN {node.pid} writes to the worker's log what each thread does. A thread "
-        "cannot be ended from outside: give network calls a timeout, or the task run_in='process' and "
-        "time_limit. A run that may take this long needs max_run."
-    )
+                advice = (
+                    f"On its machine, kill -TTIN {node.pid} writes to the worker's log what each thread "
+                    "does. A thread cannot be ended from outside: give network calls a timeout, or the task "
+                    "run_in='process' and time_limit. A run that may take this long needs max_run."
+                )
+                yield Finding(WARNING, f"node {node.name}", f"{line}.", advice)
 
 
 # Health check of the lag: queues whose jobs are later than usual, with the cause and the time to drain.

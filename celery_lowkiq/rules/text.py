@@ -144,7 +144,11 @@ def lacking(away: Mapping[str, str]) -> list[str]:
 
 def escaped(text: str) -> str:
     """Escape unprintable characters of untrusted text, which could forge log lines or control a terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text
+    )
 
 
 def shortened(text: str, width: int) -> str:
@@ -162,10 +166,6 @@ def nested_in_lists(value: Any) -> Any:
     for _ in range(SPARE_DEPTH):
         value = [value]
     return value
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 # Times on pages: relative to now, or in a time zone. The dashboard and Flower share them.

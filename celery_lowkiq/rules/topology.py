@@ -61,13 +61,13 @@ def server_info(info: Mapping[str, Any]) -> ServerInfo:
         clients=_whole(info, "connected_clients"),
         commands_per_second=_whole(info, "instantaneous_ops_per_sec"),
         commands=_whole(info, "total_commands_processed"),
-        keys=sum(int(db["keys"]) for name, db in info.items() if name.startswith("db") and _is_db(db)),
+        keys=sum(
+            int(value["keys"])
+            for name, value in info.items()
+            if name.startswith("db") and isinstance(value, Mapping) and "keys" in value
+        ),
         replicas=_whole(info, "connected_slaves"),
     )
-
-
-def _is_db(value: Any) -> bool:
-    return isinstance(value, Mapping) and "keys" in value
 
 
 def _whole(info: Mapping[str, Any], name: str) -> int:
@@ -461,7 +461,8 @@ def _coverage(topology: Topology) -> Iterator[Finding]:
 
 def _node_timeout(topology: Topology) -> Iterator[Finding]:
     subject, lease = "cluster-node-timeout", topology.lease_seconds
-    known = [server.node_timeout for server in _servers(topology) if server.node_timeout is not None]
+    timeouts = [master.server.node_timeout for master in topology.masters]
+    known = [timeout for timeout in timeouts if timeout is not None]
     if unreported := [master.name for master in topology.masters if master.server.node_timeout is None]:
         finding = Finding(WARNING, subject, UNREPORTED, f"Look there. {_settings_for(lease)}")
         yield _about(unreported, finding) if known else finding
@@ -521,7 +522,3 @@ def _replicas(topology: Topology) -> Iterator[Finding]:
         yield Finding(WARNING, "min-replicas-to-write", text, advice)
     elif topology.kind is not Kind.SERVER and topology.masters and not alone:
         yield Finding(OK, "replicas", "Each master has one, and stores nothing without.")
-
-
-def _servers(topology: Topology) -> list[Server]:
-    return [master.server for master in topology.masters]

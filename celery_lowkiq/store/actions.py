@@ -357,11 +357,6 @@ def _ids_of(reads: ShardReads, index: str) -> Iterator[list[str]]:
 # Pause and resume queues, shards and ids. Running jobs finish, new calls wait.
 
 
-def _is_paused(score: float) -> bool:
-    """Whether an entry of the index of paused and held ids is one of a paused id."""
-    return parse_pause(number_text(score).encode())[1] is not None
-
-
 @reads_replies
 class Pausing:
     """Pauses and resumes. A job runs when its queue, its shard and its id are not paused.
@@ -445,7 +440,9 @@ class Pausing:
         """Resume all paused ids. Return the number of those that were paused."""
         reads, tally = ShardReads(self._client, queue), ShardTally(self._client, progress)
         for page in ListingReader(reads).pages(("paused",), Listing(limit=MAX_LIMIT)):
-            ids = [parse_id(entry.id) for entry in page if _is_paused(entry.score)]
+            # The index has held ids, too, whose pause is empty.
+            pauses = [parse_pause(number_text(entry.score).encode())[1] for entry in page]
+            ids = [parse_id(one.id) for one, at in zip(page, pauses, strict=True) if at is not None]
             tally.begin()
             tally.add_part(lambda ids=ids: self.resume_ids(queue, ids))  # type: ignore[misc]
         tally.left_out |= reads.missing

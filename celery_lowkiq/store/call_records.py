@@ -32,7 +32,10 @@ def update_commands(news: Iterable[TrackerUpdate]) -> list[tuple[str, ScriptCall
     calls = []
     for tracker, found in by_tracker(news).items():
         for part in parts(found):
-            rest: list[Value] = [value for each in part for value in _news_values(each)]
+            rest: list[Value] = []
+            for each in part:
+                rest += each.call, each.shard, each.epoch, each.claim
+                rest += each.state.value, each.message_state.value, text_bytes(each.text)
             script = load("track_update").call(TrackerKeys(tracker), rest, channel=tracker_channel(tracker))
             calls.append((tracker, script))
     return calls
@@ -57,18 +60,6 @@ def text_bytes(text: str) -> bytes:
     """Encode a message, cut to MAX_TEXT bytes."""
     data = text.encode("utf-8", "backslashreplace")
     return data[:MAX_TEXT].decode("utf-8", "ignore").encode()
-
-
-def _news_values(news: TrackerUpdate) -> tuple[Value, ...]:
-    return (
-        news.call,
-        news.shard,
-        news.epoch,
-        news.claim,
-        news.state.value,
-        news.message_state.value,
-        text_bytes(news.text),
-    )
 
 
 # Call records of a shard: parses, reads and deletes them; ``push.lua`` writes them.

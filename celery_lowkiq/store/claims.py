@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from celery_lowkiq.rules.basics import store_logger as logger
 from celery_lowkiq.rules.claims import SENT_AGAIN, Claim, ClaimRequest, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
-from celery_lowkiq.rules.models import Disposition, Failure, Job, Lease, PayloadChange, Settlement, ShardRef
+from celery_lowkiq.rules.models import Disposition, Failure, Job, Lease, Settlement, ShardRef
 from celery_lowkiq.rules.policies import turn
 from celery_lowkiq.store.call_records import end_calls, jobs_with_calls, update_commands
 from celery_lowkiq.store.client import Client
@@ -275,13 +275,9 @@ def _settlement_values(settlement: Settlement) -> Iterator[Value]:
         when = f"{when} {settlement.priority}"
     changes = 0 if settlement.change is None else 1
     yield from (when, settlement.error, settlement.try_text, len(settlement.bad) + changes)
-    if settlement.change is not None:
-        yield from _change_values(settlement.change)
+    if (change := settlement.change) is not None:
+        parts = (change.signature, change.key, change.head, change.record)
+        lengths = " ".join(str(len(part)) for part in parts)
+        yield from (-1 - change.position, b"=%b %b" % (lengths.encode(), b"".join((*parts, change.data))))
     for bad in settlement.bad:
         yield from (-1 - bad.position, bad.gone.value) if bad.error is None else (bad.position, bad.error)
-
-
-def _change_values(change: PayloadChange) -> tuple[Value, ...]:
-    parts = (change.signature, change.key, change.head, change.record)
-    lengths = " ".join(str(len(part)) for part in parts)
-    return -1 - change.position, b"=%b %b" % (lengths.encode(), b"".join((*parts, change.data)))

@@ -215,7 +215,7 @@ class Client:
             return []
         replies = self._send(self._with_prefix(commands))
         answers = [
-            script_error(_key(command), reply) if isinstance(reply, exceptions.RedisError) else reply
+            script_error(str((*command, "")[1]), reply) if isinstance(reply, exceptions.RedisError) else reply
             for command, reply in zip(commands, replies, strict=True)
         ]
         return self.but_unreachable(answers)
@@ -314,10 +314,6 @@ def answers(replies: Sequence[Any]) -> list[Any]:
     """Return replies with redis-py's exceptions as StoreErrors."""
     lost = (exceptions.RedisError, OSError)
     return [store_error(reply) if isinstance(reply, lost) else reply for reply in replies]
-
-
-def _key(command: tuple[Any, ...]) -> str:
-    return str(command[1]) if len(command) > 1 else ""
 
 
 def raise_refused(replies: list[Any]) -> list[Any]:

@@ -440,7 +440,11 @@ class ClusterMap:
         self._end_reading(found, error)
         if found:
             self.outages.found(found)
-            self._forget_others({address for address in found if address})
+            # Where nodes get new addresses, the pools of the former ones would remain.
+            with self._changed:
+                gone = [self._pools.pop(address) for address in self._pools.keys() - set(found)]
+            for pool in gone:
+                pool.close_idle()
         self._ask_unresponsive()
 
     def _fullest(self, addresses: Iterable[Address]) -> tuple[Slots | None, Exception | None]:
@@ -474,7 +478,7 @@ class ClusterMap:
 
         def ask() -> None:
             try:
-                answers.put(self._read_from(address))
+                answers.put(parse_slots(self._slots_reported_by(address), address))
             except (exceptions.RedisError, OSError) as failure:
                 answers.put(failure)
             except Exception as failure:  # noqa: BLE001 - an answer is waited for
@@ -485,13 +489,6 @@ class ClusterMap:
         except RuntimeError:
             # The limit of threads is reached.
             ask()
-
-    def _forget_others(self, masters: set[Address]) -> None:
-        """Forget nodes that are no masters: where nodes get new addresses, their pools would remain."""
-        with self._changed:
-            gone = [self._pools.pop(address) for address in self._pools.keys() - masters]
-        for pool in gone:
-            pool.close_idle()
 
     def _end_reading(self, found: Slots | None, error: Exception | None) -> None:
         with self._changed:
@@ -523,14 +520,9 @@ class ClusterMap:
     def _refuses(self, address: Address) -> bool:
         try:
             self._slots_reported_by(address)
-        except exceptions.AuthenticationError:
-            return True
-        except (exceptions.RedisError, OSError):
-            return False
+        except (exceptions.RedisError, OSError) as error:
+            return isinstance(error, exceptions.AuthenticationError)
         return False
-
-    def _read_from(self, address: Address) -> Slots:
-        return parse_slots(self._slots_reported_by(address), address)
 
     def _slots_reported_by(self, address: Address, seconds: float = ASK_SECONDS) -> Any:
         timeouts = {"socket_timeout": seconds, "socket_connect_timeout": seconds}

@@ -488,7 +488,10 @@ class FailureReader:
             )
             if None in stored:
                 return
-            times = [entry.score for entry in part] if dead else map(_last_try, stored[1])
+            times = [entry.score for entry in part]
+            if not dead:
+                last_lines = [(log or b"").rpartition(b"\n")[2] for log in stored[1]]
+                times = [parse_moment(line.partition(b"\t")[0]) or 0.0 for line in last_lines]
             fitting = {entry.id for entry in reader.fitting(part, wanted)}
             jobs = zip(ids, times, stored[0], strict=True)
             yield [
@@ -504,8 +507,3 @@ def _counts(reads: ShardReads, index: str) -> list[int]:
 def _keys(dead: bool) -> tuple[str, str]:
     """The index and the errors of failing or dead jobs."""
     return ("dead", "dead_errors") if dead else ("failed", "errors")
-
-
-def _last_try(log: bytes | None) -> float:
-    """The Unix time (s) of the last line of a log of tries; 0 when unknown."""
-    return parse_moment((log or b"").rpartition(b"\n")[2].partition(b"\t")[0]) or 0.0

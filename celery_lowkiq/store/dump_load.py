@@ -22,7 +22,7 @@ from celery_lowkiq.store.records import (
     parse_retry_count,
 )
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.script import ScriptCall, Value, load
+from celery_lowkiq.store.script import Value, load
 
 #: Maximum number of ids and payloads that one script reads, and of bytes.
 STEP_IDS = 100
@@ -141,24 +141,19 @@ def load_entries(
     for number, entry in lines:
         shard = queue.shard_of(entry.id)
         by_shard.setdefault(shard, []).extend(_values(number, entry))
-    return sum(
-        store.run_registered(
-            queue, [(shard, _load_call(queue, header, shard, rest)) for shard, rest in by_shard.items()]
-        )
-    )
-
-
-def _load_call(queue: QueueSpec, header: Header, shard: ShardRef, rest: list[Value]) -> ScriptCall:
-    return load("load").call(
-        shard_keys(shard),
-        rest,
-        shards=queue.layout.route,
-        merge=queue.merge.value,
-        policy=queue.policy,
-        sender=f"load-{header.dump}",
-        last_score=header.last_score,
-        **announcement(shard),
-    )
+    args: dict[str, Value] = {
+        "shards": queue.layout.route,
+        "merge": queue.merge.value,
+        "policy": queue.policy,
+        "sender": f"load-{header.dump}",
+        "last_score": header.last_score,
+    }
+    script = load("load")
+    calls = [
+        (shard, script.call(shard_keys(shard), rest, **args, **announcement(shard)))
+        for shard, rest in by_shard.items()
+    ]
+    return sum(store.run_registered(queue, calls))
 
 
 def _values(number: int, entry: Entry) -> Iterator[Value]:

@@ -227,17 +227,14 @@ def part_of(shards: Sequence[ShardRef], count: int) -> str:
 def _check_sent(sent: Mapping[ShardRef, Any], push: Pushed, level: Level) -> None:
     """Raise StoreUnavailable when shards do not have the push."""
     answered = {shard: reply for shard, reply in sent.items() if not isinstance(reply, StoreUnavailable)}
-    lost = [shard for shard, reply in answered.items() if _number(reply) <= push.after]
+    # A shard stores '<n> <s>' of a sender: the number of its last push, and when it came.
+    numbers = {shard: parse_whole((reply or b"").partition(b" ")[0]) for shard, reply in answered.items()}
+    lost = [shard for shard, number in numbers.items() if number <= push.after]
     if lost:
         raise StoreUnavailable(
             f"it was lost in a failover or restart before it was {level.value}"
             f"{part_of(lost, len(push.shards))}; call again"
         )
-
-
-def _number(stored: bytes | None) -> int:
-    """The number of a sender's last push; ``stored``: '<n> <s>', see ``push.lua``."""
-    return parse_whole((stored or b"").partition(b" ")[0])
 
 
 def _names(client: Client, shards: Iterable[ShardRef]) -> str:

@@ -45,7 +45,7 @@ from celery_lowkiq.store.records import (
     parse_whole,
 )
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.script import ScriptCall, load
+from celery_lowkiq.store.script import load
 
 #: Place of the number of payloads in a reply of ``peek.lua``.
 PAYLOAD_COUNT = 3
@@ -205,7 +205,11 @@ class NodeReports:
         shards = queue.shards_of(job_id)
         name = id_bytes(job_id)
         whys = [load("why").call(shard_keys(one), id=name) for one in shards]
-        counts = [_count_of_payloads(one, name) for one in shards]
+        peek = load("peek")
+        counts = [
+            peek.call(KeyAliases(shard_keys(one), WAITING_KEYS), [name], limit=1, max_bytes=1, cut=1)
+            for one in shards
+        ]
         replies = self._client.all([*whys, *counts])
         found = zip(shards, replies[: len(shards)], replies[len(shards) :], strict=True)
         shard, reply, (counted,) = max(found, key=lambda each: _urgency(each[1]))
@@ -258,12 +262,6 @@ def _timed(reply: Any, time: Any) -> _Timed | None:
 def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:
     """Whether an id is claimed, waits, or is dead in the shard of a reply."""
     return bool(reply[6]), bool(reply[8]), bool(reply[12])
-
-
-def _count_of_payloads(shard: ShardRef, job_id: bytes) -> ScriptCall:
-    return load("peek").call(
-        KeyAliases(shard_keys(shard), WAITING_KEYS), [job_id], limit=1, max_bytes=1, cut=1
-    )
 
 
 def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | None:

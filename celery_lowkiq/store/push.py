@@ -18,7 +18,7 @@ from celery_lowkiq.store.call_records import digest, orphaned_records
 from celery_lowkiq.store.claims import errors_differ
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
-from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType, reads_replies
+from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.keys import channel, shard_keys
 from celery_lowkiq.store.records import id_bytes, number_text
 from celery_lowkiq.store.registry import ContinueMigration, Registry
@@ -91,21 +91,19 @@ class Admission:
         for place, (each, reply) in enumerate(zip(calls, replies, strict=True)):
             if isinstance(reply, InconsistentKeys):
                 found[place] = _refusal(partial(self._repairs.mend, each.queue, each.shard))
-            elif isinstance(reply, ShardCountDiffers) or self._had_wrong_meta(each.shard, reply):
+            elif isinstance(reply, ShardCountDiffers) or (
+                isinstance(reply, WrongType) and self._repairs.clear_meta(each.shard)
+            ):
                 strangers.append(place)
-        for queue, places in groupby(strangers, key=lambda place: calls[place].queue):
-            shards = {place: calls[place].shard for place in places}
-            found |= self._admit(queue, shards)
+        for queue, group in groupby(strangers, key=lambda place: calls[place].queue):
+            places = list(group)
+            shards = [calls[place].shard for place in places]
+            try:
+                refused = self._registry.open_shards(queue, shards, self._continue_migration)
+                found |= {place: refused.get(shard) for place, shard in zip(places, shards, strict=True)}
+            except LowkiqError as error:
+                found |= dict.fromkeys(places, error)
         return found
-
-    def _had_wrong_meta(self, shard: ShardRef, reply: Any) -> bool:
-        return isinstance(reply, WrongType) and self._repairs.clear_meta(shard)
-
-    def _admit(self, queue: QueueSpec, shards: dict[int, ShardRef]) -> dict[int, LowkiqError | None]:
-        refused: dict[ShardRef, StoreError] = {}
-        opened = partial(self._registry.open_shards, queue, list(shards.values()), self._continue_migration)
-        of_queue = _refusal(lambda: refused.update(opened()))
-        return {place: of_queue or refused.get(shard) for place, shard in shards.items()}
 
 
 def _refusal(act: Callable[[], object]) -> LowkiqError | None:
@@ -293,11 +291,6 @@ class DroppedCallReporter:
         self._report = report
         self._reported: set[ShardRef] = set()
 
-    @staticmethod
-    def finds_drops(replies: Sequence[Any]) -> bool:
-        """Whether one of the replies names dropped calls."""
-        return any(isinstance(reply, list) for reply in replies)
-
     def read(self, replies: Sequence[Any]) -> None:
         """Read the replies of all shards, in the order of the jobs. Raises StoreError."""
         for (shard, jobs), reply in zip(self._jobs.items(), replies, strict=True):
@@ -319,7 +312,6 @@ class DroppedCallReporter:
 # Pushes jobs to their shards, and repeats what was refused or may be lost.
 
 
-@reads_replies
 class Pusher:
     """Pushes to one store."""
 
@@ -377,14 +369,18 @@ class Pusher:
         rest = iter(turns(queue, jobs))
         confirms = self._durability.level is not Level.FAST
         for turn in rest:
-            if confirms:
-                self._check_durability(turn, sender)
+            new = {self._client.master_of(shard) for shard in turn} - self._checked if confirms else ()
+            # Raises ConfigurationError: nothing was stored.
+            if new and self._durability.check(self._client, turn, sender.id):
+                self._checked.update(new)
             before = next(sender.numbers) if confirms else 0
             calls = [
                 ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
                 for shard, chunk in turn.items()
             ]
-            reporter = self._reporter(queue, turn)
+            reporter = None
+            if queue.policy and self.dropped:
+                reporter = DroppedCallReporter(self._client, queue, turn, self.dropped)
             replies = retried(pauses, partial(self._send, calls, turn, stored, reporter))
             if confirms:
                 # Before the next turn: its numbers would hide that a failover has lost this one.
@@ -398,19 +394,6 @@ class Pusher:
                 return [*refused(turn, replies), *later]
         return ()
 
-    def _check_durability(self, shards: Iterable[ShardRef], sender: Sender) -> None:
-        """Check servers that were not checked before. Raises ConfigurationError: nothing was stored."""
-        new = {self._client.master_of(shard) for shard in shards} - self._checked
-        if new and self._durability.check(self._client, shards, sender.id):
-            self._checked |= new
-
-    def _reporter(
-        self, queue: QueueSpec, turn: Mapping[ShardRef, Sequence[NewJob]]
-    ) -> DroppedCallReporter | None:
-        if not (queue.policy and self.dropped):
-            return None
-        return DroppedCallReporter(self._client, queue, turn, self.dropped)
-
     def _send(
         self,
         calls: Sequence[ShardCall],
@@ -421,7 +404,7 @@ class Pusher:
         replies = self._admission.replies(calls)
         if stored is not None:
             stored(taken(turn, replies))
-        if reporter is not None and reporter.finds_drops(replies):
+        if reporter is not None:
             reporter.read(replies)
         for reply in replies:
             # Also when another shard's master is away, for the next call.
