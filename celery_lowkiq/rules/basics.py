@@ -76,7 +76,7 @@ __all__ = ["cached_property"]
 
 
 def is_defined_in(function: Any, *modules: ModuleType) -> bool:
-    """Whether a function, or that of a bound method, is defined in one of these modules."""
+    """True if a function, or that of a bound method, is defined in one of these modules."""
     # Not by attributes, which proxies have, too.
     if type(function) is MethodType:
         function = function.__func__

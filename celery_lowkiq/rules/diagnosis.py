@@ -42,7 +42,7 @@ class Terms(TypedDict):
 
 
 class Missing(Enum):
-    """What a master of a cluster would tell that is away, and what is unknown without it."""
+    """Data that an unreachable master of a cluster stores, and the answer that is unknown without it."""
 
     REPORTS = "the reports of nodes", "who is alive and what runs"
     TOKENS = "the queue's own keys", "the use of its rate limit"
@@ -504,7 +504,7 @@ def _future(facts: DiagnosisFacts, past: Sequence[Entry]) -> Iterator[Entry]:
 
 
 def _stop(facts: DiagnosisFacts) -> str:
-    """What has to be done before the job runs; "" when its time is enough."""
+    """Event that must come before the job runs; "" when its time is enough."""
     if facts.held_since is not None:
         return "when the dead payload is requeued, or the id goes on"
     if facts.pauses:

@@ -28,7 +28,7 @@ LARGEST = 2**53
 
 
 class State(str, enum.Enum):
-    """What a line describes: the state of a job, or calls."""
+    """State of a line's job; CALLS for a line of calls."""
 
     WAITING = "waiting"
     #: Was in processing; is loaded as waiting.

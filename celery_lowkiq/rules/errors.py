@@ -176,7 +176,7 @@ class ClusterDown(StoreUnavailable):
 
 
 class ShardsUnreachable(StoreUnavailable):
-    """On a cluster, an action is done but for shards whose masters are away; of these, parts may be done.
+    """On a cluster, an action is done but for shards whose master is unreachable; of these, parts may be done.
 
     ``count``: what it has changed; ``shards``: those that it left out, with the addresses of their masters.
     """

@@ -31,7 +31,7 @@ _DIGIT = re.compile(r"\d")
 
 
 class Fingerprint(NamedTuple):
-    """What failures of a group have in common; ``error`` is the type and the masked message."""
+    """Common parts of the failures of a group; ``error`` is the type and the masked message."""
 
     id: str
     error: str
@@ -165,7 +165,7 @@ def both(one: TimeBounds, other: TimeBounds) -> TimeBounds:
 
 @dataclass(frozen=True)
 class FailureFilter:
-    """What a job must match. Empty and None match all.
+    """Conditions on jobs. Empty and None match all.
 
     ``error``: pattern of the line of its error, in which ``*`` is any text and ``?`` any character; without
     them also just the type. ``failure``: fingerprint of its group. ``since``: it failed at or after this
@@ -187,7 +187,7 @@ class FailureFilter:
         return [re.compile(fnmatch.translate(each)) for each in (error, f"{error}: *")]
 
     def matches(self, line: str, failure: str, at: float) -> bool:
-        """Whether a job matches by the line of its error, its group, and the time of its last failure."""
+        """True if a job matches by the line of its error, its group, and the time of its last failure."""
         if self.failure and failure != self.failure:
             return False
         if self.since is not None and at < self.since:

@@ -103,7 +103,7 @@ LATE_TIMES_USUAL = 2.0
 
 
 class Lateness(NamedTuple):
-    """What is late in a queue, with the cause, and what to do."""
+    """Lag of a queue, with its cause and advice."""
 
     text: str
     advice: str
@@ -116,7 +116,7 @@ def usual_lag(day: Sequence[Sample], until: float) -> float | None:
 
 
 def is_late(lag: float, usual: float | None) -> bool:
-    """Whether a lag (s) is beyond what is usual."""
+    """True if a lag (s) is beyond what is usual."""
     return lag >= LATE_LAG and lag > LATE_TIMES_USUAL * (usual or 0.0)
 
 
@@ -217,7 +217,7 @@ MAX_IDS = 3
 
 
 class Hint(NamedTuple):
-    """What is wrong with the load of shards, and what to do."""
+    """Fault of the load of shards, with advice."""
 
     text: str
     advice: str
@@ -276,13 +276,13 @@ def shard_hints(
 
 
 def _known_for_long(shard: ShardReport, nodes: Iterable[NodeReport]) -> bool:
-    """Whether its owner has had it for as long as the load of lanes tells: a move takes shards anew."""
+    """True if its owner has had it for as long as the load of lanes tells: a move takes shards anew."""
     now = max((node.seen_at + node.silent for node in nodes), default=0.0)
     return shard.since is None or now - shard.since >= LONG_RUN
 
 
 def _works(lane: LaneReport) -> bool:
-    """Whether it has worked all the time in the long run, and not on one run that is overdue."""
+    """True if it has worked all the time in the long run, and not on one run that is overdue."""
     return (lane.load or 0.0) >= FULL and not (lane.running and lane.running.overdue)
 
 
@@ -386,7 +386,7 @@ class QueueState:
 
     @property
     def is_unused(self) -> bool:
-        """Whether no call was stored and no worker has served it yet, as before the first deployment."""
+        """True if no call was stored and no worker has served it yet, as before the first deployment."""
         return self.stored is None and not (self.length or self.damages or self.unread)
 
     def finding(self, level: str, text: str, advice: str = "") -> Finding:

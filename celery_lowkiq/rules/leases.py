@@ -44,11 +44,11 @@ class Member:
         return replace(self, turn=turn, since=now, moved=True)
 
     def late(self, now: float, lease_seconds: float) -> bool:
-        """Whether the heartbeat of this turn is missing: it may just come a little later than ours."""
+        """True if the heartbeat of this turn is missing: it may just come a little later than ours."""
         return now >= self.since + LATE_LEASES * lease_seconds
 
     def unresponsive(self, now: float, lease_seconds: float, read_since: float = -math.inf) -> bool:
-        """Whether heartbeats are missing, although they could be read from ``read_since`` (monotonic) on."""
+        """True if heartbeats are missing, although they could be read from ``read_since`` (monotonic) on."""
         return now >= self.unresponsive_at(lease_seconds, read_since)
 
     def unresponsive_at(self, lease_seconds: float, read_since: float = -math.inf) -> float:
@@ -56,15 +56,15 @@ class Member:
         return max(self.since, read_since) + UNRESPONSIVE_LEASES * lease_seconds
 
     def alive(self, now: float, lease_seconds: float) -> bool:
-        """Whether the node counts for quotas."""
+        """True if the node counts for quotas."""
         return self.moved and now < self.since + NODE_TIMEOUT_LEASES * lease_seconds
 
     def is_new(self, now: float, lease_seconds: float) -> bool:
-        """Whether the node cannot have seen a lease expire, since it has begun later."""
+        """True if the node cannot have seen a lease expire, since it has begun later."""
         return now < self.first_seen + NODE_TIMEOUT_LEASES * lease_seconds
 
     def gone(self, now: float, lease_seconds: float) -> bool:
-        """Whether the node's heartbeat may be deleted."""
+        """True if the node's heartbeat may be deleted."""
         return now >= self.since + ORPHAN_TIMEOUT_LEASES * lease_seconds
 
 
@@ -102,7 +102,7 @@ class QuotaRoom:
             self.fill(shard.queue)
 
     def left(self, queue: str, expired: bool = False) -> bool:
-        """Whether the node may take one more shard of a queue, which was released or has ``expired``."""
+        """True if the node may take one more shard of a queue, which was released or has ``expired``."""
         pool = self._pool_of.get(queue)
         return pool is not None and self._filled[pool] < (pool.quota_of_expired if expired else pool.quota)
 
@@ -192,7 +192,7 @@ class LeaseWatch:
         return max(heartbeat.since, self.since)
 
     def renewed_by(self, heartbeat: Member | None, now: float, lease_seconds: float) -> bool:
-        """Whether the lease need not be read: its owner's ``heartbeat`` moves, and it cannot have expired."""
+        """True if the lease need not be read: its owner's ``heartbeat`` moves, and it cannot have expired."""
         return (
             heartbeat is not None
             and heartbeat.moved
@@ -210,7 +210,7 @@ class LeaseWatch:
         return replace(self, since=None) if self.seen.owner else self
 
     def may_take(self, now: float, lease_seconds: float) -> bool:
-        """Whether the shard was released, or its lease has expired."""
+        """True if the shard was released, or its lease has expired."""
         if self.since is None or now < self.not_before:
             return False
         return now >= self._free_at(self.since, lease_seconds)
@@ -230,7 +230,7 @@ class LeaseWatch:
         return since + LEAVING if self.seen.leaving else since
 
     def released(self) -> bool:
-        """Whether the shard is free at once, or when its leaving owner has ended."""
+        """True if the shard is free at once, or when its leaving owner has ended."""
         # A Redis that restarted with older data may show an owned shard as free: only the server that gave
         # the last lease can tell that it was released.
         if self.seen.owner:
@@ -241,15 +241,15 @@ class LeaseWatch:
 
     @property
     def forgotten(self) -> bool:
-        """Whether Redis shows an older lease than the node knows of: Redis lost the writes since."""
+        """True if Redis shows an older lease than the node knows of: Redis lost the writes since."""
         return self.since is not None and self.seen.epoch < self.known_epoch
 
     def ours(self, owner: str) -> bool:
-        """Whether the lease is this node's own, since the reply to its acquire was lost."""
+        """True if the lease is this node's own, since the reply to its acquire was lost."""
         return self.seen.owner == owner and self.seen.given_on == self.seen.server
 
     def orphaned(self, now: float, lease_seconds: float) -> bool:
-        """Whether the shard was free for so long that any node should take it, whatever its quota."""
+        """True if the shard was free for so long that any node should take it, whatever its quota."""
         return self.since is not None and now >= self.since + ORPHAN_TIMEOUT_LEASES * lease_seconds
 
     def seconds_to_observation(self, now: float, lease_seconds: float) -> float:

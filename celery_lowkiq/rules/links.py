@@ -91,7 +91,7 @@ def _places(linked: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _others(place: Any) -> Iterator[Any]:
-    """What stands in place of a signature."""
+    """Values in place of a signature."""
     left = [place]
     while left:
         value = left.pop()

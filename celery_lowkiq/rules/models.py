@@ -61,7 +61,7 @@ class Layout:
 
 
 def is_count(text: str) -> bool:
-    """Whether a text is a number of shards."""
+    """True if a text is a number of shards."""
     return text.isdecimal() and text.isascii() and len(text) < 5 and 0 < int(text) <= MAX_SHARDS
 
 
@@ -69,7 +69,7 @@ def is_count(text: str) -> bool:
 
 
 class Merge(str, enum.Enum):
-    """Which score is kept when two payloads of one id are equal."""
+    """Rule for the score when two payloads of one id are equal."""
 
     MIN = "min"
     MAX = "max"
@@ -138,7 +138,7 @@ class ShardRef:
 
 
 class Recorded(str, enum.Enum):
-    """Which calls of a payload have a stored record."""
+    """Calls of a payload that have a stored record."""
 
     NONE = ""
     SOME = "r"
@@ -229,7 +229,7 @@ class Job(NamedTuple):
 
     @property
     def recorded(self) -> bool:
-        """Whether any of its calls has a record."""
+        """True if any of its calls has a record."""
         return any(payload.recorded is not Recorded.NONE for payload in self.payloads)
 
 
@@ -265,12 +265,12 @@ class Lease:
     server: str = field(default="", compare=False)
 
 
-#: A renewed lease as its server has it; False for one of another node, None for one whose master is away.
+#: A renewed lease as its server has it; False for one of another node, None for one whose master is unreachable.
 Renewed = Lease | Literal[False] | None
 
 
 class Disposition(str, enum.Enum):
-    """What a settle does with a claimed job."""
+    """Effect of a settle on a claimed job."""
 
     DONE = "done"
     #: Failed: waiting again, with ``retry_count`` and ``delay``.
@@ -311,7 +311,7 @@ class PayloadRemoval:
 
 
 class PayloadChange(NamedTuple):
-    """What a retry changes of a job's only payload, and of the call that the payload is."""
+    """Changes of a retry to a job's only payload, and to the payload's call."""
 
     #: Position of the payload in the claimed job.
     position: int
@@ -373,7 +373,7 @@ class Flag(Protocol):
     """The part of ``threading.Event`` that task functions use."""
 
     def is_set(self) -> bool:
-        """Whether the flag is set."""
+        """True if the flag is set."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the flag is set, at most ``timeout`` s. Return whether it is set."""

@@ -128,7 +128,7 @@ def isolation_delay(parts: int, own: float, next_delay: Callable[[int], float | 
 
 
 class AfterFailure(str, enum.Enum):
-    """What a push does to a job that waits for its retry."""
+    """Effect of a push on a job that waits for its retry."""
 
     #: The call waits until the retry is due, as in Lowkiq.
     WAIT = "wait"
@@ -137,7 +137,7 @@ class AfterFailure(str, enum.Enum):
 
 
 class WhenFull(str, enum.Enum):
-    """What a push does with a new job when its shard is full."""
+    """Effect of a full shard on a new job."""
 
     REFUSE = "refuse"
     DROP_NEWEST = "drop_newest"
@@ -181,7 +181,7 @@ class Policies:
 
     @property
     def may_hold(self) -> bool:
-        """Whether dead payloads can hold their ids: nothing drops payloads, so that others run over a gap."""
+        """True if dead payloads can hold their ids: nothing drops payloads, so that others run over a gap."""
         return self.keep is None and self.drop_stale is None
 
     def words(self, shards: int) -> str:

@@ -87,7 +87,7 @@ class Redactor:
         return bool(self._names)
 
     def covers(self, key: Any) -> bool:
-        """Whether the value of a key is a secret."""
+        """True if the value of a key is a secret."""
         if isinstance(key, bytes):
             key = key.decode("latin-1")
         return isinstance(key, str) and self.may_have(key)
@@ -122,7 +122,7 @@ class Redactor:
         return text
 
     def secrets(self, value: Any) -> set[str]:
-        """What is masked in a value, as a text may quote it: MOST of them."""
+        """Return the masked parts of a value, as a text may quote them: at most MOST."""
         found: set[str] = set()
         if not self._names:
             return found
@@ -135,7 +135,7 @@ class Redactor:
         return found
 
     def has_mask(self, value: Any, depth: int = 0) -> bool:
-        """Whether a value has MASK anywhere: it was made from what was shown."""
+        """True if a value has MASK anywhere: it was made from what was shown."""
         if isinstance(value, str):
             return MASK in value
         if depth > MAX_DEPTH or not isinstance(value, (Mapping, list, tuple)):
@@ -144,7 +144,7 @@ class Redactor:
         return any(self.has_mask(each, depth + 1) for each in inner)
 
     def may_have(self, text: str) -> bool:
-        """Whether a text has a name of a secret anywhere."""
+        """True if a text has a name of a secret anywhere."""
         lower = text.lower()
         return any(name in lower for name in self._names)
 

@@ -35,7 +35,7 @@ class Condition:
 
     @property
     def used(self) -> bool:
-        """Whether the shard has jobs or paused ids."""
+        """True if the shard has jobs or paused ids."""
         return any(self.counts[name] for name in _USED)
 
 
@@ -87,7 +87,7 @@ class Repaired:
 
 
 def can_restore_meta(shard: ShardRef, says: str, registered: Layout, ids: Iterable[str]) -> bool:
-    """Whether meta of a shard may be rewritten with the registered number of shards.
+    """True if meta of a shard may be rewritten with the registered number of shards.
 
     It may when meta has no number, no migration is under way, and the shard's ids belong there. A closed
     shard is in a migration that the queue's own key may have lost.

@@ -78,7 +78,7 @@ class Migration:
         return str(self.layout.shards) if index < self.layout.shards else RETIRED
 
     def leaves(self, index: int, job_id: str) -> bool:
-        """Whether an id that lies in a shard belongs to another one."""
+        """True if an id that lies in a shard belongs to another one."""
         return self.layout.home(job_id) != index
 
 
@@ -88,7 +88,7 @@ RETIRED = "retired"
 
 @dataclass(frozen=True)
 class ShardMoves:
-    """What a mover reads in a shard."""
+    """State of a shard, as a mover reads it."""
 
     route: str
     gen: int
@@ -153,7 +153,7 @@ class UnresponsiveOwners:
 
 @dataclass(frozen=True)
 class Turn:
-    """What is done at once: ids that become claimable where they are, and ids that are exported."""
+    """Ids that one turn of a mover makes claimable where they are, and ids that it exports."""
 
     relays: Mapping[int, tuple[str, ...]]
     exports: tuple[Export, ...]
@@ -255,7 +255,7 @@ def paused_turn(
 
 
 def has_sorted(migration: Migration, index: int, moves: ShardMoves) -> bool:
-    """Whether no job that leaves the shard waits or was in processing when it was closed.
+    """True if no job that leaves the shard waits or was in processing when it was closed.
 
     None comes back then: calls go elsewhere, and only those in processing can be restored.
     """
@@ -272,17 +272,17 @@ def _shows_none_that_leaves(migration: Migration, index: int, moves: ShardMoves)
 
 
 def has_leavers(migration: Migration, index: int, moves: ShardMoves) -> bool:
-    """Whether a job that leaves the shard was read there."""
+    """True if a job that leaves the shard was read there."""
     return any(migration.leaves(index, job_id) for job_id in (*moves.moving, *moves.inflight))
 
 
 def is_finished(migration: Migration, index: int, moves: ShardMoves) -> bool:
-    """Whether a source that has been searched for strays has nothing left that leaves it."""
+    """True if a source that has been searched for strays has nothing left that leaves it."""
     return has_sorted(migration, index, moves) and not moves.pending and not _counts(migration, index, moves)
 
 
 def has_come_back(migration: Migration, index: int, moves: ShardMoves) -> bool:
-    """Whether a failover has brought something back to a source that was finished.
+    """True if a failover has brought something back to a source that was finished.
 
     Calls of ids that stay may wait there meanwhile.
     """
@@ -306,7 +306,7 @@ def _counts(migration: Migration, index: int, moves: ShardMoves) -> bool:
 
 @dataclass(frozen=True)
 class ShardProgress:
-    """What a migration has left to do in a shard, counted at one moment."""
+    """Remaining work of a migration in a shard, counted at one moment."""
 
     index: int
     #: A number of shards, ``24>48`` in the migration, ``closed``, or ``retired``.
@@ -326,7 +326,7 @@ class ShardProgress:
 
 @dataclass(frozen=True)
 class ReshardCost:
-    """What a migration would cost, estimated."""
+    """Estimated cost of a migration."""
 
     queue: str
     former: int

@@ -55,12 +55,12 @@ def read_delay_function(retry_in: Any) -> DelayFunction:
 
 
 def is_list(retry_in: Any) -> bool:
-    """Whether ``retry_in=`` is a list, whose length is also the number of retries."""
+    """True if ``retry_in=`` is a list, whose length is also the number of retries."""
     return isinstance(retry_in, (list, tuple))
 
 
 def takes_exception(function: Callable[..., Any]) -> bool:
-    """Whether a function takes (exc, retry_count) rather than (retry_count), by its required parameters.
+    """True if a function takes (exc, retry_count) rather than (retry_count), by its required parameters.
 
     Raises ConfigurationError for any other signature.
     """
@@ -139,12 +139,12 @@ class RetryPolicy:
     isolate_failures: bool = True
 
     def dies(self, job: Job) -> bool:
-        """Whether the job's next failure exhausts its retries."""
+        """True if the job's next failure exhausts its retries."""
         return self.max_retries is not None and job.retry_count + 1 >= self.max_retries
 
 
 def is_exhausted(job: Job, policy: RetryPolicy, together: int, cause: BaseException | None) -> bool:
-    """Whether a failure of the job by ``cause`` is its last; ``together``: see :func:`after_failure`."""
+    """True if a failure of the job by ``cause`` is its last; ``together``: see :func:`after_failure`."""
     last = isinstance(cause, policy.dont_retry) or (not job.early and policy.dies(job))
     return last and _may_die(policy, together)
 

@@ -108,7 +108,7 @@ class KeyRing:
     def payload_fault(
         self, queue: str, job_id: bytes, payload: bytes, score: float, signature: bytes
     ) -> Fault | None:
-        """What is wrong with the signature of a payload; None when it verifies."""
+        """Fault of a payload's signature; None when it verifies."""
         kind = signature[:1]
         if b"\0" in job_id:
             # No id has one: in what is signed, it ends the id.
@@ -120,7 +120,7 @@ class KeyRing:
         return Fault.MALFORMED if signature else Fault.UNSIGNED
 
     def record_fault(self, queue: str, job_id: bytes, digest: bytes, data: bytes) -> Fault | None:
-        """What is wrong with a record, which follows its signature; None when it verifies."""
+        """Fault of a record, which follows its signature; None when it verifies."""
         signature, record = split_record(data)
         if not signature:
             return Fault.UNSIGNED
@@ -149,7 +149,7 @@ def _scored(job_id: bytes, payload: bytes, score: float) -> bytes:
 
 
 def binds_score(signature: bytes) -> bool:
-    """Whether a signature binds the score of its payload."""
+    """True if a signature binds the score of its payload."""
     return signature[:1] == SCORED
 
 

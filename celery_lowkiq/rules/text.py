@@ -157,7 +157,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def in_line(value: Any) -> str:
-    """What somebody else has sent, as a part of one line of a log: at most LINE characters of its text."""
+    """Foreign text as a part of one line of a log: at most LINE characters."""
     return shortened(escaped(str(value)), LINE)
 
 

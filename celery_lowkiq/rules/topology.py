@@ -84,7 +84,7 @@ CLOCKS = 1.0
 
 @dataclass(frozen=True)
 class Server:
-    """What a Redis server reports. None: its user may not read it, or the server leaves it out."""
+    """Report of a Redis server. None: its user may not read the field, or the server omits it."""
 
     name: str = "Redis"
     version: str = ""
@@ -154,7 +154,7 @@ def eviction(server: Server) -> Finding:
 
 
 def lacks_replicas(server: Server) -> bool:
-    """Whether a server refuses all writes, since too few replicas are up to date."""
+    """True if a server refuses all writes, since too few replicas are up to date."""
     least = server.min_replicas_to_write or 1
     return bool(server.min_replicas) and server.good_replicas is not None and server.good_replicas < least
 
@@ -246,7 +246,7 @@ class Master:
     #: Number of shards of each queue.
     shards: Mapping[str, int] = field(default_factory=dict)
     away: str | None = None
-    #: Whether it is away since it refuses user or password.
+    #: Whether it is unreachable since it refuses user or password.
     login_refused: bool = False
     #: Why it refuses all scripts, though it answers.
     refuses: str | None = None
@@ -289,14 +289,14 @@ class Topology:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each shard has a master that answers."""
+        """True if each shard has a master that answers."""
         if self.unassigned:
             return False
         return all(master.away is None and master.refuses is None for master in self.masters)
 
     @property
     def lacks_replicas(self) -> bool:
-        """Whether a master refuses all writes, since too few replicas are up to date."""
+        """True if a master refuses all writes, since too few replicas are up to date."""
         return any(lacks_replicas(master.server) for master in self.masters)
 
     @property

@@ -102,7 +102,7 @@ class TrackerView(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether the tracker is closed and all its calls have ended."""
+        """True if the tracker is closed and all its calls have ended."""
         return self.closed and not self.counts.pending
 
 

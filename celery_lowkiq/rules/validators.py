@@ -11,12 +11,12 @@ from celery_lowkiq.rules.errors import ConfigurationError
 
 
 def is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> TypeGuard[int]:
-    """Whether a value is an ``int`` from ``low`` to ``high``, and not a ``bool``."""
+    """True if a value is an ``int`` from ``low`` to ``high``, and not a ``bool``."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_number(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether a value is a finite ``int`` or ``float`` from ``low`` to ``high``, and not a ``bool``."""
+    """True if a value is a finite ``int`` or ``float`` from ``low`` to ``high``, and not a ``bool``."""
     return is_whole(value, low, high) or (
         isinstance(value, float) and math.isfinite(value) and low <= value <= high
     )
@@ -47,7 +47,7 @@ class Validator:
             raise ConfigurationError(invalid(name, value, self.expected, str(error))) from None
 
     def accepts(self, value: Any) -> bool:
-        """Whether the value is valid."""
+        """True if the value is valid."""
         try:
             self.read(value)
         except ValueError:

@@ -212,7 +212,7 @@ class Stats:
     #: Ids that a death holds, with or without a waiting job, and the seconds for which the longest is held.
     held: int = 0
     held_for: float = 0.0
-    #: Shards that are in no count, since their masters are away.
+    #: Shards that are in no count, since their masters are unreachable.
     missing: int = 0
     #: Waiting calls: the payloads of the waiting jobs, of which equal ones were merged.
     calls: int = 0
@@ -351,7 +351,7 @@ class ShardState:
 def sum_of_states(states: Iterable[ShardState]) -> Stats | ShardDamaged:
     """Return the counts of a queue, or the first damage of its shards: a sum without these would go back.
 
-    The sum tells how many shards are missing, since their masters are away.
+    The sum tells how many shards are missing, since their masters are unreachable.
     """
     total = Stats()
     for state in states:
@@ -487,7 +487,7 @@ class NodeReport:
 
     @property
     def alive(self) -> bool:
-        """Whether it reported within its lease time."""
+        """True if it reported within its lease time."""
         return self.silent < self.lease_seconds
 
     def lane_of(self, shard: ShardRef) -> LaneReport | None:
@@ -521,7 +521,7 @@ class ShardReport:
     epoch: int = 0
     #: When the owner took it, or left it; None: it never had one.
     since: float | None = None
-    #: Whether the owner reported within its lease time; None: the master with the reports is away.
+    #: Whether the owner reported within its lease time; None: the master with the reports is unreachable.
     alive: bool | None = None
     #: Seconds since the owner's report; None: none for an hour.
     silent: float | None = None
@@ -558,7 +558,7 @@ class UpdateReply(NamedTuple):
 
 class BeatResult(NamedTuple):
     """The answer to a heartbeat: of each queue, lanes and turn of all nodes, and its stored number of shards;
-    and the answer to its update. None for a queue whose master is away.
+    and the answer to its update. None for a queue whose master is unreachable.
     """
 
     members: list[dict[str, tuple[int, int]] | None]

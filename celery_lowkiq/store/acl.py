@@ -54,7 +54,7 @@ _CHOSEN = re.compile(r"'([HZ](?:SCAN|LEN|CARD))'")
 
 @dataclass(frozen=True)
 class Role:
-    """What a role needs: scripts, commands that it sends itself with the names of their keys, and channels.
+    """Needs of a role: scripts, commands that it sends itself with the names of their keys, and channels.
 
     ``of``: the words after ROLE in the headers of its scripts. ``reads_only``: none of its scripts writes,
     though they may have libraries that can. From Redis 7: ``apart``, keys with all commands that the role

@@ -134,7 +134,7 @@ def claim_call(wish: ClaimRequest) -> ScriptCall:
 
 
 def errors_differ(reply: Any) -> bool:
-    """Whether a claim has found that keys of failed jobs differ."""
+    """True if a claim has found that keys of failed jobs differ."""
     return not isinstance(reply, StoreError) and reply[3] >= ERRORS_DIFFER
 
 

@@ -118,7 +118,7 @@ class Client:
         return self
 
     def is_lost(self, client: redis.Redis) -> bool:
-        """Whether nothing may come to a client of :meth:`apart` any more, though it is connected."""
+        """True if nothing may come to a client of :meth:`apart` any more, though it is connected."""
         return False
 
     def note_lost(self, client: redis.Redis) -> None:
@@ -143,7 +143,7 @@ class Client:
     def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip. Raises the first StoreError among the replies.
 
-        On a cluster, the StoreUnavailable of a master that is away stays a reply.
+        On a cluster, the StoreUnavailable of an unreachable master stays a reply.
         """
         return self.all(calls)
 
@@ -154,7 +154,7 @@ class Client:
                 raise reply
 
     def unless_unreachable(self, read: Callable[[], T]) -> T | None:
-        """Return what ``read`` returns; on a cluster, None when it needs a master that is away."""
+        """Return what ``read`` returns; on a cluster, None when it needs an unreachable master."""
         try:
             return read()
         except StoreUnavailable as error:
@@ -209,7 +209,7 @@ class Client:
     def command_answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Run commands in one round trip. Raises StoreError.
 
-        On a cluster, the StoreUnavailable of a master that is away stays a reply.
+        On a cluster, the StoreUnavailable of an unreachable master stays a reply.
         """
         if not commands:
             return []
@@ -231,7 +231,7 @@ class Client:
         return raise_refused(self.readable_here(commands))
 
     def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """As :meth:`readable`. On a cluster, the StoreUnavailable of a master that is away stays a reply."""
+        """Run commands as :meth:`readable` does; on a cluster, the StoreUnavailable of a master stays a reply."""
         found: list[Any] = [
             None if is_wrong_type(reply) else reply for reply in self._send(self._with_prefix(commands))
         ]

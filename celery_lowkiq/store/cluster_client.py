@@ -262,7 +262,7 @@ PAUSE = 0.02
 class ClusterClient(Client):
     """Runs script calls and plain commands on a cluster.
 
-    All keys of a script have one slot. A command whose master is away is answered with a StoreUnavailable of
+    All keys of a script have one slot. A command whose master is unreachable is answered with a StoreUnavailable of
     its own; the others of its batch are answered as always.
     """
 
@@ -316,7 +316,7 @@ class ClusterClient(Client):
         return address and text_of(address)
 
     def is_unreachable(self, shard: ShardRef) -> bool:
-        """Whether a shard's master has not answered lately, or its slot has none. Raises StoreError."""
+        """True if a shard's master has not answered lately, or its slot has none. Raises StoreError."""
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
         return address is None or address in self.cluster.outages.away
 
@@ -348,7 +348,7 @@ class ClusterClient(Client):
         return found
 
     def is_lost(self, client: redis.Redis) -> bool:
-        """Whether the client's node does not answer, or is no master any more."""
+        """True if the client's node does not answer, or is no master any more."""
         address = _address_of(client)
         return address in self.cluster.outages.away or address not in self.cluster.slots()
 
@@ -366,7 +366,7 @@ class ClusterClient(Client):
         return list({slots[slot_of(shard_keys(shard)["meta"])]: shard for shard in shards}.values())
 
     def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts; a reply may be the StoreUnavailable of a master that is away. Raises other errors."""
+        """Run scripts; a reply may be the StoreUnavailable of an unreachable master. Raises other errors."""
         return self.but_unreachable(self.calls(calls))
 
     def check_reachable(self, replies: Iterable[Any]) -> None:

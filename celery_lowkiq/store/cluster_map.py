@@ -54,7 +54,7 @@ class Outage(NamedTuple):
 
 
 class Refusals(NamedTuple):
-    """What a node refuses: the commands, and the monotonic times (s) of the first and the last one."""
+    """Refusals of a node: the commands, and the monotonic times (s) of the first and the last one."""
 
     since: float
     commands: set[Name]
@@ -220,25 +220,25 @@ REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError, NoFreeCo
 
 
 def is_redirect(reply: Any) -> bool:
-    """Whether a node names another one to be asked."""
+    """True if a node names another one to be asked."""
     return isinstance(reply, exceptions.ResponseError) and (
         isinstance(reply, exceptions.AskError) or str(reply).startswith(("MOVED ", "ASK "))
     )
 
 
 def is_ask(reply: Any) -> bool:
-    """Whether a redirection is for one time only."""
+    """True if a redirection is for one time only."""
     return not isinstance(reply, exceptions.MovedError) and not str(reply).startswith("MOVED ")
 
 
 def is_lost(reply: Any) -> bool:
-    """Whether a connection was lost that may be opened again."""
+    """True if a connection was lost that may be opened again."""
     # Not after a timeout: the next attempt would take as long.
     return isinstance(reply, LOST) and not isinstance(reply, (*REFUSED, exceptions.TimeoutError))
 
 
 def may_follow(reply: Any) -> bool:
-    """Whether another attempt may be answered."""
+    """True if another attempt may be answered."""
     if not isinstance(reply, (exceptions.RedisError, OSError)):
         return False
     is_later = isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS)
@@ -275,7 +275,7 @@ _KNOWN = {
     exceptions.OutOfMemoryError: "OOM",
     exceptions.ClusterDownError: "CLUSTERDOWN",
 }
-_DOWN = " (a slot has no master, and cluster-require-full-coverage is yes, or most masters are away)"
+_DOWN = " (a slot has no master, and cluster-require-full-coverage is yes, or most masters are unreachable)"
 
 
 def refusal(reply: Any) -> Refused | None:

@@ -168,7 +168,7 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
 
 
 def is_behind_sentinels(client: redis.Redis) -> bool:
-    """Whether sentinels name a client's Redis."""
+    """True if sentinels name a client's Redis."""
     return isinstance(client.connection_pool, SentinelConnectionPool)
 
 

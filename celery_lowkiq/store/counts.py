@@ -95,7 +95,7 @@ _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 class Queries:
     """Listings of ordered queues. Every method may raise StoreError.
 
-    On a cluster, listings name the shards that they lack, since their masters are away.
+    On a cluster, listings name the shards that they lack, since their masters are unreachable.
     """
 
     def __init__(self, store: RedisStore) -> None:
@@ -221,7 +221,7 @@ class Queries:
     def shard_states(self, queues: Iterable[QueueSpec]) -> list[ShardState]:
         """Return the state of each shard of the queues, in one round trip; of a damaged one the damage.
 
-        On a cluster, that of a shard whose master is away names the master. Raises StoreUnavailable when no
+        On a cluster, that of a shard whose master is unreachable names the master. Raises StoreUnavailable when no
         master answers.
         """
         shards = [shard for queue in queues for shard in queue.shard_refs()]
@@ -244,7 +244,7 @@ class Queries:
     def paused(self, queue: QueueSpec) -> Paused:
         """Return what is paused, in one round trip.
 
-        On a cluster, shards tell of the queue's pause when its own master is away.
+        On a cluster, shards tell of the queue's pause when its own master is unreachable.
         """
         reads = ShardReads(self._client, queue)
         keys = [shard_keys(shard) for shard in reads.shards]
@@ -300,7 +300,7 @@ def _peeks(entries: Sequence[IndexEntry], names: dict[str, str], listing: Listin
 def _peek(
     reads: ShardReads, entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing
 ) -> Iterator[tuple[IndexEntry, list[Any]]]:
-    """What is stored of entries, but for those whose masters are away by now."""
+    """Yield entries with their stored values, without entries of unreachable masters."""
     replies = reads.calls([entry.shard for entry in entries], _peeks(entries, names, listing))
     return ((entry, reply[0]) for entry, reply in zip(entries, replies, strict=True) if reply is not None)
 
@@ -433,7 +433,7 @@ class FailureReader:
     def groups(self, queue: QueueSpec) -> list[StoredGroup] | None:
         """Return the groups of failures, in no order, in one round trip; foreign data is skipped.
 
-        On a cluster, None while the queue's own master is away.
+        On a cluster, None while the queue's own master is unreachable.
         """
         (reply,) = self._client.command_answers([("HGETALL", failures_key(queue.name))])
         if isinstance(reply, StoreUnavailable):
@@ -448,7 +448,7 @@ class FailureReader:
         return found
 
     def about(self, queue: QueueSpec, fingerprint: str) -> bytes | None:
-        """Return the description of a group; on a cluster, None while the queue's own master is away."""
+        """Return the description of a group; on a cluster, None while the queue's own master is unreachable."""
         field = ABOUT + fingerprint.encode()
         (found,) = self._client.command_answers([("HGET", failures_key(queue.name), field)])
         return None if found is None or isinstance(found, StoreUnavailable) else bytes(found)

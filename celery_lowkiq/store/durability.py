@@ -109,7 +109,7 @@ class Durability:
             raise StoreUnavailable(self._not_confirmed(client, shards, left, unreachable))
 
     def confirm_move(self, client: Client, shards: Iterable[ShardRef], servers: Servers) -> None:
-        """As :meth:`confirm`, for writes of a migration; at FAST, wait for a replica if there is one.
+        """Confirm writes of a migration as :meth:`confirm` does; at FAST, wait for a replica if there is one.
 
         What is written anew was stored long before: a failover is to lose last calls only. ``servers``: from
         :func:`read_servers`, before the writes. Raises StoreUnavailable when another one has taken the

@@ -150,7 +150,7 @@ def store_error(error: BaseException) -> StoreError:
 
 
 def lacks_tls(error: BaseException | None) -> bool:
-    """Whether a port did not answer as one with TLS does: it has none, or the server is silent."""
+    """True if a port did not answer as one with TLS does: it has none, or the server is silent."""
     while error is not None:
         if _HANDSHAKE.search(str(error)):
             return True
@@ -159,7 +159,7 @@ def lacks_tls(error: BaseException | None) -> bool:
 
 
 def is_cluster_down(error: object) -> bool:
-    """Whether a node refuses all keys; not when it says that one slot is not served."""
+    """True if a node refuses all keys; not when it says that one slot is not served."""
     return isinstance(error, exceptions.ResponseError) and "cluster is down" in str(error)
 
 
@@ -226,7 +226,7 @@ def _access_error(error: BaseException, text: str) -> StoreError | None:
 
 
 def is_wrong_type(reply: object) -> bool:
-    """Whether a reply is the error of a command on a key or number of another type."""
+    """True if a reply is the error of a command on a key or number of another type."""
     wrong = ("WRONGTYPE", "value is not an integer", "is not a valid float")
     return isinstance(reply, exceptions.ResponseError) and any(text in str(reply) for text in wrong)
 
@@ -281,7 +281,7 @@ def read_or_error(read: Callable[[], T]) -> T | UnexpectedReply:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether it is about the call: one of the package, or of arguments that do not fit the function."""
+    """True if it is about the call: one of the package, or of arguments that do not fit the function."""
     frame = error.__traceback__
     return isinstance(error, LowkiqError) or frame is None or frame.tb_next is None
 

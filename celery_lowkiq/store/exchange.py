@@ -322,7 +322,7 @@ def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
 
 
 def _is_observed(client: redis.Redis) -> bool:
-    """Whether a tracer sees what redis-py sends, or a connection of another package sends it."""
+    """True if a tracer sees what redis-py sends, or a connection of another package sends it."""
     return not (
         client.connection_pool.connection_class.__module__.startswith("redis.")
         and is_defined_in(client.execute_command, redis.client)

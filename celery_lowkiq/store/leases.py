@@ -286,7 +286,7 @@ def refused_commands(
 ) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return the commands that scripts need and are refused, each with its error, by address of the master.
 
-    One shard of each master is asked; a master that is away is left out. The second part has the errors of
+    One shard of each master is asked; an unreachable master is left out. The second part has the errors of
     masters that refuse all scripts. Raises StoreUnavailable when there is only one and it is away;
     ConfigurationError for a wrong URL.
     """

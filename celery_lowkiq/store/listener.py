@@ -68,7 +68,7 @@ class Listener:
         """Return the next message, None after ``timeout`` s.
 
         Raises StoreUnavailable when the connection is lost or was closed. On a cluster, raises
-        SubscriptionLost when the connection is lost, or when the master is away, silent or late.
+        SubscriptionLost when the connection is lost, or when the master is unreachable, silent or late.
         """
         if self._closed:
             raise StoreUnavailable(CLOSED)
@@ -96,7 +96,7 @@ class Listener:
         return message
 
     def _next_of_cluster(self, timeout: float) -> dict[str, Any] | None:
-        """As ``wait``, but leave a master that does not answer: another one carries the same messages."""
+        """Wait, but leave an unresponsive master: each master carries the same messages."""
         began = time.monotonic()
         deadline = began + timeout
         if self._asked_at is not None:

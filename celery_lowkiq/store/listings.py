@@ -33,14 +33,14 @@ from celery_lowkiq.store.records import (
 )
 from celery_lowkiq.store.script import ScriptCall, load
 
-# Reads of the shards of a listing. Those whose masters are away are left out, and named.
+# Reads of the shards of a listing. Those whose master is unreachable are left out, and named.
 
 
 class ShardReads:
     """Reads the shards of a queue for one listing, or for an action on all that it lists.
 
-    On a cluster, a shard whose master is away answers None, and is not asked again. Methods raise StoreError;
-    on one server, and when all masters are away, StoreUnavailable.
+    On a cluster, a shard whose master is unreachable answers None, and is not asked again. Methods raise StoreError;
+    on one server, and when all masters are unreachable, StoreUnavailable.
     """
 
     def __init__(self, client: Client, queue: QueueSpec, after: str | None = None) -> None:
@@ -149,7 +149,7 @@ FingerprintOf = Callable[[bytes], str]
 
 @dataclass(frozen=True)
 class Listing:
-    """Which entries of an index a page shows, and how much of each job.
+    """Selection of a page: entries of an index, and how much of each job.
 
     ``prefix`` is of ids, ``after`` the cursor of the previous page. ``since`` and ``until`` bound when
     (Unix s) a job is due, or died. ``pause``: ``free`` for waiting jobs that nothing keeps from a claim,
@@ -176,12 +176,12 @@ class Listing:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the value of the sort has a bound."""
+        """True if the value of the sort has a bound."""
         return (self.minimum, self.maximum) != (None, None)
 
     @property
     def is_filtered(self) -> bool:
-        """Whether no sort finds the entries."""
+        """True if no sort finds the entries."""
         return (self.since, self.until) != (None, None) or bool(self.pause or self.failure)
 
     @property
@@ -235,7 +235,7 @@ class Listing:
         return replace(found, since=None, until=None, minimum=low, maximum=high)
 
     def begins(self, entry: IndexEntry) -> bool:
-        """Whether an entry has the prefix."""
+        """True if an entry has the prefix."""
         return entry.id.startswith(id_bytes(self.prefix))
 
 
@@ -257,7 +257,7 @@ class IndexEntry:
 
     @property
     def position(self) -> tuple[float, bytes]:
-        """What entries are sorted by."""
+        """Sort key of entries."""
         return self.score, self.id
 
 
@@ -273,7 +273,7 @@ class Entries:
 
 @dataclass
 class _Part:
-    """What was read of an index, and how to read on; ``ended``: there is nothing more."""
+    """Entries read of an index, and the position to read on; ``ended``: nothing is left."""
 
     shard: ShardRef
     index: str
@@ -472,6 +472,6 @@ def _scan_position(after: str) -> tuple[int, Position]:
 
 
 def _pause(score: Any) -> str:
-    """What keeps a job from a claim, as its entry in `paused` says."""
+    """Pause or hold that keeps a job from a claim, by its entry in `paused`."""
     held, paused = parse_pause(b"" if score is None else number_text(float(score)).encode())
     return "free" if held is None and paused is None else "paused" if held is None else "held"

@@ -73,7 +73,7 @@ class MovingShards:
         return raise_refused(self._client.calls(calls))
 
     def send_here(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """As :meth:`send`; on a cluster, None from a master that is away."""
+        """Send scripts as :meth:`send` does; on a cluster, None from an unreachable master."""
         if not calls:
             return []
         replies = self._client.but_unreachable(self._client.calls(calls))
@@ -87,7 +87,7 @@ class MovingShards:
     def read(self, limits: Mapping[int, int]) -> dict[int, ShardMoves]:
         """Read what shards have to do; ``limits``: by shard, how many ids that wait to be sorted.
 
-        Leaves out shards whose masters are away, unless that is all.
+        Leaves out shards whose master is unreachable, unless that is all.
         """
         calls = [self.call("read_moves", index, limit=limit) for index, limit in limits.items()]
         replies = dict(zip(limits, self.send_here(calls), strict=True))
@@ -116,7 +116,7 @@ class MovingShards:
         )
 
     def received(self, exports: Sequence[Export]) -> dict[Export, int]:
-        """Read the numbers of the last transfers by source and shard, but of masters that are away."""
+        """Read the numbers of the last transfers by source and shard, but of unreachable masters."""
         keys = [shard_keys(self.ref(export.shard))["outbox"] for export in exports]
         commands = [
             ("HGET", key, f"received:{export.source}") for key, export in zip(keys, exports, strict=True)
@@ -195,7 +195,7 @@ class StraySearch:
         self._places: dict[int, _Place] = {}
 
     def is_done(self, index: int) -> bool:
-        """Whether a shard was searched, and all that was found has left it."""
+        """True if a shard was searched, and all that was found has left it."""
         place = self._places.get(index)
         return place is not None and place.key == len(SEARCHED) and not self.strays[index]
 
@@ -258,7 +258,7 @@ class StoredMigration(NamedTuple):
 
     @property
     def is_paused(self) -> bool:
-        """Whether an operator paused it, and jobs have not all moved."""
+        """True if an operator paused it, and jobs have not all moved."""
         return self.paused_since is not None and self.migration.phase is not Phase.SEAL
 
 
@@ -644,7 +644,7 @@ class Mover:
         return self._goes_on(migration, bool(stays or relays or moved))
 
     def _read(self, migration: Migration, shards: range) -> dict[int, ShardMoves]:
-        """Read what shards have to do. Leaves out those whose masters are away, unless that is all."""
+        """Read what shards have to do. Leaves out those whose master is unreachable, unless that is all."""
         pages = pages_of(migration, shards)
         limits = {index: page + min(self._stuck[index], STUCK_IDS) for index, page in pages.items()}
         return self._shards.read(limits)
@@ -658,7 +658,7 @@ class Mover:
     ) -> bool:
         """Take ids from their sources to their shards. Return whether any has moved, or was complete.
 
-        What comes from a master that is away, or goes to one, has its turn later.
+        What comes from an unreachable master, or goes to one, has its turn later.
         """
         shards = self._shards
         servers = self._servers(index for each in exports for index in (each.source, each.shard))
@@ -752,5 +752,5 @@ class Mover:
 
 
 def _has_reported(reply: list[Any] | None) -> bool:
-    """Whether a source has sent a transfer, or told that nothing of an id is left in it."""
+    """True if the source sent a transfer, or reported that it has nothing left of an id."""
     return bool(reply and (reply[0] or reply[2]))

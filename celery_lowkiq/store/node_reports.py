@@ -69,7 +69,7 @@ class NodeReports:
     ) -> list[tuple[Sample, ...] | StoreUnavailable]:
         """Return each queue's samples of a span, oldest first, in one round trip.
 
-        On a cluster, the StoreUnavailable of a queue whose own master is away.
+        On a cluster, the StoreUnavailable of a queue whose own master is unreachable.
         """
         commands = [(("HVALS", history_key(queue.name, span)), ("TIME",)) for queue in queues]
         found = self._client.command_answers([command for pair in commands for command in pair])
@@ -112,7 +112,7 @@ class NodeReports:
         )
 
     def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
-        """Return reports by owner; on a cluster, None when their master is away."""
+        """Return reports by owner; on a cluster, None when their master is unreachable."""
         found = self._client.unless_unreachable(lambda: read_reports(self._client, sorted(owners)))
         return None if found is None else {report.owner: report for report in found}
 
@@ -255,12 +255,12 @@ class _Timed(NamedTuple):
 
 
 def _timed(reply: Any, time: Any) -> _Timed | None:
-    """None when the master is away."""
+    """None when the master is unreachable."""
     return _Timed(reply, seconds(time)) if _is_there(reply) and _is_there(time) else None
 
 
 def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:
-    """Whether an id is claimed, waits, or is dead in the shard of a reply."""
+    """True if an id is claimed, waits, or is dead in the shard of a reply."""
     return bool(reply[6]), bool(reply[8]), bool(reply[12])
 
 
@@ -275,7 +275,7 @@ def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | 
 def _owner(
     name: str, since: float | None, shard: ShardRef, node: NodeReport | None, fields: _Timed | None
 ) -> Owner:
-    """``node``: its report; ``fields``: None when the master with the reports is away."""
+    """``node``: its report; ``fields``: None when the master with the reports is unreachable."""
     if fields is None:
         return Owner(node_name(name), since, alive=None)
     if node is None:

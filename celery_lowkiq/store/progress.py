@@ -53,7 +53,7 @@ class ShardTally(Tally):
 
     @contextmanager
     def of(self, shard: ShardRef) -> Iterator[None]:
-        """Leave a shard out from where its master is away. Raises StoreError otherwise, and on one server."""
+        """Leave a shard out from where its master is unreachable. Raises StoreError otherwise, and on one server."""
         try:
             yield
         except StoreUnavailable as error:

@@ -407,7 +407,7 @@ class Pusher:
         if reporter is not None:
             reporter.read(replies)
         for reply in replies:
-            # Also when another shard's master is away, for the next call.
+            # Also when another shard's master is unreachable, for the next call.
             if isinstance(reply, QueueResharded):
                 self._layouts[reply.queue] = reply.layout
         _raise_refused(dict(zip(turn, replies, strict=True)))

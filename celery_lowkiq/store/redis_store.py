@@ -119,7 +119,7 @@ class RedisStore:
     # -- leases
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
-        """Read the leases of the shards, in one round trip; None for a shard whose master is away.
+        """Read the leases of the shards, in one round trip; None for a shard whose master is unreachable.
 
         A key of the wrong type counts as no lease: an acquire of the shard reports it.
         """
@@ -151,7 +151,7 @@ class RedisStore:
 
         Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, or
         ShardRepairing when lost keys are being repaired in the background. Raises StoreUnavailable; on a
-        cluster it is the answer about a shard whose master is away.
+        cluster it is the answer about a shard whose master is unreachable.
         """
         answers = self._acquired(self._taking, wanted, owner)
         self.client.check_reachable(answers)
@@ -193,7 +193,7 @@ class RedisStore:
     def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """Give the shard up. Return False when jobs are still in processing, or on another server than the
         lease names, unless ``unsettled`` leaves the jobs to the next owner; on a cluster, None when the
-        shard's master is away. Raises NotOwner.
+        shard's master is unreachable. Raises NotOwner.
         """
         (reply,) = self.client.answers([release_call(lease, unsettled)])
         return None if isinstance(reply, StoreUnavailable) else bool(reply == 1)
@@ -291,7 +291,7 @@ class RedisStore:
     def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
         """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
 
-        Raises StoreUnavailable; on a cluster, it is the answer when the master with the tokens is away.
+        Raises StoreUnavailable; on a cluster, it is the answer when the master with the tokens is unreachable.
         """
         call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},
@@ -335,7 +335,7 @@ class RedisStore:
 
     def begin_migration(self, queue: str, shards: int) -> bool:
         """Begin to move a queue to another number of shards; False when it is moving, or, on a cluster, needs
-        a master that is away.
+        an unreachable master.
         """
         return bool(self.client.unless_unreachable(lambda: Migrations(self.client, queue).begin(shards)))
 
@@ -348,7 +348,7 @@ class RedisStore:
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
     ) -> list[Due | ShardDamaged | None]:
         """Read the smallest claimable ``perform_in`` of each shard, in one round trip; its damage for a shard
-        that has one, and None for a shard whose master is away.
+        that has one, and None for a shard whose master is unreachable.
 
         The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
         ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.
@@ -417,7 +417,7 @@ def _turn(text: bytes, epoch: bytes) -> int:
 
 
 def _renew_plain(client: Client, leases: Sequence[Lease], turn: int) -> dict[int, Renewed]:
-    """Return the answers about leases that were renewed or whose master is away, by position."""
+    """Return the answers about leases that were renewed or whose master is unreachable, by position."""
     parts = client.slices(range(len(leases)), RENEWED_TOGETHER)
     calls = [
         load("renew_many").call_many(
@@ -452,7 +452,7 @@ def _due(reply: Any) -> Due | ShardDamaged | None:
 
 def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due | None]:
     """Return by its number each of these shards that still has no waiting job, with a due time of None, and
-    each whose master is away.
+    each whose master is unreachable.
     """
     parts = client.slices(numbers, LOOKED_INTO)
     calls = [load("find_jobs").call_many([shard_keys(shards[n])["jobs"] for n in part]) for part in parts]

@@ -62,7 +62,7 @@ class Registry:
     ) -> dict[ShardRef, StoreError]:
         """Make shards accept scripts with the layout of ``queue``; lost meta is repaired if the rest of the
         queue allows it. Returns the damage of the other shards; on a cluster, also the StoreUnavailable of
-        those whose masters are away.
+        those whose master is unreachable.
 
         Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
         QueueResharded when another layout is stored, or, on a cluster, when shards have another one while the
@@ -211,7 +211,7 @@ class Registry:
         """Register the queue if it is not: a new one as declared. One whose own key was lost, or has lost its
         last migration or pause, is registered as its shards are. Raises FormatMismatch, StoreError.
 
-        On a cluster, shards whose masters are away are left out, unless the queue's own key is missing.
+        On a cluster, shards whose master is unreachable are left out, unless the queue's own key is missing.
         """
         fields = (*LAYOUT_FIELDS, "format", "queue_pause", "queue_paused")
         found = self._client.readable_here(
@@ -233,7 +233,7 @@ class Registry:
 
     def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[Any]:
         """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one; on a
-        cluster, also the StoreUnavailable of a master that is away.
+        cluster, also the StoreUnavailable of an unreachable master.
         """
         calls = [
             load("set_shard_count").call(
@@ -283,7 +283,7 @@ def _layout_of(route: bytes | None, migration: bytes | None) -> Layout | None:
 
 
 def is_left_behind(last: Layout, gen: int, index: int, route: bytes | None, joined: bytes | None) -> bool:
-    """Whether a shard of the last migration, of number ``gen``, has not ended it, or not begun it.
+    """True if a shard of the last migration, of number ``gen``, has not ended it, or not begun it.
 
     ``route``: of the shard; ``joined``: the number of its last migration, which may be any earlier one.
     """

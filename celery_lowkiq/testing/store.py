@@ -331,7 +331,7 @@ class Lowkiq:
 
 
 def _is_meant(form: Any, found: Any, given: Any) -> bool:
-    """Whether a stored payload is the given one, or a call that the function cannot tell from it."""
+    """True if a stored payload is the given one, or a call that the function cannot tell from it."""
     if not (isinstance(form, SignatureForm) and isinstance(given, dict)):
         return bool(found == given)
     arguments = [form.bound(call.get("args", ()), call.get("kwargs", {})) for call in (found, given)]
