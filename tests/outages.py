@@ -1,4 +1,4 @@
-"""Ways in which a Redis can be away, each for the time of a ``with`` block."""
+"""Ways in which a Redis can be unreachable, each for the time of a ``with`` block."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def _act(
 
 
 def _counted(act: Callable[[], int]) -> tuple[int, ShardsUnreachable | None]:
-    """What was changed, and the error that names the shards that were left out."""
+    """Return the number of changes, and the error that names the shards that were left out."""
     try:
         return act(), None
     except ShardsUnreachable as error:

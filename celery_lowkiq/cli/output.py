@@ -77,7 +77,7 @@ def cell(text: str) -> str:
 
 
 def error_text(error: str | None) -> str:
-    """What an error says, cut for a table."""
+    """Return the text of an error, cut for a table."""
     return cell(last_error_line(error or ""))
 
 

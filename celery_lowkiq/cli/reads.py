@@ -177,16 +177,16 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
     that never failed, and the others; paused: paused ids, with or without a job; busy: being processed;
     morgue: dead jobs; lag: how long the oldest due job has waited; processed, failed: how many ever;
     processed/s, failed/s: a second, over the last minute; state: moving to another number of shards, paused
-    shards, ids held by a dead payload, damaged, or shards that are in no count since their master is away or
-    denies the user a right. The ids with the most waiting calls follow.
+    shards, ids held by a dead payload, damaged, or shards that are in no count since their master is
+    unreachable or denies the user a right. The ids with the most waiting calls follow.
 
     With --shards, sorted by lag, then by jobs: jobs/min: processed a minute, over the last one to two minutes
     (-: not known yet); state: paused, moving (jobs that a migration has to sort), silent (the owner did not
-    report in time), or the master that is away or denies a right. `doctor` says whether more shards would
-    help.
+    report in time), or the master that is unreachable or denies a right. `doctor` says whether more shards
+    would help.
 
     A queue with a damaged shard is shown without counts, and its error on stderr. On a cluster, stderr also
-    names the masters that are away or deny the user a right, and their shards. Status 1 then.
+    names the masters that are unreachable or deny the user a right, and their shards. Status 1 then.
     """
     names = None if queue is None else [queue]
     read = partial(inspector.shards_json if shards else inspector.overview_json, names)
@@ -245,7 +245,7 @@ def _show_counts(found: OverviewJson | ShardsJson, json_: bool) -> None:
 
 
 def _reason(master: str, denied: Mapping[str, str]) -> str:
-    return "denies a right" if master in denied else "is away"
+    return "denies a right" if master in denied else "is unreachable"
 
 
 def _queues_text(found: OverviewJson) -> str:
@@ -257,7 +257,7 @@ def _queues_text(found: OverviewJson) -> str:
     rows += [[name, *UNKNOWN, "damaged"] for name in found.damaged]
     total = _queue_row("total", sum(one.shards for one in found.queues), found.total, found.rates, missing)
     if found.nodes is None or found.lanes is None:
-        why = "is away or denies a right" if found.denied else "is away"
+        why = "is unreachable or denies a right" if found.denied else "is unreachable"
         nodes = f"Nodes are unknown: the master with their reports {why}"
     else:
         lanes = f"{count_of(found.lanes, 'lane')}, {found.lanes_busy} of them busy"
@@ -360,7 +360,7 @@ def masters(inspector: Inspector, json_: bool) -> None:
     shards: of all queues. clock: ahead of this host's by so much. Behind sentinels, the address of the master
     stands beside its name.
 
-    Status 1 when a master is away or refuses all scripts, or slots of a cluster have none.
+    Status 1 when a master is unreachable or refuses all scripts, or slots of a cluster have none.
     """
     topology = inspector.topology()
     if json_:
@@ -426,7 +426,7 @@ def _finding_text(finding: Finding) -> str:
 
 # ``failures``: the failures of a queue, or of all, in groups.
 
-NO_GROUPS = "the master with the groups of the queue is away"
+NO_GROUPS = "the master with the groups of the queue is unreachable"
 FAILURE_GROUPS = (
     "queue",
     "failure",

@@ -122,7 +122,7 @@ class OrderedApi(BaseApiHandler):
 
 
 def done(queue: str, name: str, count: str) -> str:
-    """What a page says after an action; nothing for texts that no action has written."""
+    """Message of a page after an action; empty for texts that no action has written."""
     action = OFFERED.get(name)
     known = action and count.isdecimal() and len(count) < 16
     said = action.said(queue, Target(), int(count)) if action and known else ""

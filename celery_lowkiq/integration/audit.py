@@ -140,7 +140,7 @@ class Audit:
         return page.map(lambda found: _entry(*found))
 
     def read_if_there(self, limit: int) -> tuple[AuditEntry, ...] | None:
-        """Return the latest entries; on a cluster, None while the master with the log is away."""
+        """Return the latest entries; on a cluster, None while the master with the log is unreachable."""
         return context_of(self._app).store.client.unless_unreachable(lambda: self.read(limit).items)
 
 

@@ -23,7 +23,9 @@ BEGINNING, END = 1000, 7000
 #: Stands in the error of a job for the frames, which its group keeps.
 FRAMES = "  [its frames are with failure {}]"
 #: Stands in its place when there is no such group.
-NO_FRAMES = "  [its frames are not known here: the group was forgotten or is away, or a dump brought the job]"
+NO_FRAMES = (
+    "  [its frames are not known here: the group was forgotten or is unreachable, or a dump brought the job]"
+)
 
 
 class ErrorText(NamedTuple):

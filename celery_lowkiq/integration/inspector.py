@@ -80,7 +80,7 @@ class Overview:
 class Histories:
     """Samples of a span of time, oldest first: of each queue, and of all together.
 
-    Those of ``unknown`` queues lie on a master that is away.
+    Those of ``unknown`` queues lie on a master that is unreachable.
     """
 
     total: tuple[Sample, ...]
@@ -118,7 +118,7 @@ class Inspector:
 
     def partial(self) -> Inspector:
         """Return an inspector whose counts lack the shards of masters that deny a right, as of those that
-        are away. ``denied`` names them.
+        are unreachable. ``denied`` names them.
         """
         found = copy(self)
         found._reader = context_of(self.app).store.reader()
@@ -270,7 +270,7 @@ class Inspector:
         return current(self._store.nodes())
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
-        """Return :meth:`nodes`; on a cluster, None while the master with the reports is away."""
+        """Return :meth:`nodes`; on a cluster, None while the master with the reports is unreachable."""
         return self._store.client.unless_unreachable(self.nodes)
 
     def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:

@@ -282,8 +282,8 @@ class OverviewJson:
     """All queues; a damaged one is in ``damaged`` with its error. Nodes and lanes: those that are alive.
 
     On a cluster, ``away`` has the shards that are not counted, by the address of their master. Nodes and
-    lanes are null while the master with their reports is away. A master that denies a right of the user
-    counts as away, and is in ``denied`` with its error.
+    lanes are null while the master with their reports is unreachable. A master that denies a right of the
+    user counts as unreachable, and is in ``denied`` with its error.
     """
 
     queues: tuple[QueueJson, ...]
@@ -309,8 +309,8 @@ class QueueShardsJson:
 class ShardsJson:
     """The shards of all queues; a queue that cannot be read is in ``damaged`` with its error.
 
-    On a cluster, ``away`` has the shards of masters that are away, by their address; ``denied`` the errors of
-    those that deny a right of the user.
+    On a cluster, ``away`` has the shards of masters that are unreachable, by their address; ``denied`` the
+    errors of those that deny a right of the user.
     """
 
     queues: Sequence[QueueShardsJson]

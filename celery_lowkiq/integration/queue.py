@@ -372,7 +372,7 @@ class Failures:
     counted.
 
     On a cluster, ``away`` has the names of the shards whose jobs are in no count, by the address of their
-    master. ``unknown``: the queue's own master is away, so that the groups are those of the jobs only.
+    master. ``unknown``: the queue's own master is unreachable, so that the groups are those of the jobs only.
     """
 
     groups: tuple[FailureGroup, ...]
@@ -559,12 +559,13 @@ class OrderedQueue:
     def stats(self) -> Stats:
         """Return the counts of the queue, and its lag in s.
 
-        On a cluster, ``missing`` is the number of shards that are not counted, since their masters are away.
+        On a cluster, ``missing`` is the number of shards that are not counted, since their masters are
+        unreachable.
         """
         return self._context.queries.stats(self._known_spec())
 
     def shard_stats(self) -> list[Stats]:
-        """Return the counts of each shard, by index; ``missing`` is 1 for one whose master is away."""
+        """Return the counts of each shard, by index; ``missing`` is 1 for one whose master is unreachable."""
         return self._context.queries.shard_stats(self._known_spec())
 
     def shard_of(self, job_id: Any) -> int:
@@ -593,7 +594,7 @@ class OrderedQueue:
         - ``payload_bytes``: maximum size of each payload (default: no limit); a cut payload is not decoded.
 
         On a cluster, the page names the shards in ``away`` that it, or a page before, lacks since their
-        masters were away. Begin again without ``after`` for a listing with all shards.
+        masters were unreachable. Begin again without ``after`` for a listing with all shards.
 
         Filters, for sorted pages: ``state`` (due, scheduled, paused or held), ``age`` (``">2h"``: due for
         more than 2 hours, ``"<30min"``: for less), and ``failure``, the fingerprint of its error. Where no
@@ -628,7 +629,8 @@ class OrderedQueue:
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         """Return why the given :meth:`shards` are late, and whether more of them would help.
 
-        On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is away.
+        On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is
+        unreachable.
         """
         reports, client = self._context.node_reports, self._context.store.client
         found = client.unless_unreachable(lambda: reports.hints(self.stored_spec(), shards)) or []
@@ -737,7 +739,7 @@ class OrderedQueue:
     def groups(self) -> dict[str, str]:
         """Return the errors of the groups by fingerprint, the last seen first, without a look at any job.
 
-        On a cluster, none while the queue's own master is away.
+        On a cluster, none while the queue's own master is unreachable.
         """
         found = sorted(self._reader.groups(self.spec) or (), key=lambda one: -one.last_seen)
         return {one.fingerprint: self._description(one.about)[0] for one in found}
@@ -1061,7 +1063,7 @@ class OrderedQueue:
         return self._migrations.state()
 
     def migration_if_there(self) -> MigrationState | None:
-        """Return :meth:`migration`; on a cluster, None while a master that it needs is away."""
+        """Return :meth:`migration`; on a cluster, None while a master that it needs is unreachable."""
         return self._context.store.client.unless_unreachable(self.migration)
 
     # -- helpers: the store, and what is read of it

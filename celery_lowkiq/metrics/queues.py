@@ -165,8 +165,8 @@ class QueueCollector(Collector):
     """Collects the metrics of all queues of an app, in four round trips, one scrape at a time.
 
     A queue with a damaged shard has no sums, since its counters would decrease; it still has its numbers of
-    shards. On a cluster, a queue with shards on masters that are away, or deny a right, has the gauges of
-    the others, and no counters for the same reason.
+    shards. On a cluster, a queue with shards on masters that are unreachable, or deny a right, has the gauges
+    of the others, and no counters for the same reason.
     """
 
     def __init__(self, app: Celery, clock: Clock | None = None) -> None:
@@ -203,7 +203,7 @@ class QueueCollector(Collector):
         away = {queue: sum(1 for state in group if state.away) for queue, group in by_queue.items()}
         yield _gauge(
             "lowkiq_shards_unreachable",
-            "Shards in no other figure: their masters are away or deny a right",
+            "Shards in no other figure: their masters are unreachable or deny a right",
             away,
         )
 
@@ -242,7 +242,7 @@ def _problems(states: Sequence[ShardState], denied: Mapping[str, str]) -> Iterat
     yield from (
         f"{shards} lie on {master}. {denied[master]}"
         if master in denied
-        else f"{master} is away with {shards}"
+        else f"{master} is unreachable with {shards}"
         for master, shards in lost.items()
     )
 

@@ -137,7 +137,7 @@ class DiagnosisFacts:
     id_token_at: float = 0.0
     #: The other shards of its lane that are due before it, the one that waits longest first.
     due_before: tuple[DueBefore, ...] = ()
-    #: What cannot be read now, since its master of a cluster is away.
+    #: What cannot be read now, since its master of a cluster is unreachable.
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -338,7 +338,7 @@ def _next(facts: DiagnosisFacts, waiting: Waiting, owner: Owner) -> Reason:
 
 def _unknown(missing: Missing) -> Reason:
     what, unknown = missing.value
-    return Reason("unknown", f"The master with {what} is away: {unknown} is unknown.")
+    return Reason("unknown", f"The master with {what} is unreachable: {unknown} is unknown.")
 
 
 def _dead(facts: DiagnosisFacts, dead: Dead) -> Reason:

@@ -168,7 +168,7 @@ class StoreUnavailable(StoreError):
 
 
 class SubscriptionLost(StoreUnavailable):
-    """On a cluster, the node of a subscription is away: other nodes carry the same messages."""
+    """On a cluster, the node of a subscription is unreachable: other nodes carry the same messages."""
 
 
 class ClusterDown(StoreUnavailable):
@@ -176,13 +176,16 @@ class ClusterDown(StoreUnavailable):
 
 
 class ShardsUnreachable(StoreUnavailable):
-    """On a cluster, an action is done but for shards whose master is unreachable; of these, parts may be done.
+    """On a cluster, an action is done but for shards whose master is unreachable; of these, parts may be
+    done.
 
     ``count``: what it has changed; ``shards``: those that it left out, with the addresses of their masters.
     """
 
     def __init__(self, count: int, shards: Mapping[ShardRef, str]) -> None:
-        left_out = "; ".join(f"{names} ({master} is away)" for master, names in by_master(shards).items())
+        left_out = "; ".join(
+            f"{names} ({master} is unreachable)" for master, names in by_master(shards).items()
+        )
         super().__init__(
             f"shards were left out: {left_out}. What other masters store is done. Do the same again when all "
             "masters are back"

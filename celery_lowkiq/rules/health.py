@@ -477,7 +477,8 @@ def _findings(state: SystemState) -> Iterator[Finding]:
     yield from check_topology(state.topology)
     yield from _nodes(state)
     for queue in state.queues:
-        # Of a queue in another format, or a part that is away, the other checks would only follow from that.
+        # Of a queue in another format, or a part that is unreachable, the other checks would only follow from
+        # that.
         found = [*_unread(queue), *_format(queue, state.format)] or [
             *_damaged(queue),
             *_unserved(queue, state),
@@ -642,14 +643,14 @@ def _seconds_left(queue: QueueState, shard: ShardReport, serving: Sequence[NodeR
 
 
 def _free_for(shard: ShardReport, queue: QueueState) -> float:
-    """Seconds for which no node has worked on the shard; 0 when its master went away meanwhile."""
+    """Seconds for which no node has worked on the shard; 0 when its master became unreachable meanwhile."""
     if shard.owner is not None:
         return math.inf if shard.silent is None else shard.silent
     return _age(shard.index, shard.since or 0.0, queue)
 
 
 def _age(shard: int, at: float, queue: QueueState) -> float:
-    """Seconds since a time that came from a shard's master; 0 when that went away meanwhile."""
+    """Seconds since a time that came from a shard's master; 0 when that became unreachable meanwhile."""
     return queue.clocks.get(shard, at) - at
 
 

@@ -265,7 +265,8 @@ class Lease:
     server: str = field(default="", compare=False)
 
 
-#: A renewed lease as its server has it; False for one of another node, None for one whose master is unreachable.
+#: A renewed lease as its server has it; False for one of another node, None for one whose master is
+#: unreachable.
 Renewed = Lease | Literal[False] | None
 
 

@@ -139,7 +139,7 @@ def by_master(shards: Mapping[ShardRef, str]) -> dict[str, str]:
 
 def lacking(away: Mapping[str, str]) -> list[str]:
     """Sentences about the shards that a listing lacks, given by the address of their master."""
-    return [f"{master} was away: this lacks {names}." for master, names in away.items()]
+    return [f"{master} was unreachable: this lacks {names}." for master, names in away.items()]
 
 
 def escaped(text: str) -> str:

@@ -407,7 +407,7 @@ def _advice(master: Master) -> str:
             "SETUSER creates it there. Look at the other nodes, too: a replica that is promoted needs it."
         )
     if master.away is None:
-        return "It is up: bring the masters back that are away, or see its log."
+        return "It is up: bring the masters back that are unreachable, or see its log."
     return "Start it, or let the cluster promote a replica of it."
 
 

@@ -378,7 +378,7 @@ class ShardsPage(Page[T]):
     """Part of a listing of what lies in the shards of a queue.
 
     ``away``: on a cluster, the names of the shards that this page or one before lacks, since their masters
-    were away, by the address of the master.
+    were unreachable, by the address of the master.
     """
 
     away: Mapping[str, str] = field(default_factory=dict)
@@ -534,7 +534,7 @@ class ShardReport:
     jobs_per_minute: float | None = None
     #: The lane of its owner that lists it; None: no lane does.
     lane: str | None = None
-    #: Address of its master, while that is away.
+    #: Address of its master, while that is unreachable.
     away: str | None = None
 
 

@@ -295,7 +295,7 @@ class Actions:
             where = announcement(shard) if name != "bury" else {}
             if died_until is not None:
                 if shard not in died_until:
-                    raise StoreUnavailable(f"the master of {shard} was away")
+                    raise StoreUnavailable(f"the master of {shard} was unreachable")
                 where |= {"maximum": number_text(died_until[shard])}
             while part:
                 tally.begin()

@@ -98,7 +98,7 @@ class Client:
         return self.master_of(shard) or NO_MASTER
 
     def is_unreachable(self, shard: ShardRef) -> bool:
-        """Whether, on a cluster, a shard's master has not answered lately."""
+        """True on a cluster if the master of a shard has not responded lately."""
         return False
 
     def apart(self) -> redis.Redis:
@@ -113,7 +113,7 @@ class Client:
 
     def reader(self) -> Client:
         """Return a client for reads that show what they can: on a cluster, a master that denies a right
-        counts as away.
+        counts as unreachable.
         """
         return self
 
@@ -231,7 +231,9 @@ class Client:
         return raise_refused(self.readable_here(commands))
 
     def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run commands as :meth:`readable` does; on a cluster, the StoreUnavailable of a master stays a reply."""
+        """Run commands as :meth:`readable` does; on a cluster, the StoreUnavailable of a master stays a
+        reply.
+        """
         found: list[Any] = [
             None if is_wrong_type(reply) else reply for reply in self._send(self._with_prefix(commands))
         ]

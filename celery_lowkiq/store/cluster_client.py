@@ -107,7 +107,7 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
 
 def load_scripts(cluster: ClusterMap, commands: Sequence[Command], logs_rights: bool) -> list[Any]:
     """Send SCRIPT LOADs, whose last words are nodes; of each node, the first script is one that it lacks. The
-    reply of a node that is away is None: the commands that need the scripts are answered one by one.
+    reply of a node that is unreachable is None: the commands that need the scripts are answered one by one.
     """
     parts: dict[Address, list[Command]] = {}
     for *words, node in commands:
@@ -262,8 +262,8 @@ PAUSE = 0.02
 class ClusterClient(Client):
     """Runs script calls and plain commands on a cluster.
 
-    All keys of a script have one slot. A command whose master is unreachable is answered with a StoreUnavailable of
-    its own; the others of its batch are answered as always.
+    All keys of a script have one slot. A command whose master is unreachable is answered with a
+    StoreUnavailable of its own; the others of its batch are answered as always.
     """
 
     def __init__(self, cluster: ClusterMap) -> None:

@@ -26,7 +26,8 @@ from celery_lowkiq.rules.text import host_port, sentence
 from celery_lowkiq.store.errors import is_cluster_down, store_error
 from celery_lowkiq.store.exchange import KeepingPool, NoFreeConnection
 
-# Which masters of a Redis Cluster are away or refuse commands, and the log of when that began and ended.
+# Which masters of a Redis Cluster are unreachable or refuse commands, and the log of when that began and
+# ended.
 
 #: Host and port of a node.
 Address: TypeAlias = tuple[str, int]
@@ -110,7 +111,7 @@ class Outages:
             had = [slot for slot, master in enumerate(slots) if master == address]
             self.away[address] = Outage(sent_at, time.monotonic(), had, sent_at)
         # Whether the others go on depends on cluster-require-full-coverage.
-        logger.error("Redis %s is away: %s Its shards wait.", text_of(address), sentence(str(error)))
+        logger.error("Redis %s is unreachable: %s Its shards wait.", text_of(address), sentence(str(error)))
 
     def answered(self, address: Address, sent_at: float) -> None:
         """Note that a node answered what was sent at a monotonic time; after an outage, log it."""
@@ -118,7 +119,7 @@ class Outages:
             outage = self.away.get(address)
             if outage is None:
                 return
-            # The node may have answered an earlier command before it went away.
+            # The node may have answered an earlier command before it became unreachable.
             if sent_at <= outage.noted_at:
                 return
             now = self._end(address)

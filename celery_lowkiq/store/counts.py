@@ -221,8 +221,8 @@ class Queries:
     def shard_states(self, queues: Iterable[QueueSpec]) -> list[ShardState]:
         """Return the state of each shard of the queues, in one round trip; of a damaged one the damage.
 
-        On a cluster, that of a shard whose master is unreachable names the master. Raises StoreUnavailable when no
-        master answers.
+        On a cluster, that of a shard whose master is unreachable names the master. Raises StoreUnavailable
+        when no master answers.
         """
         shards = [shard for queue in queues for shard in queue.shard_refs()]
         calls = [load("stats").call(shard_keys(shard)) for shard in shards]
@@ -448,7 +448,9 @@ class FailureReader:
         return found
 
     def about(self, queue: QueueSpec, fingerprint: str) -> bytes | None:
-        """Return the description of a group; on a cluster, None while the queue's own master is unreachable."""
+        """Return the description of a group; on a cluster, None while the queue's own master is
+        unreachable.
+        """
         field = ABOUT + fingerprint.encode()
         (found,) = self._client.command_answers([("HGET", failures_key(queue.name), field)])
         return None if found is None or isinstance(found, StoreUnavailable) else bytes(found)

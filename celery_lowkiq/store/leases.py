@@ -287,7 +287,7 @@ def refused_commands(
     """Return the commands that scripts need and are refused, each with its error, by address of the master.
 
     One shard of each master is asked; an unreachable master is left out. The second part has the errors of
-    masters that refuse all scripts. Raises StoreUnavailable when there is only one and it is away;
+    masters that refuse all scripts. Raises StoreUnavailable when there is only one and it is unreachable;
     ConfigurationError for a wrong URL.
     """
     asked = client.streams(shards)

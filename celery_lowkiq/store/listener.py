@@ -122,7 +122,7 @@ class Listener:
             # PING would connect again.
             raise StoreUnavailable(CLOSED)
         if self._source.is_lost(self._client):
-            raise self._lost("Redis is not available: the master of the subscription is away")
+            raise self._lost("Redis is not available: the master of the subscription is unreachable")
         if self._asked_at is None:
             if now - self._heard_at >= CHECK_SECONDS:
                 self._ask_master(now)

@@ -39,8 +39,8 @@ from celery_lowkiq.store.script import ScriptCall, load
 class ShardReads:
     """Reads the shards of a queue for one listing, or for an action on all that it lists.
 
-    On a cluster, a shard whose master is unreachable answers None, and is not asked again. Methods raise StoreError;
-    on one server, and when all masters are unreachable, StoreUnavailable.
+    On a cluster, a shard whose master is unreachable answers None, and is not asked again. Methods raise
+    StoreError; on one server, and when all masters are unreachable, StoreUnavailable.
     """
 
     def __init__(self, client: Client, queue: QueueSpec, after: str | None = None) -> None:

@@ -92,7 +92,7 @@ class MovingShards:
         calls = [self.call("read_moves", index, limit=limit) for index, limit in limits.items()]
         replies = dict(zip(limits, self.send_here(calls), strict=True))
         if not any(replies.values()):
-            raise StoreUnavailable("Redis is not available: the masters of these shards are away")
+            raise StoreUnavailable("Redis is not available: the masters of these shards are unreachable")
         return {index: self._moves(index, reply) for index, reply in replies.items() if reply is not None}
 
     def doubt(self) -> None:
@@ -274,7 +274,7 @@ class Migrations:
     def begin(self, shards: int) -> bool:
         """Begin the migration to another number of shards. False when one is going on, or has just begun.
 
-        Raises StoreUnavailable, and begins none, while a master of a former or a new shard is away.
+        Raises StoreUnavailable, and begins none, while a master of a former or a new shard is unreachable.
         """
         self.catch_up(shards)
         self._check_masters(shards)

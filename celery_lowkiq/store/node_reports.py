@@ -81,8 +81,8 @@ class NodeReports:
     def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner and its running batch, in three round trips.
 
-        On a cluster, what a master would tell that is away is unknown. Raises StoreUnavailable when that is
-        all.
+        On a cluster, what a master would tell that is unreachable is unknown. Raises StoreUnavailable when
+        that is all.
         """
         shards = queue.shard_refs()
         lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]

@@ -43,7 +43,7 @@ class Tally:
 
 
 class ShardTally(Tally):
-    """Counts steps in shards. On a cluster, the other shards go on when the master of one is away."""
+    """Counts steps in shards. On a cluster, the other shards go on when the master of one is unreachable."""
 
     def __init__(self, client: Client, progress: Progress | None) -> None:
         super().__init__(progress)
@@ -53,7 +53,9 @@ class ShardTally(Tally):
 
     @contextmanager
     def of(self, shard: ShardRef) -> Iterator[None]:
-        """Leave a shard out from where its master is unreachable. Raises StoreError otherwise, and on one server."""
+        """Leave a shard out from where its master is unreachable. Raises StoreError otherwise, and on one
+        server.
+        """
         try:
             yield
         except StoreUnavailable as error:

@@ -291,7 +291,8 @@ class RedisStore:
     def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
         """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
 
-        Raises StoreUnavailable; on a cluster, it is the answer when the master with the tokens is unreachable.
+        Raises StoreUnavailable; on a cluster, it is the answer when the master with the tokens is
+        unreachable.
         """
         call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},

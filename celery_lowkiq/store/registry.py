@@ -66,7 +66,7 @@ class Registry:
 
         Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
         QueueResharded when another layout is stored, or, on a cluster, when shards have another one while the
-        master with the queue's own key is away; FormatMismatch, StoreError.
+        master with the queue's own key is unreachable; FormatMismatch, StoreError.
         """
         stored = self._registered_alike(queue)
         if stored.is_migrating:
@@ -136,7 +136,7 @@ class Registry:
     def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues with their stored numbers of shards, or as declared, in one round trip.
 
-        On a cluster, as its shards say when the master with the key of a queue is away. Raises
+        On a cluster, as its shards say when the master with the key of a queue is unreachable. Raises
         FormatMismatch, StoreError.
         """
         found = self._client.command_answers([_stored_layout(queue, "format") for queue in queues])

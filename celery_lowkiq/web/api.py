@@ -249,7 +249,7 @@ class LowkiqCounts(NamedTuple):
     length: int
     morgue_length: int
     lag: float
-    #: Shards that are not counted, since their masters are away.
+    #: Shards that are not counted, since their masters are unreachable.
     missing: int
 
     @classmethod
@@ -297,7 +297,7 @@ def stats(request: Request) -> LowkiqStats:
 
 
 def queues(request: Request) -> OverviewJson:
-    """All queues with their counts; what is damaged, and which masters are away or deny a right."""
+    """All queues with their counts; what is damaged, and which masters are unreachable or deny a right."""
     return site_of(request).inspector.overview_json()
 
 

@@ -42,7 +42,7 @@ class Cell:
     runs: bool
     move: str = ""
     unsorted: int = 0
-    #: Whether nothing is known of it, since its master is away.
+    #: Whether nothing is known of it, since its master is unreachable.
     away: bool = False
 
 
@@ -207,7 +207,7 @@ def _moves(migration: MigrationState, serving: Iterable[NodeReport]) -> Moves:
 
 def _text(shard: ShardReport, move: str) -> str:
     if shard.away is not None:
-        return f"Shard {shard.index} · {plain(shard.away)} is away"
+        return f"Shard {shard.index} · {plain(shard.away)} is unreachable"
     parts = [f"Shard {shard.index}", f"{shard.stats.length:,} waiting"]
     parts += [{"old": "will be removed", "new": "new"}[move]] if move else []
     parts += [f"{shard.moving:,} to sort"] if shard.moving else []

@@ -32,8 +32,9 @@ DAMAGED_RETRY = 10.0
 REPAIRING_RETRY = RESHARDED_RETRY = 1.0
 #: Shards acquired in one round trip: about 20 ms of work for Redis.
 SLICE = 500
-#: Seconds between two tries at shards whose master is away: a replica takes its place, and announcements of
-#: shards that are released meanwhile may be lost. Not after a lease time, when the outage is a long one.
+#: Seconds between two tries at shards whose master is unreachable: a replica takes its place, and
+#: announcements of shards that are released meanwhile may be lost. Not after a lease time, when the outage is
+#: a long one.
 AWAY_RETRY = 0.25
 #: Seconds between two lines of progress; what takes less is not logged.
 PROGRESS_INTERVAL = 5.0

@@ -57,7 +57,7 @@ class RateLimiter:
             self._exhausted_until.pop(queue, None)
 
     def park(self, queue: str, seconds: float) -> None:
-        """Leave a queue alone for ``seconds``: the master that has its tokens is away."""
+        """Leave a queue alone for ``seconds``: the master that has its tokens is unreachable."""
         self._exhausted_until[queue] = self._clock.monotonic() + seconds
 
     def exhausted_until(self, now: float) -> dict[str, float]:

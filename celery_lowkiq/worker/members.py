@@ -332,7 +332,8 @@ class Membership:
     def _silent(self, queues: Sequence[str]) -> set[str]:
         """Return the nodes whose heartbeats are missing in each of these queues that can be read.
 
-        On a cluster, the heartbeats of two queues may lie on two masters, and one of these may be away.
+        On a cluster, the heartbeats of two queues may lie on two masters, and one of these may be
+        unreachable.
         """
         now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
         members = [

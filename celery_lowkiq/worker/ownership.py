@@ -75,9 +75,9 @@ class Rebalancing:
     def share(self, served: Collection[str], away: Collection[ShardRef], go_on: Callable[[], bool]) -> bool:
         """Release surplus shards, each when its batch has ended, while ``go_on()``.
 
-        A surplus shard is served until its turn comes, since a release may wait for a master that is away.
-        ``away``: shards whose leases were not renewed, since their master is away; they are released later.
-        Returns whether all were tried. Raises StoreError.
+        A surplus shard is served until its turn comes, since a release may wait for a master that is
+        unreachable. ``away``: shards whose leases were not renewed, since their master is unreachable; they
+        are released later. Returns whether all were tried. Raises StoreError.
         """
         table = self._table
         for shard in table.staying():
@@ -157,7 +157,7 @@ class Resizing:
         """Leave shards of moving queues whose lease another server gave, to be acquired anew.
 
         A failover may have lost claims of what runs, so nothing leaves such a shard (``export.lua``) until
-        its batch has ended and this server has given a lease. ``away``: shards whose master is away.
+        its batch has ended and this server has given a lease. ``away``: shards whose master is unreachable.
         """
         moving = [
             owned
@@ -374,7 +374,7 @@ class Ownership:
         self._migrations.move([self._queues[queue] for queue in queues], nodes)
 
     def _renew(self, stopping: bool) -> set[ShardRef]:
-        """Renew the leases; return the shards whose master is away."""
+        """Renew the leases; return the shards whose master is unreachable."""
         away = set()
         for gone in self._ctx.mailbox.take_gone():
             self._forget(gone)
@@ -388,7 +388,7 @@ class Ownership:
             self._renewals.renewed(answered_at - sent_at)
         for owned, lease in zip(renewing, renewed, strict=True):
             if lease is None:
-                # Only its own master is away: its lease runs out unless that is back in time.
+                # Only its own master is unreachable: its lease runs out unless that is back in time.
                 away.add(owned.shard)
                 if sent_at >= owned.deadline:
                     owned.lost.set()
@@ -496,15 +496,15 @@ class Ownership:
         silent = self._renew(stopping=True)
         self._losses.check(())
         if not self._release_unused(silent):
-            away = StoreUnavailable("Redis is not available: masters of shards to release are away")
+            away = StoreUnavailable("Redis is not available: masters of shards to release are unreachable")
         if away is not None:
             raise away
         if self._table.owned():
             self._membership.update()
 
     def _release_unused(self, silent: Collection[ShardRef]) -> bool:
-        """Release the shards that no lane works; False when masters are away. ``silent``: shards whose leases
-        were not renewed, since their master is away.
+        """Release the shards that no lane works; False when masters are unreachable. ``silent``: shards whose
+        leases were not renewed, since their master is unreachable.
         """
         done = True
         for owned in self._table.owned():
@@ -518,7 +518,7 @@ class Ownership:
         return done
 
     def _release(self, owned: OwnedShard) -> bool:
-        """Release a shard for good. Return False when its master is away."""
+        """Release a shard for good. Return False when its master is unreachable."""
         if self._at_once:
             owned.lost.set()
         owned.may_be_released = True

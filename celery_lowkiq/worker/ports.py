@@ -53,11 +53,11 @@ class Mover(Protocol):
 class Store(Protocol):
     """What a node asks of Redis. Every method may raise StoreUnavailable, and may be repeated then.
 
-    On a cluster, an answer about one shard or queue may say that its master is away.
+    On a cluster, an answer about one shard or queue may say that its master is unreachable.
     """
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
-        """Read the leases of the shards in one round trip; None for a shard whose master is away."""
+        """Read the leases of the shards in one round trip; None for a shard whose master is unreachable."""
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each watched shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
@@ -120,14 +120,14 @@ class Store(Protocol):
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
     ) -> Sequence[Due | ShardDamaged | None]:
         """Read the smallest claimable ``perform_in`` of each shard; its damage for a shard that has one, and
-        None for a shard whose master is away.
+        None for a shard whose master is unreachable.
 
         The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
         ``were_empty``, only waiting jobs are looked for.
         """
 
     def count_due(self, shards: Sequence[ShardRef]) -> int:
-        """Return the number of due jobs of the shards, without those of masters that are away."""
+        """Return the number of due jobs of the shards, without those of masters that are unreachable."""
 
     def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
         """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.

@@ -26,7 +26,7 @@ ALLOWED = (
     "what a master that was frozen accepts, until it hears that it was replaced, is lost as above",
     "in cooperative mode, the run of a worker that is frozen or cut off beyond its lease goes on beside that "
     "of the next owner, and its settle is refused (figure: frozen overlaps)",
-    "a shard is silent while its master is away or its slot moves, and then until its lease is free",
+    "a shard is silent while its master is unreachable or its slot moves, and then until its lease is free",
 )
 #: Seconds between two looks at what a fault waits for, and how long it may take.
 LOOK = 0.1

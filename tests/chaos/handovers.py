@@ -33,7 +33,9 @@ def undisturbed_handovers(history: History, leases: Leases) -> Iterator[Handover
 
 
 def _is_disturbed(history: History, handover: Handover) -> bool:
-    """Whether the shard's master was away then, or a worker that others may have taken for the next owner."""
+    """Whether the shard's master was unreachable then, or a worker that others may have taken for the next
+    owner.
+    """
     since, until = handover.since, handover.until
     missed = 1.25 * history.lease + FIND
     for trouble in history.troubles:

@@ -114,7 +114,7 @@ class Masters(Cluster):
         )
 
     def is_replica(self, number: int) -> bool:
-        """Whether a node that was away has found its new master."""
+        """Whether a node that was unreachable has found its new master."""
         try:
             return bool(self.ask(number, "ROLE")[0] == b"slave")
         except redis.RedisError:

@@ -198,7 +198,7 @@ SEEDED = {
     ),
     "a shard that waits for its next owner": ("hand-over s", calm(releases=(Release(0, 10, 5.1),))),
     "a shard that waits for its next owner after a failover": ("hand-over s", failed_over()),
-    "a shard that waits for its next owner while another master is away": (
+    "a shard that waits for its next owner while another master is unreachable": (
         "hand-over s",
         replace(failed_over(), troubles=(Trouble("failover", 4.5, 5.5, shards=(1, 2)),)),
     ),

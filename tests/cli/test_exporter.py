@@ -40,7 +40,7 @@ def test_the_figures_of_queues_without_a_worker(exporter):
 
 
 def test_a_damaged_queue_takes_no_figures_from_others(exporter, server):
-    """O6: a key of another type was told as a Redis that is away."""
+    """O6: a key of another type was told as a Redis that is unreachable."""
     _, url = exporter
     proj.send_mail.delay("1", "x")
     proj.sync_order.delay("1", "x")

@@ -1,4 +1,4 @@
-"""Calls from asyncio while Redis is away, silent, or slow."""
+"""Calls from asyncio while Redis is unreachable, silent, or slow."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_wait_goes_on_when_its_subscription_is_lost(features, work, tracker, j
     def lose(listener, timeout):
         if len(lost) < 3:
             lost.append(listener)
-            raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+            raise SubscriptionLost("Redis is not available: the master of the subscription is unreachable")
         (features.directory / gate).touch()
         return wait(listener, timeout)
 
@@ -76,7 +76,7 @@ def test_a_wait_whose_subscriptions_are_all_lost_does_not_spin(features, work, t
 
     def lose(listener, timeout):
         lost.append(listener)
-        raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+        raise SubscriptionLost("Redis is not available: the master of the subscription is unreachable")
 
     monkeypatch.setattr(Listener, "wait", lose)
     assert not tracker.wait(0.35)

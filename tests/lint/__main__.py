@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -19,6 +20,10 @@ CODE = ("celery_lowkiq", "tests", "examples", "benchmarks")
 ENDINGS = {".py", ".lua", ".html", ".js", ".css"}
 #: A line for each allowed pair of files, with the reason.
 ALLOWED = Path(__file__).parent / "allowed_duplicates.txt"
+#: First words of docstrings that name nothing, and the folders of the package that have none.
+NAMELESS = {"What", "Which", "Those", "That", "As", "Of", "Whether", "If"}
+NAMED_FOLDERS = ("rules", "store", "cli", "flower", "testing")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: Globals of library functions that the script does not call.
 ALLOWED_GLOBALS = {
     "gauge": {"pack_items"},
@@ -28,7 +33,7 @@ ALLOWED_GLOBALS = {
 
 def main() -> int:
     """All checks."""
-    faults = [*_globals(), *_roles(), *_duplicates(), *_circles()]
+    faults = [*_globals(), *_roles(), *_duplicates(), *_circles(), *_first_words()]
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
@@ -78,6 +83,18 @@ def _circles() -> list[str]:
     except CycleError as error:
         return [f"modules import each other: {' <- '.join(error.args[1])}"]
     return []
+
+
+def _first_words() -> list[str]:
+    """A docstring names the thing first, then says what it does."""
+    faults = []
+    for folder in NAMED_FOLDERS:
+        for path in sorted((ROOT / "celery_lowkiq" / folder).rglob("*.py")):
+            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, DOCUMENTED)]
+            words = [(ast.get_docstring(node) or "-").split()[0].strip(",:") for node in nodes]
+            wrong = [word for word in words if word in NAMELESS]
+            faults += [f"{path.relative_to(ROOT)}: a docstring begins with {word!r}" for word in wrong]
+    return faults
 
 
 def _relative(pair: Pair) -> Pair:

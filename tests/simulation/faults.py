@@ -1,4 +1,4 @@
-"""Faults of a simulated cluster: nodes die, freeze or are cut off, and Redis is away or loses data."""
+"""Faults of a simulated cluster: nodes die, freeze or are cut off, and Redis is unreachable or loses data."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Faults:
     def _redis_away(self, seconds: float, older=None, masters: Sequence[int] = range(MASTERS)) -> None:
         if not self.server.down:
             forgets = f" and {list(masters)} forget" if older else ""
-            self.world.note(f"Redis is away for {seconds:.3f}{forgets}")
+            self.world.note(f"Redis is unreachable for {seconds:.3f}{forgets}")
             self.server.stop()
             self.world.later(seconds, partial(self.server.start, older, masters))
 
@@ -131,7 +131,7 @@ class Faults:
         chance = self.world.random
         masters = chance.sample(range(MASTERS), chance.choice([1, 1, 2]))
         seconds = chance.uniform(0.1, 3.5) * LEASE
-        self.world.note(f"masters {masters} are away for {seconds:.3f}")
+        self.world.note(f"masters {masters} are unreachable for {seconds:.3f}")
         for master in masters:
             self.server.be_away(master, seconds)
 

@@ -81,7 +81,7 @@ class Server:
         self.silent_from = self.silent_until = -math.inf
         #: How often it had started when that began.
         self.silent_start = 0
-        #: Of each master, when (the world's time) it was away last, while others answered.
+        #: Of each master, when (the world's time) it was unreachable last, while others answered.
         self.away_from = [-math.inf] * MASTERS
         self.away_until = [-math.inf] * MASTERS
         #: Told of each shard given here that a node takes from another one: shard, former, new owner.
@@ -147,7 +147,7 @@ class Server:
     def move(self, shard: ShardRef, master: int) -> None:
         """Move a shard's slot, unless it would return to a process after a loss elsewhere.
 
-        That is not simulated: nothing tells the process that the shard was away (docs/invariants.md).
+        That is not simulated: nothing tells the process that the shard was unreachable (docs/invariants.md).
         """
         if self._left.get((shard, self._process(master)), self.losses[shard]) == self.losses[shard]:
             self._left[shard, self.name_of(shard)] = self.losses[shard]
@@ -186,7 +186,7 @@ class Server:
 
     def check_answers(self, shard: ShardRef) -> None:
         if self.is_unreachable(shard):
-            raise StoreUnavailable("its master is away")
+            raise StoreUnavailable("its master is unreachable")
 
     def cut_listeners(self) -> None:
         for listener in list(self.listeners):
@@ -405,7 +405,7 @@ class Server:
 
     def forget_members(self, queue: str, owners: Sequence[str]) -> None:
         if self.queue_is_away:
-            raise StoreUnavailable("the queue's master is away")
+            raise StoreUnavailable("the queue's master is unreachable")
         for owner in owners:
             self.members.get(queue, {}).pop(owner, None)
 

@@ -186,7 +186,8 @@ def test_free_shards_of_a_master_that_is_away_and_fill_the_room_are_found():
 def handed_over_after(seed, away=1, lease_seconds=1.0):
     """Lease times until all shards of a node that stops have another owner.
 
-    One master is away before and after. Its shards wait out a lease of another process, which then ends.
+    One master is unreachable before and after. Its shards wait out a lease of another process, which then
+    ends.
     """
     with simulated() as threading:
         world, queue = World(seed), QueueSpec("q", shards=24)
@@ -294,7 +295,7 @@ def owned_after(seed, outages, away, nodes=2, lease_seconds=10.0):
             checks.nodes[node.name] = node
         for at in outages:
             world.at(at, server.stop)
-            # The same process: the network was away.
+            # The same process: the network was unreachable.
             world.at(at + away, partial(setattr, server, "down", False))
         world.run(60, lambda: all(shard.owner for shard in server.shards.values()))
         world.end()

@@ -389,7 +389,7 @@ def test_a_migration_goes_on_between_living_masters():
 
 @pytest.mark.full
 def test_no_migration_begins_while_a_master_is_away():
-    """It had begun, though the error said that the master is away, and nothing else."""
+    """It had begun, though the error said that the master is unreachable, and nothing else."""
     with running_cluster() as cluster:
         store = opened(cluster)
         store.push(QUEUE, jobs(10))

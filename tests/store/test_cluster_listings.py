@@ -1,4 +1,4 @@
-"""Listings of a queue, and actions on what they list, while one master of a cluster is away."""
+"""Listings of a queue, and actions on what they list, while one master of a cluster is unreachable."""
 
 from __future__ import annotations
 

@@ -428,7 +428,9 @@ def test_a_migration_that_may_take_another_one_back_is_not_taken_back(store, cli
 
 
 def test_a_queue_is_registered_as_its_retired_shards_say(store, client):
-    """A failover took its own key back to before its migration, and the master of the other shard is away."""
+    """A failover took its own key back to before its migration, and the master of the other shard is
+    unreachable.
+    """
     store.push(replace(ONE, shards=4), [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     before = client.dump(queue_key(NAME))
     resharded(store, replace(ONE, shards=4), 1)
@@ -440,7 +442,7 @@ def test_a_queue_is_registered_as_its_retired_shards_say(store, client):
 
 
 class WithoutFirst:
-    """A client for which the master of the first shard is away."""
+    """A client for which the master of the first shard is unreachable."""
 
     def __init__(self, client):
         self._client = client
@@ -449,7 +451,7 @@ class WithoutFirst:
         return getattr(self._client, name)
 
     def readable_here(self, commands):
-        away = StoreUnavailable("its master is away")
+        away = StoreUnavailable("its master is unreachable")
         found = self._client.readable_here(commands)
         return [
             away if command[1] == key("meta") else reply

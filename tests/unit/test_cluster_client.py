@@ -243,7 +243,7 @@ def test_the_outage_of_a_master_is_logged_once_and_its_end(cluster, client, capl
     results(client, A, B)
     host, port = node.address
     away, back = [record.getMessage() for record in caplog.records]
-    assert away.startswith(f"Redis {host}:{port} is away: ")
+    assert away.startswith(f"Redis {host}:{port} is unreachable: ")
     assert away.endswith(" Its shards wait.")
     assert back.startswith(f"Redis {host}:{port} is back after ")
 

@@ -22,7 +22,7 @@ cluster, make_client, client = others.cluster, others.make_client, others.client
 
 
 def first_words(caplog):
-    return [re.sub(r".*(is away|is back|was replaced).*", r"\1", text) for text in caplog.messages]
+    return [re.sub(r".*(is unreachable|is back|was replaced).*", r"\1", text) for text in caplog.messages]
 
 
 def test_an_answer_from_before_an_outage_does_not_end_it(cluster, client, caplog):
@@ -40,7 +40,7 @@ def test_an_answer_from_before_an_outage_does_not_end_it(cluster, client, caplog
         noted.set()
         assert found.result() == [1, 1]
     assert set(client.cluster.outages.away) == {first.address}
-    assert first_words(caplog) == ["is away"]
+    assert first_words(caplog) == ["is unreachable"]
 
 
 def test_a_timeout_from_before_the_end_of_an_outage_begins_no_other_one(cluster, client, caplog):
@@ -54,7 +54,7 @@ def test_a_timeout_from_before_the_end_of_an_outage_begins_no_other_one(cluster,
     outages.lost(node.address, exceptions.TimeoutError("late"), before, slots)
     assert not outages.away
     assert not outages.silent
-    assert first_words(caplog) == ["is away", "is back"]
+    assert first_words(caplog) == ["is unreachable", "is back"]
 
 
 def test_a_master_that_serves_no_slot_yet_is_not_back(cluster, client, caplog):
@@ -65,10 +65,10 @@ def test_a_master_that_serves_no_slot_yet_is_not_back(cluster, client, caplog):
     results(client, A)
     node.answer = lambda words: b"-CLUSTERDOWN The cluster is down\r\n"
     results(client, A, B)
-    assert first_words(caplog) == ["is away"]
+    assert first_words(caplog) == ["is unreachable"]
     node.answer = lambda words: number(1)
     results(client, A)
-    assert first_words(caplog) == ["is away", "is back"]
+    assert first_words(caplog) == ["is unreachable", "is back"]
 
 
 def test_an_outage_lasts_from_the_first_command_that_was_not_answered(cluster, make_client, caplog):
@@ -93,7 +93,7 @@ def test_the_maps_of_a_process_log_an_outage_once(cluster, make_client, caplog):
     node.answer = lambda words: number(1)
     for client in clients:
         assert results(client, A) == [1]
-    assert first_words(caplog) == ["is away", "is back"]
+    assert first_words(caplog) == ["is unreachable", "is back"]
 
 
 def test_who_took_the_slots_of_a_master_is_named(cluster, make_client, monkeypatch, caplog):
@@ -118,7 +118,7 @@ def test_who_took_the_slots_of_a_master_is_named(cluster, make_client, monkeypat
     cluster.maps = {0: (0, 5460), 1: (5461, 10922), 2: (10923, 16383)}
     client.cluster.refresh()
     eventually(lambda: client.cluster.slots()[slot_of(A)] == gone.address)
-    eventually(lambda: results(client, A) and first_words(caplog)[2:] == ["is away"])
+    eventually(lambda: results(client, A) and first_words(caplog)[2:] == ["is unreachable"])
 
 
 @pytest.fixture(autouse=True)

@@ -60,7 +60,7 @@ NOREPLICAS = b"NOREPLICAS Not enough good replicas to write."
         (
             b"CLUSTERDOWN The cluster is down",
             "refuses all commands: CLUSTERDOWN The cluster is down (a slot has no master, and "
-            "cluster-require-full-coverage is yes, or most masters are away).",
+            "cluster-require-full-coverage is yes, or most masters are unreachable).",
             "",
             "all commands",
         ),

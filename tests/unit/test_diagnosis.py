@@ -32,7 +32,7 @@ def run(*ids, shard=SHARD, count=None, seconds=38.0, **options):
 
 
 UNHEARD = Owner("x@host", HOUR_AGO, alive=None)
-NO_REPORTS = "The master with the reports of nodes is away: who is alive and what runs is unknown."
+NO_REPORTS = "The master with the reports of nodes is unreachable: who is alive and what runs is unknown."
 DUE = Waiting(NOW - 5)
 BEHIND = Waiting(NOW - 5, ahead=3)
 LATER = Waiting(NOW + 11520, retry_count=3, error="Traceback:\n  File\nValueError: no stock\n")
@@ -263,21 +263,21 @@ ANSWERS = {
         ["due", "dead"],
         f"It is due, and about to be claimed by {X}. Older payloads of it have been in the morgue {AGO}.",
     ),
-    "due, and the reports are away": (
+    "due, and the reports are unreachable": (
         {"waiting": DUE, "owner": UNHEARD, "missing": (Missing.REPORTS,)},
         ["due", "unknown"],
         f"It is due, and shard 7 belongs to node x@host. {NO_REPORTS}",
     ),
-    "claimed, and the reports are away": (
+    "claimed, and the reports are unreachable": (
         {"claimed": True, "owner": UNHEARD, "missing": (Missing.REPORTS,)},
         ["claimed", "unknown"],
         f"It is claimed by node x@host. {NO_REPORTS}",
     ),
-    "behind others, and all else is away": (
+    "behind others, and all else is unreachable": (
         {"waiting": BEHIND, "owner": UNHEARD, "missing": tuple(Missing)},
         ["behind", "unknown", "unknown"],
         f"It waits behind 3 due jobs of shard 7, owned by node x@host. {NO_REPORTS} "
-        "The master with the queue's own keys is away: the use of its rate limit is unknown.",
+        "The master with the queue's own keys is unreachable: the use of its rate limit is unknown.",
     ),
 }
 

@@ -184,7 +184,7 @@ class TestRevokedCalls:
         save.store_errors_even_if_ignored = True
 
         def refuse(*args, **kwargs):
-            raise OSError("the backend is away")
+            raise OSError("the backend is unreachable")
 
         with monkeypatch.context() as patch:
             patch.setattr(save.backend, "mark_as_revoked", refuse)

@@ -357,7 +357,7 @@ class TestOutage:
 
 
 def test_the_waker_may_lose_its_subscription_while_it_is_stopped():
-    """Between the look at the subscription and its closing: Redis went away just then."""
+    """Between the look at the subscription and its closing: Redis became unreachable just then."""
     store = FakeStore()
     looks = iter([store, None])
 

@@ -106,7 +106,7 @@ class Watcher:
 
     def _beat(self, queues, lanes):
         if self._beats is None:
-            raise StoreUnavailable("all masters are away")
+            raise StoreUnavailable("all masters are unreachable")
         found = [self._beats.get(queue) for queue in queues]
         return SimpleNamespace(
             members=[None if turn is None else {"me": (2, 1), "other": (2, turn)} for turn in found],
@@ -137,7 +137,7 @@ def test_no_shard_is_left_to_a_node_that_is_silent():
 
 
 def test_a_node_is_not_silent_where_its_heartbeats_are_not_read():
-    """The master with those of queue b is away. Each node would take the shares of all others."""
+    """The master with those of queue b is unreachable. Each node would take the shares of all others."""
     watcher = Watcher("a", "b")
     assert [watcher.quota(0.0, a=1, b=1), watcher.quota(2.0, a=2, b=2)] == [8, 4]
     assert [watcher.quota(float(turn), a=turn) for turn in (4, 6, 8)] == [4, 4, 4]
@@ -333,7 +333,9 @@ def test_a_shard_that_is_lost_while_it_is_given_away_is_just_gone(step):
 
 
 def test_a_shard_whose_lease_was_not_renewed_is_released_later(monkeypatch):
-    """Its master is away. A release without an answer would keep the node from trusting its replica."""
+    """Its master is unreachable. A release without an answer would keep the node from trusting its
+    replica.
+    """
     node, _, table, rebalancing = an_owner()
     for shard in SHARDS:
         table.add(OwnedShard(Q, Lease(shard, "me", 1), 60.0, time.monotonic()))
@@ -345,7 +347,7 @@ def test_a_shard_whose_lease_was_not_renewed_is_released_later(monkeypatch):
     assert released == [*SHARDS[1:], SHARDS[0]]
 
 
-@pytest.mark.parametrize("away", [False, True], ids=["", "of a master that is away"])
+@pytest.mark.parametrize("away", [False, True], ids=["", "of a master that is unreachable"])
 def test_a_surplus_shard_is_served_until_its_turn_to_be_released(away, monkeypatch):
     """A release may wait for a master, and the shards after it must not."""
     node, ownership, table, rebalancing = an_owner()

@@ -55,7 +55,7 @@ def test_an_older_lease_is_no_other_owner(one, caplog):
 
 
 def test_leases_that_no_other_node_has_did_not_change_hands(one, caplog):
-    """It was said of a single worker, after its master was away for longer than a lease."""
+    """It was said of a single worker, after its master was unreachable for longer than a lease."""
     with one.store.lock:
         state = one.store.leases[SHARDS[1]]
         one.store.leases[SHARDS[1]] = LeaseState("", state.epoch, state.counter + 1)

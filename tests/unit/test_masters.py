@@ -1,4 +1,4 @@
-"""One master of a cluster is away: its shards wait, and those of the others go on."""
+"""One master of a cluster is unreachable: its shards wait, and those of the others go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, Q
 from tests.waiting import eventually
 
-AWAY = StoreUnavailable("Redis is not available: its master is away")
+AWAY = StoreUnavailable("Redis is not available: its master is unreachable")
 HERE, THERE = SHARDS[1], SHARDS[0]
 
 
@@ -269,7 +269,7 @@ def test_a_node_that_stops_while_the_queues_own_master_is_away_releases_its_shar
 
 
 def test_a_dead_node_that_cannot_be_forgotten_yet_ends_no_turn(node):
-    """The master with the queue's heartbeats went away in between: shards are shared on."""
+    """The master with the queue's heartbeats became unreachable in between: shards are shared on."""
     store, asked = Masters(), []
     store.members[Q.name] = {"dead": (2, 1)}
 
@@ -286,7 +286,7 @@ def test_a_dead_node_that_cannot_be_forgotten_yet_ends_no_turn(node):
 
 
 def test_what_was_seen_of_other_masters_is_not_doubted(node):
-    """A shard that waits out its owner's silence waits on while another master is away."""
+    """A shard that waits out its owner's silence waits on while another master is unreachable."""
     store = Masters()
     for shard in SHARDS[:2]:
         store.leases[shard] = LeaseState("dead", 1, 1)

@@ -31,7 +31,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.messages import SendingTimes, StoreProducer, retry_intervals
 from celery_lowkiq.store.push import Pusher
 
-# Calls while Redis is away raise what any call of Celery's raises, by the call's retry policy.
+# Calls while Redis is unreachable raise what any call of Celery's raises, by the call's retry policy.
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_runs_that_are_overdue_are_counted_by_queue(collector):
     assert read(collector, looks)["lowkiq_runs_overdue"] == 2
     looks.nodes = ()
     assert read(collector, looks)["lowkiq_runs_overdue"] == 0
-    # On a cluster, the master with the reports of nodes is away.
+    # On a cluster, the master with the reports of nodes is unreachable.
     looks.nodes = None
     assert "lowkiq_runs_overdue" not in read(collector, looks)
 

@@ -57,7 +57,7 @@ def moved():
 
 
 def test_a_queue_whose_master_is_away_stops_no_other(moved):
-    away, other = FakeMover(*[StoreUnavailable("its master is away")] * 5), FakeMover()
+    away, other = FakeMover(*[StoreUnavailable("its master is unreachable")] * 5), FakeMover()
     turns = []
     turn, other.turn = other.turn, lambda: (turns.append(away.turns), turn())[1]
     moved(away=away, other=other)

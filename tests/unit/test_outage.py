@@ -1,4 +1,4 @@
-"""What threads know of a Redis that is away, and how long they wait between attempts."""
+"""What threads know of a Redis that is unreachable, and how long they wait between attempts."""
 
 from __future__ import annotations
 

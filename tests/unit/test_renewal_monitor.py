@@ -35,7 +35,7 @@ def test_some_slow_renewals_are_no_slow_redis(caplog):
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_node_whose_renewals_are_slow_says_so(caplog, answers):
-    """It served nothing, and said nothing. A timeout of a master that is away is no slow renewal."""
+    """It served nothing, and said nothing. A timeout of a master that is unreachable is no slow renewal."""
     caplog.set_level(logging.WARNING)
     node = Node(lease_seconds=0.5)
     renew, late, turns = node.store.renew, threading.Event(), []

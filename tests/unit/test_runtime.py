@@ -116,7 +116,7 @@ def test_a_subscription_that_another_master_carries_on_is_no_outage(node, caplog
     def lose(after):
         if len(lost) < 3:
             lost.append(1)
-            raise SubscriptionLost("Redis is not available: the master of the subscription is away")
+            raise SubscriptionLost("Redis is not available: the master of the subscription is unreachable")
 
     one.store.fail["wait_pushed"] = lose
     eventually(lambda: len(lost) == 3)

@@ -172,7 +172,7 @@ class TestWatch:
         assert watch.may_take(now=100.5, lease_seconds=10)
 
     def test_x_an_outage_begins_the_wait_for_an_owner_anew_and_no_other(self):
-        """X: nobody can renew a lease without an owner; an owner could not while Redis was away."""
+        """X: nobody can renew a lease without an owner; an owner could not while Redis was unreachable."""
         owned = self.start.observed(self.alive, now=100.0).doubted().observed(self.alive, now=109.0)
         assert owned.waits_until(10) is None
         assert not owned.may_take(now=111.0, lease_seconds=10)

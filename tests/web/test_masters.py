@@ -19,10 +19,10 @@ from celery_lowkiq.store.keys import AUDIT_KEY, queue_key, reports_key, shard_ke
 from tests.clusters import running_cluster
 from tests.waiting import eventually
 
-#: What is said when the master with the queue's own keys, or with the reports of nodes, is away.
+#: What is said when the master with the queue's own keys, or with the reports of nodes, is unreachable.
 UNKNOWN = (
-    "The master with the queue's own keys is away: the use of its rate limit is unknown.",
-    "The master with the reports of nodes is away: who is alive and what runs is unknown.",
+    "The master with the queue's own keys is unreachable: the use of its rate limit is unknown.",
+    "The master with the reports of nodes is unreachable: who is alive and what runs is unknown.",
 )
 
 
@@ -145,7 +145,7 @@ def _knows(cluster, number, master):
 def test_what_living_masters_know_is_shown_and_what_is_missing_is_named(
     settings, visit, app, of_what, frozen
 ):
-    """Also while the master with the queue's own keys, or with the reports of nodes, is away."""
+    """Also while the master with the queue's own keys, or with the reports of nodes, is unreachable."""
     with running_cluster() as cluster:
         app.conf.lowkiq_url = cluster.url
         browser, record = visit(), app.tasks["record"]
@@ -186,7 +186,7 @@ def check_listings(app, browser, record, homes, gone, cluster):
     here = {str(n) for n in range(120) if homes[queue.shard_of(str(n))] != gone}
     lost = ranges(index for index, home in enumerate(homes) if home == gone)
     address = "{}:{}".format(*cluster.addresses[gone])
-    away, sentence = {address: f"{name}/{lost}"}, f"{address} was away: this lacks {name}/{lost}."
+    away, sentence = {address: f"{name}/{lost}"}, f"{address} was unreachable: this lacks {name}/{lost}."
 
     page = queue.jobs("perform_in", limit=1000)
     assert ({job.id for job in page.items}, page.away) == (here, away)
@@ -200,13 +200,13 @@ def check_listings(app, browser, record, homes, gone, cluster):
     for listed in ("jobs", "retries", "morgue", "processing", "paused", "held", "shards"):
         shown = browser.get("/queue", params={"queue": name, "list": listed})
         assert shown.status_code == 200
-        assert f"{address} is away: nothing here counts {name}/{lost}" in shown.text
+        assert f"{address} is unreachable: nothing here counts {name}/{lost}" in shown.text
         assert (sentence in shown.text) == (listed != "shards")
     assert sentence in browser.get("/failures", params={"queue": name, "error": "*"}).text
     here_id, lost_id = min(here), next(str(n) for n in range(120) if str(n) not in here)
     assert record.ordered_queue.job(here_id).waiting
     search = browser.get("/search", params={"id": lost_id}).text
-    assert f"{address} was away: this lacks" in search
+    assert f"{address} was unreachable: this lacks" in search
     assert f"{name}/{queue.shard_of(lost_id)}" in search
 
     for command, words in ((jobs, ["--limit", "0"]), (morgue, []), (paused, []), (held, []), (failures, [])):
@@ -218,7 +218,7 @@ def check_listings(app, browser, record, homes, gone, cluster):
     )
     assert shown.exit_code == 1
     assert shown.stdout == f"made due 0 waiting jobs of queue {name}\n"
-    assert f"shards were left out: {name}/{queue.shard_of(lost_id)} ({address} is away)" in str(
+    assert f"shards were left out: {name}/{queue.shard_of(lost_id)} ({address} is unreachable)" in str(
         shown.exception
     )
     asked = {"action": "run_now_all", "queue": name, "wait": 5}
@@ -227,7 +227,7 @@ def check_listings(app, browser, record, homes, gone, cluster):
 
 
 def check_job(app, browser, record, homes, gone, owners):
-    """Why an id does not run, and its page: other masters than that of its shard may be away."""
+    """Why an id does not run, and its page: other masters than that of its shard may be unreachable."""
     name, queue = record.queue_spec.name, record.ordered_queue
     job_id = next(str(n) for n in range(120) if homes[queue.shard_of(str(n))] != gone)
     missing = [what for what, owner in zip(UNKNOWN, owners, strict=False) if owner == gone]
@@ -244,7 +244,7 @@ def check_job(app, browser, record, homes, gone, owners):
         200,
         [True] * len(missing),
     )
-    assert ("The master with the audit log is away" in page.text) == (owners[2] == gone)
+    assert ("The master with the audit log is unreachable" in page.text) == (owners[2] == gone)
 
 
 def check_missing(app, browser, record, before, homes, gone, cluster):
@@ -270,13 +270,13 @@ def check_missing(app, browser, record, before, homes, gone, cluster):
     assert (of_lowkiq["length"], of_lowkiq["missing"]) == (known, len(lost))
     page = browser.get("/")
     assert page.status_code == 200
-    assert f"{address} is away: nothing here counts {shards}" in page.text
+    assert f"{address} is unreachable: nothing here counts {shards}" in page.text
     assert f"{len(lost)} of {len(homes)} shards missing" in page.text
 
     shown = CliRunner().invoke(stats_command, [name], obj=Context(app))
     assert shown.exit_code == 1
     assert f"{len(lost)} of {len(homes)} shards away" in shown.stdout
-    assert f"{address} is away: nothing here counts {shards}" in shown.stderr
+    assert f"{address} is unreachable: nothing here counts {shards}" in shown.stderr
     of_shards = CliRunner().invoke(stats_command, [name, "--shards", "--json"], obj=Context(app))
     (listed,) = json.loads(of_shards.stdout)["queues"]
     assert {one["index"] for one in listed["shards"] if one["away"] == address} == {*lost}

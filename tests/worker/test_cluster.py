@@ -70,7 +70,7 @@ def test_shards_of_living_masters_go_on_while_one_is_dead(
             record.delay(living[n], n)
             ends = ledger.wait_for("end", 61 + n)
             waits.append(max(0.0, ends[-1]["at"] - began))
-        # A frozen one is away after a timeout, in which all jobs may end.
+        # A frozen one is unreachable after a timeout, in which all jobs may end.
         eventually(lambda: "Its shards wait." in worker.logs(), NOTICED_WITHIN)
         (cluster.thaw if frozen else cluster.restart)(dead)
         eventually(lambda: _called(record, lost))

@@ -39,7 +39,7 @@ def site(payloads_by_id):
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO runs VALUES (%s, %s)", [payloads[-1], left_over])
     if payloads[-1] == "breaks":
-        # As a server that went away does: what is left cannot be used any more.
+        # As a server that became unreachable does: what is left cannot be used any more.
         connection.connection.close()
     if payloads[-1] == "fails":
         raise ValueError("after the query")

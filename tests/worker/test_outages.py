@@ -1,4 +1,6 @@
-"""R12: however a Redis is away, a node goes on when it is back, says so twice, loses and doubles nothing."""
+"""R12: however a Redis is unreachable, a node goes on when it is back, says so twice, loses and doubles
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -317,7 +317,7 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 def _picture(step: Any, state: Any) -> dict[str, Any]:
-    """Lanes are shown also when Redis is away, and queues beside one that is damaged."""
+    """Lanes are shown also when Redis is unreachable, and queues beside one that is damaged."""
     served = step.served
     queues = _answer(lambda: plain(Inspector(state.app).overview_json(served)))
     return {**step.snapshot(), "overview": queues}
