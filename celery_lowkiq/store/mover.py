@@ -684,10 +684,8 @@ class Mover:
                 imports.append(shards.import_jobs(migration, export, number, data))
         # A source that a failover takes back to before an export would send the same payloads again, and one
         # that it takes back to before the end of a run would run that again beside others of the id.
-        told = (
-            export.source for export, reply in zip(exports, replies, strict=False) if _has_reported(reply)
-        )
-        self._confirm(told, servers)
+        answers = zip(exports, replies, strict=False)
+        self._confirm((each.source for each, reply in answers if _has_reported(reply)), servers)
         received = shards.send_here([*imports, *answered])
         if STALE in received:
             # A failover has lost the end of a transfer, and the phase after it, in which shards were sealed.
