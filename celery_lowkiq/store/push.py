@@ -18,7 +18,7 @@ from celery_lowkiq.store.call_records import digest, orphaned_records
 from celery_lowkiq.store.claims import errors_differ
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
-from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType
+from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType, reads_replies
 from celery_lowkiq.store.keys import channel, shard_keys
 from celery_lowkiq.store.records import id_bytes, number_text
 from celery_lowkiq.store.registry import ContinueMigration, Registry
@@ -312,6 +312,7 @@ class DroppedCallReporter:
 # Pushes jobs to their shards, and repeats what was refused or may be lost.
 
 
+@reads_replies
 class Pusher:
     """Pushes to one store."""
 
