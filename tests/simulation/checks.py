@@ -189,7 +189,7 @@ class Checks:
     def look_at_released(self) -> None:
         """I7: a shard that was released waits for no lease time while a node with room for it lives."""
         now = self._world.now
-        calm = not self.lossy and not self.server.down and not self.server.silent
+        calm = not self.lossy and not self.server.down and not self.server.unresponsive
         for shard, hand_over in list(self._released.items()):
             if not self._is_free(shard, hand_over):
                 del self._released[shard]

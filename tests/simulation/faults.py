@@ -121,7 +121,7 @@ class Faults:
 
     def silence(self) -> None:
         """Redis hangs, or the network around it: it is the same process afterwards."""
-        if not (self.server.down or self.server.silent):
+        if not (self.server.down or self.server.unresponsive):
             seconds = self.world.random.uniform(0.1, 2.5) * LEASE
             self.world.note(f"Redis is silent for {seconds:.3f}")
             self.server.be_silent(seconds)

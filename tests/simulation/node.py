@@ -116,7 +116,7 @@ class Network:
         me().park(self.world.random.random() * self.delay)
         if self.server.down:
             raise StoreUnavailable("connection refused")
-        if me().machine in self.cut or self.server.silent:
+        if me().machine in self.cut or self.server.unresponsive:
             self._give_up()
         return self.server.starts
 
