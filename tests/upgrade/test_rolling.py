@@ -74,7 +74,7 @@ class Fleet:
         return [line for line in found if line["event"] == event]
 
     def wait_for_runs_of(self, process: subprocess.Popen[str]) -> None:
-        eventually(lambda: any(run["pid"] == process.pid for run in self.lines("run")), 60)
+        eventually(lambda: any(run["pid"] == process.pid for run in self.lines("run")))
 
     def end(self) -> None:
         for process in self._processes:
