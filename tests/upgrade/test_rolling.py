@@ -74,7 +74,8 @@ class Fleet:
         return [line for line in found if line["event"] == event]
 
     def wait_for_runs_of(self, process: subprocess.Popen[str]) -> None:
-        eventually(lambda: any(run["pid"] == process.pid for run in self.lines("run")))
+        """Wait for a run, also of a process that starts on a machine that callers and workers keep busy."""
+        eventually(lambda: any(run["pid"] == process.pid for run in self.lines("run")), 180)
 
     def end(self) -> None:
         for process in self._processes:
