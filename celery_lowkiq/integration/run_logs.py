@@ -30,8 +30,6 @@ from celery_lowkiq.rules.text import escaped, moment, shortened
 #: Celery's logger of how runs end.
 logger: logging.Logger = logging.getLogger("celery.app.trace")
 
-#: ``lowkiq_log_failures``.
-FIRST, ALL, DEATH = "first", "all", "death"
 #: Maximum number of lines, and of tracebacks of different errors, for one run.
 MOST_JOBS, MOST_TRACEBACKS = 100, 5
 #: Maximum length of an error in a line.
@@ -42,17 +40,17 @@ _RETRIED = "Task %(name)s[%(id)s] failed, retry %(retry)d at %(next)s: %(exc)s" 
 _DIED = "Task %(name)s[%(id)s] died, its payload is in the morgue: %(exc)s" + _ABOUT
 
 
-def is_logged(failure: JobDecision, which: str) -> bool:
-    """Whether the failure has a line; ``which`` is ``lowkiq_log_failures``."""
-    return failure.dies or not (which == DEATH or failure.is_requested)
+def is_logged(failure: JobDecision) -> bool:
+    """Whether the failure has a line."""
+    return failure.dies or not failure.is_requested
 
 
 def log_failures(run: Run) -> None:
     """Log the failures of a run: deaths at ERROR, others at WARNING, and errors that the task ``throws`` at
     INFO, without a traceback.
     """
-    which, expected = run.settings.log_failures, tuple(run.task.throws or ())
-    found = [failure for failure in run.decision.failures if is_logged(failure, which)]
+    expected = tuple(run.task.throws or ())
+    found = [failure for failure in run.decision.failures if is_logged(failure)]
     found.sort(key=lambda failure: not failure.dies)
     shown: set[str] = set()
     for failure in found[:MOST_JOBS]:
@@ -61,7 +59,7 @@ def log_failures(run: Run) -> None:
         if not logger.isEnabledFor(level):
             continue
         line, context = _DIED if failure.dies else _RETRIED, _context(run, failure)
-        is_new = not is_expected and (failure.dies or which == ALL or failure.job.retry_count < 0)
+        is_new = not is_expected and (failure.dies or failure.job.retry_count < 0)
         traceback = failure.text.traceback if is_new else ""
         if traceback and traceback not in shown and len(shown) < MOST_TRACEBACKS:
             shown.add(traceback)
@@ -149,7 +147,7 @@ class BatchFilter(logging.Filter):
 
 def _has_lines(run: Any) -> bool:
     failures = run.decision.failures
-    return bool(failures) and all(is_logged(failure, run.settings.log_failures) for failure in failures)
+    return bool(failures) and all(map(is_logged, failures))
 
 
 def _as_detail(record: logging.LogRecord) -> bool:

@@ -262,7 +262,6 @@ Exclusion = Literal["cooperative", "strict"]
 PushDurability = Literal["fast", "replicated", "fsynced"]
 MessageScore = Literal["arrival", "sent"]
 Reshard = Literal["manual", "auto"]
-LogFailures = Literal["first", "all", "death"]
 RunIn = Literal["thread", "process"]
 
 SCHEDULERS: dict[str, Any] = {"lag": claims.lag, "seq": claims.seq, "weighted": claims.weighted}
@@ -483,13 +482,6 @@ class Settings(WebSettings):
         "Names of secrets: the value of a key that contains one, whatever the case, is "
         "[masked](permissions.md#masked-values) on pages, in the API, in logs, events and stored errors. "
         "`()`: nothing is.",
-    )
-    log_failures: LogFailures = setting(
-        "first",
-        one_of(LogFailures),
-        "Which failed runs the worker [logs with their traceback](operations.md#failures-in-the-log). "
-        '`"first"`: the first failure of a job and its death. `"all"`: each one. `"death"`: only the death; '
-        "other failures are logged at most as INFO.",
     )
     metrics_port: int | None = setting(
         None,
