@@ -108,12 +108,11 @@ class Inspector:
     Every method may raise StoreError, and ConfigurationError for invalid settings of the app.
     """
 
-    def __init__(self, app: Celery, raw: bool = False, masked: bool = False, decoded: bool = False) -> None:
-        """``raw``, ``decoded``, ``masked``: as of a queue."""
+    def __init__(self, app: Celery, raw: bool = False, masked: bool = False) -> None:
+        """``raw``, ``masked``: as of a queue."""
         self.app = app
         self._raw = raw
         self._masked = masked
-        self._decoded = decoded
         self._reader: RedisStore | None = None
 
     def partial(self) -> Inspector:
@@ -153,7 +152,7 @@ class Inspector:
         return self._shown(self.task(name).ordered_queue)
 
     def _shown(self, queue: OrderedQueue) -> OrderedQueue:
-        queue = queue.raw(self._decoded) if self._raw else queue
+        queue = queue.raw() if self._raw else queue
         return queue.masked() if self._masked else queue
 
     def find(self, job_id: Any) -> FoundId:

@@ -490,9 +490,9 @@ class PayloadMask:
         shown = payload if text is None else replace(payload, decoded=NOT_DECODED)
         return replace(shown, value=value, cut_from=cut_from, masked=about)
 
-    def stored(self, data: bytes, decoded: Any = NOT_DECODED) -> bytes:
+    def stored(self, data: bytes) -> bytes:
         """The same of stored bytes alone."""
-        found: bytes = self(ShownPayload(data, 0.0, readable=False, decoded=decoded)).value
+        found: bytes = self(ShownPayload(data, 0.0, readable=False)).value
         return found
 
     def value(self, value: Any) -> Any:

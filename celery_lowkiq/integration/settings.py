@@ -189,12 +189,6 @@ class WebSettings:
         secret=True,
     )
     web_read_only: bool = setting(False, boolean, "Whether the dashboard refuses every change.")
-    web_unpickle: bool = setting(
-        False,
-        boolean,
-        "Whether the dashboard decodes payloads that are not JSON, as a worker would (only what "
-        "`accept_content` allows). Otherwise it shows their bytes.",
-    )
     web_times: Times = setting(
         RELATIVE,
         Validator("'relative', 'UTC' or the name of a time zone, as 'Europe/Berlin'", read_times),

@@ -89,9 +89,8 @@ def make_app(
         middleware=[Middleware(Guard, access=access, answer=_failed)],
         exception_handlers={LowkiqError: _failed, HTTPException: _failed},
     )
-    decoded = settings.web_unpickle
-    masked = Inspector(celery_app, raw=True, masked=True, decoded=decoded)
-    app.state.site = Site(celery_app, masked, Inspector(celery_app, raw=True, decoded=decoded), access)
+    masked = Inspector(celery_app, raw=True, masked=True)
+    app.state.site = Site(celery_app, masked, Inspector(celery_app, raw=True), access)
     return app
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from celery_lowkiq.integration.json_records import NOT_DECODED, ShownPayload
+from celery_lowkiq.integration.json_records import ShownPayload
 from celery_lowkiq.rules.failures import age_seconds
 from celery_lowkiq.rules.text import duration
 
@@ -70,7 +70,7 @@ def bytes_text(data: bytes) -> str:
 
 
 def payload_text(payload: ShownPayload, limit: int = MAX_TEXT) -> str:
-    """Format a payload: JSON, indented when it is long; other content decoded, or as bytes."""
+    """Format a payload: JSON, indented when it is long; other content as bytes."""
     data: bytes = payload.value
     if payload.cut_from:
         return bytes_text(_whole_characters(data[:limit]))[:limit]
@@ -96,8 +96,6 @@ class Texts:
 
 
 def _other_text(payload: ShownPayload) -> str:
-    if payload.decoded is not NOT_DECODED:
-        return repr(payload.decoded)
     text = bytes_text(payload.value)
     return f"{text}\n({payload.fault})" if payload.fault else text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -16,14 +15,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from celery_lowkiq.integration.actions import ACTIONS, FILTERS, Action, offered, offered_for_matches
-from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.audit import Change
-from celery_lowkiq.integration.codec import MARK
 from celery_lowkiq.integration.inspector import FoundId, Inspector
-from celery_lowkiq.integration.json_records import NOT_DECODED, PayloadMask, ShownJob
+from celery_lowkiq.integration.json_records import PayloadMask, ShownJob
 from celery_lowkiq.integration.queue import OrderedQueue, read_filter
 from celery_lowkiq.integration.tracking import Tracker
-from celery_lowkiq.rules.errors import InvalidCall, UndecodablePayload
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.failures import FailureFilter, job_state
 from celery_lowkiq.rules.health import by_load
 from celery_lowkiq.rules.models import Layout, ShardRef
@@ -64,7 +61,7 @@ from celery_lowkiq.web.endpoints import (
 )
 from celery_lowkiq.web.formatting import bytes_text
 from celery_lowkiq.web.render import link, page
-from celery_lowkiq.web.site import Site, queue_of, site_of
+from celery_lowkiq.web.site import queue_of, site_of
 
 # The queues as the first page shows them.
 
@@ -442,19 +439,10 @@ def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
 
     def masked(call: TrackedCall) -> TrackedCall:
         form = tasks[call.queue].call_form if call.queue in tasks else None
-        stored = PayloadMask(site.redactor, form).stored(call.payload, _decoded(site, call))
+        stored = PayloadMask(site.redactor, form).stored(call.payload)
         return replace(call, payload=stored)
 
     return group.jobs(state or None, limit, params.cursor()).map(masked)
-
-
-def _decoded(site: Site, call: TrackedCall) -> Any:
-    """The payload of a call if it is not JSON, and the dashboard may decode it."""
-    context = context_of(site.app)
-    if context.settings.web_unpickle and call.payload.startswith(MARK):
-        with suppress(UndecodablePayload):
-            return context.gate(call.queue).load_unsigned(call.payload)
-    return NOT_DECODED
 
 
 def _payload_text(call: TrackedCall) -> str:

@@ -185,11 +185,8 @@ def act(made, name):
     return count
 
 
-@pytest.mark.parametrize("unpickle", [False, True])
-def test_no_page_and_no_endpoint_decodes(planted, unpickle):
+def test_no_page_and_no_endpoint_decodes(planted):
     made, tracker = planted
-    made.conf.lowkiq_web_unpickle = unpickle
-    made.__dict__.pop("_lowkiq_context", None)
     local = {"base_url": "http://localhost:5556", "client": ("127.0.0.1", 50000)}
     browser = TestClient(make_dashboard(made), **local)
     paths = {route.path for route in _routes() if "GET" in getattr(route, "methods", ())} - {"/operation"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import json
-import pickle
 import re
 import time
 
@@ -181,20 +180,10 @@ def test_what_was_pickled_is_not_unpickled(browser, record, client, tmp_path):
     assert not (tmp_path / "trace").exists()
 
 
-def test_a_setting_lets_it_be_unpickled(app, visit, record, client, tmp_path):
-    app.conf.lowkiq_web_unpickle = True
-    data = b"\x01application/x-python-serialize\0binary\0" + pickle.dumps({"a": Trap(tmp_path / "trace")})
-    plant(client, record.ordered_queue, "1", data)
-    assert "_io.TextIOWrapper" in visit().get("/job?queue=record&id=1").text
-    assert (tmp_path / "trace").exists()
-
-
 @pytest.mark.parametrize(
     "data", [b"\xff\xfe\x00", b"\x01", b"\x01a\0b\0c", b"", b"{", b"[" * 100_000, b"1" * 5000, b"NaN"]
 )
-@pytest.mark.parametrize("unpickle", [False, True])
-def test_what_is_no_payload_is_shown_as_bytes(app, visit, record, client, data, unpickle):
-    app.conf.lowkiq_web_unpickle = unpickle
+def test_what_is_no_payload_is_shown_as_bytes(visit, record, client, data):
     plant(client, record.ordered_queue, "1", data)
     browser = visit()
     for path in ("/queue?queue=record", "/job?queue=record&id=1", "/api/v1/job?queue=record&id=1"):
