@@ -378,7 +378,9 @@ class Ownership:
         away = set()
         for gone in self._ctx.mailbox.take_gone():
             self._forget(gone)
-        renewing = [one for one in self._table.owned() if not self._ends_by_lease(one)]
+        # The lease of an overdue batch that strict exclusion is to end runs out.
+        overdue = self._overdue.leases if self._ctx.exclusion.ends_overdue else frozenset()
+        renewing = [owned for owned in self._table.owned() if owned.lease not in overdue]
         self._heartbeat.turn += 1
         sent_at = self._ctx.clock.monotonic()
         leases = [one.lease for one in renewing]
@@ -406,10 +408,6 @@ class Ownership:
         if self._table.forget(owned) and not owned.release_sent:
             self._ctx.meter.lost()
             self._losses.add(owned.shard)
-
-    def _ends_by_lease(self, owned: OwnedShard) -> bool:
-        """Whether strict exclusion is to end an overdue batch: its lease runs out."""
-        return self._ctx.exclusion.ends_overdue and owned.lease in self._overdue.leases
 
     def _update_served(self) -> None:
         to_serve = self._to_serve

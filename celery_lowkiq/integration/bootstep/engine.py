@@ -51,15 +51,6 @@ class Metrics(Meter, Protocol):
         """Stop the server."""
 
 
-class RunLimits(Protocol):
-    """Limits that the command line or settings of a worker give; None: no limit."""
-
-    time_limit: float | None
-    soft_time_limit: float | None
-    max_tasks_per_child: int | None
-    max_memory_per_child: int | None
-
-
 class LaneConsumer(Protocol):
     """What lanes and their runs need of Celery's consumer; also the sender of the signal task_received."""
 
@@ -70,8 +61,8 @@ class LaneConsumer(Protocol):
     disable_rate_limits: bool
 
     @property
-    def controller(self) -> RunLimits:
-        """The worker."""
+    def controller(self) -> Any:
+        """The worker, which has the limits of runs: ``time_limit`` and such."""
 
     def call_soon(self, p: Callable[[], None]) -> Any:
         """Call it in the main thread, which looks at ``celery.worker.state.should_stop`` then."""

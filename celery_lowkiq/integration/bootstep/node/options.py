@@ -18,7 +18,7 @@ from celery.worker import state
 
 @dataclass
 class NodeLimits:
-    """``engine.RunLimits`` of the worker."""
+    """Limits that the command line or settings of a worker give; None: no limit."""
 
     time_limit: float | None
     soft_time_limit: float | None
