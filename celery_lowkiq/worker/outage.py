@@ -33,7 +33,7 @@ def backoff(jitter: Callable[[], float] = random.random, longest: float = MAX_BA
 
 
 class OutageTracker:
-    """Knows which threads of a node Redis does not answer."""
+    """Threads of a node to which Redis does not respond, and the log lines of outages."""
 
     def __init__(self, clock: Clock, meter: Meter = NULL_METER) -> None:
         self._clock = clock
@@ -120,5 +120,5 @@ class OutageTracker:
 
 def _storm_text(unlogged: int, seconds: float) -> str:
     words = [f"{unlogged} shorter outages since the last line"] if unlogged else []
-    words += [f"away for {seconds:.1f} s so far"] if seconds >= 0.05 else []
+    words += [f"unreachable for {seconds:.1f} s so far"] if seconds >= 0.05 else []
     return f" ({', '.join(words)})" if words else ""

@@ -79,7 +79,9 @@ def test_an_outage_that_outlasts_the_storm_it_began_in_is_logged(caplog):
     for _ in range(12):
         outage.failed(StoreUnavailable("gone"))
         clock.now += 1
-    assert caplog.messages[2:] == ["gone (away for 9.0 s so far). Ordered queues wait until it is back."]
+    assert caplog.messages[2:] == [
+        "gone (unreachable for 9.0 s so far). Ordered queues wait until it is back."
+    ]
     outage.recovered()
     assert caplog.messages[3:] == ["Redis is back after 12.0 s. Ordered queues go on."]
 
@@ -95,8 +97,8 @@ def test_an_outage_that_somebody_must_mend_says_so_whatever_it_began_as(caplog):
     outage.recovered()
     assert caplog.messages == [
         "gone. Ordered queues wait until it is back.",
-        "asks (away for 1.0 s so far). Ordered queues wait until it accepts them.",
-        "denied (away for 4.0 s so far). Ordered queues wait until that is permitted.",
+        "asks (unreachable for 1.0 s so far). Ordered queues wait until it accepts them.",
+        "denied (unreachable for 4.0 s so far). Ordered queues wait until that is permitted.",
         "Redis is back after 7.0 s. Ordered queues go on.",
     ]
 
