@@ -402,10 +402,6 @@ def _payload(queue: OrderedQueue, target: Target, *, dead: bool = False) -> byte
     raise PayloadGone(f"the job {there} any more, or has no such payload any more. Nothing was changed")
 
 
-def _delete(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    return int(queue.raw().delete_payload(target.ids[0], _payload(queue, target)))
-
-
 def payload_change(queue: OrderedQueue, action: Action, target: Target) -> str:
     """What the action changes in a payload, with masks, for the audit log. Raises StoreError."""
     try:
@@ -427,81 +423,6 @@ def _new(queue: OrderedQueue, target: Target) -> Any:
             "was not shown. Read the job without masks, and edit that. Nothing was changed"
         )
     return value
-
-
-def _edit(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    new = _new(queue, target)
-    old = _payload(queue, target)
-    return int(queue.raw().edit_payload(target.ids[0], old, new))
-
-
-def _delete_dead(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    return int(queue.raw().delete_dead_payload(target.ids[0], _payload(queue, target, dead=True)))
-
-
-def _edit_dead(queue: OrderedQueue, target: Target, _: Progress | None) -> int:
-    new = _new(queue, target)
-    old = _payload(queue, target, dead=True)
-    return int(queue.raw().edit_dead_payload(target.ids[0], old, new))
-
-
-DELETIONS = (
-    Action(
-        "delete_payload",
-        PAYLOAD,
-        "Delete payload",
-        "This payload is deleted; its calls end as REVOKED. The other payloads of the job stay.",
-        call=_delete,
-    ),
-    Action(
-        "delete_dead_payload",
-        DEAD_PAYLOAD,
-        "Delete payload",
-        "This dead payload is deleted. If it was the last dead one of an id that it held, the id goes on.",
-        call=_delete_dead,
-    ),
-)
-EDITS = (
-    Action(
-        "edit_payload",
-        PAYLOAD,
-        "Save",
-        "This payload is replaced and keeps its score; the calls of the old one end as REVOKED.",
-        call=_edit,
-        parameters=(VALUE,),
-    ),
-    Action(
-        "edit_dead_payload",
-        DEAD_PAYLOAD,
-        "Save",
-        "This dead payload is replaced and keeps its score. Requeue the job to run it.",
-        call=_edit_dead,
-        parameters=(VALUE,),
-    ),
-)
-
-
-# The verb of operators that vouch for payloads whose signatures do not verify.
-
-SIGN = verb(
-    "sign",
-    "Sign dead payloads that were refused.",
-    """Sign the dead payloads of IDS (-: from stdin) of QUEUE as they are: look at them first.
-
-    `requeue` then runs them. The app needs lowkiq_signing_keys.
-    """,
-    Action(
-        "sign_dead",
-        DEAD_IDS,
-        "Sign",
-        "The payloads of these dead jobs are signed as they are: look at them first. Requeued, they run.",
-        call=lambda queue, target, progress: queue.sign_dead(target.ids, progress),
-        dangerous=True,
-        available=lambda queue: queue.is_signed,
-    ),
-    done="signed",
-    examples=("sync_order 42",),
-)
 
 
 # The actions of operators, declared once.
@@ -712,7 +633,25 @@ VERBS = (
             "All jobs that are dead now are deleted.",
             options=("morgue",),
         ),
-        *DELETIONS,
+        Action(
+            "delete_payload",
+            PAYLOAD,
+            "Delete payload",
+            "This payload is deleted; its calls end as REVOKED. The other payloads of the job stay.",
+            call=lambda queue, target, _: int(
+                queue.raw().delete_payload(target.ids[0], _payload(queue, target))
+            ),
+        ),
+        Action(
+            "delete_dead_payload",
+            DEAD_PAYLOAD,
+            "Delete payload",
+            "This dead payload is deleted. If it was the last dead one of an id that it held, the id goes "
+            "on.",
+            call=lambda queue, target, _: int(
+                queue.raw().delete_dead_payload(target.ids[0], _payload(queue, target, dead=True))
+            ),
+        ),
         dangerous=True,
         done="deleted",
         examples=(
@@ -758,12 +697,53 @@ VERBS = (
         unchanged="not held",
         examples=("sync_order 42", "sync_order --yes - < ids.txt"),
     ),
-    SIGN,
+    verb(
+        "sign",
+        "Sign dead payloads that were refused.",
+        """Sign the dead payloads of IDS (-: from stdin) of QUEUE as they are: look at them first.
+
+        `requeue` then runs them. The app needs lowkiq_signing_keys.
+        """,
+        Action(
+            "sign_dead",
+            DEAD_IDS,
+            "Sign",
+            "The payloads of these dead jobs are signed as they are: look at them first. Requeued, they run.",
+            call=lambda queue, target, progress: queue.sign_dead(target.ids, progress),
+            dangerous=True,
+            available=lambda queue: queue.is_signed,
+        ),
+        done="signed",
+        examples=("sync_order 42",),
+    ),
     verb(
         "edit",
         "Replace a payload.",
         "",
-        *EDITS,
+        Action(
+            "edit_payload",
+            PAYLOAD,
+            "Save",
+            "This payload is replaced and keeps its score; the calls of the old one end as REVOKED.",
+            call=lambda queue, target, _: int(
+                queue.raw().edit_payload(
+                    target.ids[0], value=_new(queue, target), payload=_payload(queue, target)
+                )
+            ),
+            parameters=(VALUE,),
+        ),
+        Action(
+            "edit_dead_payload",
+            DEAD_PAYLOAD,
+            "Save",
+            "This dead payload is replaced and keeps its score. Requeue the job to run it.",
+            call=lambda queue, target, _: int(
+                queue.raw().edit_dead_payload(
+                    target.ids[0], value=_new(queue, target), payload=_payload(queue, target, dead=True)
+                )
+            ),
+            parameters=(VALUE,),
+        ),
         done="replaced",
         examples=(),
     ),

@@ -49,7 +49,7 @@ class OrderedTaskMarker:
 
 
 def ordered_tasks(app: Celery) -> dict[str, Any]:
-    """Return the app's ordered tasks by queue name, sorted, so that all nodes deal shards in the same order.
+    """Find the ordered tasks of an app by queue name, sorted, so that all nodes deal shards in one order.
 
     Raises ConfigurationError when two tasks share a queue.
     """
@@ -82,11 +82,6 @@ def read_queue_name(given: str, known: Collection[str]) -> str:
     raise InvalidCall(f"queue={given[:100]!r} is invalid: expected {expected}. {advice}")
 
 
-def check_names(app: Celery) -> None:
-    """Raise ConfigurationError when two ordered tasks share a queue."""
-    ordered_tasks(app)
-
-
 def add_step(app: Celery, queue: str) -> None:
     """Add the bootstep that serves ordered queues to the app's workers.
 
@@ -104,19 +99,16 @@ def worker_options(app: Celery) -> dict[str, Any]:
     return options
 
 
+@celeryd_init.connect(weak=False)
 def _remember_options(instance: Any = None, options: Any = None, **_: Any) -> None:
-    # Celery exposes -Q and -X only by this signal.
+    # Celery exposes -Q and -X only by this signal, which it sends before it imports the bootstep.
     instance.app.__dict__[_OPTIONS] = dict(options or {})
 
 
+@import_modules.connect(weak=False)
 def _prepare_worker(sender: Any = None, **_: Any) -> None:
     # The first ordered task of an app may be registered while its worker runs.
     sender.steps["consumer"].add(BOOTSTEP)
-
-
-# The worker sends these before it imports the bootstep.
-celeryd_init.connect(_remember_options, weak=False)
-import_modules.connect(_prepare_worker, weak=False)
 
 
 # The context of a Celery app in this process: settings, codecs, and one store.

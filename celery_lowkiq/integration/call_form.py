@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from celery.utils.functional import head_from_fun
 from celery.utils.saferepr import saferepr
@@ -26,20 +26,18 @@ Header = Callable[..., tuple[Any, Any]]
 
 
 def by_id(id: Any, payload: Any = "") -> tuple[Any, Any]:  # noqa: A002 - what callers write
-    """Id and payload."""
     return id, payload
 
 
 def by_key(payload: Any) -> tuple[Any, Any]:
-    """No id yet, and the payload."""
     return None, payload
 
 
 def header_for(name: str, keyed: bool) -> Header:
-    """Celery's argument check of a task, which returns id and payload, or raises TypeError.
+    """Make Celery's argument check of a task, which returns id and payload, or raises TypeError.
 
-    It is a partial: Celery runs an errback whose check takes two arguments here and now, outside of any
-    queue, unless it is one.
+    The check is a partial: Celery runs an errback whose check takes two arguments here and now, outside of
+    any queue, unless it is a partial.
     """
     plain: Header = _named(by_key if keyed else by_id, name)
 
@@ -57,7 +55,7 @@ def header_for(name: str, keyed: bool) -> Header:
 
 
 def check_arguments(args: Any, kwargs: Any) -> None:
-    """Raises TypeError unless they are what Celery takes: a list or tuple, a mapping, or None.
+    """Raise TypeError unless they are what Celery takes: a list or tuple, a mapping, or None.
 
     Python itself takes a text as a list of letters.
     """
@@ -101,8 +99,8 @@ class IdFinder:
     def __init__(
         self, by: By, parameters: Sequence[inspect.Parameter], hidden: Sequence[inspect.Parameter] | None
     ) -> None:
-        """``parameters``: those that callers fill. ``hidden``: those of the function behind a decorator,
-        which may fill some itself. Raises ConfigurationError when ``by`` names no argument.
+        """``parameters``: filled by callers. ``hidden``: parameters of the function behind a decorator, which
+        may fill some itself. Raises ConfigurationError when ``by`` names no argument.
         """
         self._by = by
         self.signature: inspect.Signature = inspect.Signature(parameters)
@@ -234,73 +232,29 @@ class Arguments(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-class CallForm(Protocol):
-    """What the function of a task takes, for its calls and its runs."""
-
-    #: Celery's check of the arguments of a call.
-    header: Callable[..., Any]
-    #: Whether equal calls are one payload.
-    merges: bool
-    #: Whether a payload may have a time of its own.
-    has_times: bool
-    #: Names of the arguments by position; the last one is that of all further ones.
-    parameters: tuple[str, ...]
-
-    def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
-        """Id and payload of a call. ``typing``: whether arguments are checked against the signature.
-
-        Raises TypeError for wrong arguments, and InvalidCall.
-        """
-
-    def timed(self, entry: Entry, now: float) -> Entry:
-        """The call, whose payload says when it may run if a job cannot. ``now``: Unix time in s."""
-
-    def of_signature(self, args: Any, kwargs: Any) -> Arguments:
-        """The arguments that a signature keeps. Raises TypeError for too many."""
-
-    def of_run(self, payloads_by_id: PayloadsById) -> Arguments:
-        """The arguments of the function for these payloads."""
-
-    def to_payloads(self, arguments: Arguments, task_id: str) -> PayloadsById:
-        """The payloads that a run with these arguments has."""
-
-    def shown(self, arguments: Arguments, small: bool) -> str:
-        """The positional arguments in events and logs, cut short; ``small``: the payloads are."""
-
-    def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
-        """The id of the call that the payloads are; None when they do not say."""
-
-    def eta_of(self, payloads_by_id: PayloadsById, batch: Batch) -> float:
-        """Unix time (s) before which the payloads of a batch must not run; 0: now."""
-
-    def made_due(self, payload: Any, now: float) -> Any:
-        """The payload without its time; None when it may run ``now`` (Unix s). Raises UndecodablePayload."""
-
-    def fits(self, payload: Any) -> bool:
-        """Whether the function takes the arguments of a payload."""
-
-    def check_edit(self, job_id: str, payload: Any) -> None:
-        """Raises InvalidCall unless the payload may replace one of the job."""
-
-    @property
-    def check(self) -> Callable[[Any], None] | None:
-        """Raises UndecodablePayload for a payload of another form. None: any payload is one of this."""
-
-
 class BatchForm:
     """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
 
+    #: Whether equal calls are one payload.
     merges = True
+    #: Whether a payload may have a time of its own.
     has_times = False
+    #: Names of the arguments by position; the last one is that of all further ones.
     parameters: tuple[str, ...] = ()
+    #: Raises UndecodablePayload for a payload of another form; None: any payload is valid.
+    check: Callable[[Any], None] | None = None
 
     def __init__(self, name: str, key: Callable[[Any], Any] | None) -> None:
+        #: Celery's check of the arguments of a call.
         self.header: Callable[..., Any] = header_for(name, key is not None)
         self._name = name
         self._key = key
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
-        """See CallForm."""
+        """Find id and payload of a call. ``typing``: whether arguments are checked against the signature.
+
+        Raises TypeError for wrong arguments, and InvalidCall.
+        """
         if self._key is None and type(args) is tuple and len(args) == 2 and not kwargs:
             return args
         try:
@@ -316,24 +270,28 @@ class BatchForm:
         return job_id, payload
 
     def timed(self, entry: Entry, now: float) -> Entry:
-        """The time of the job is enough: its calls run together."""
+        """Give a payload the time of its call, where that of the job is not enough. ``now``: Unix s."""
         return entry
 
     def of_signature(self, args: Any, kwargs: Any) -> Arguments:
-        """By name: in a chain, the result of the task before becomes the payload."""
+        """Arguments that a signature keeps: by name, so that in a chain the result of the task before becomes
+        the payload. Raises TypeError for too many.
+        """
         return Arguments((), as_keywords(args or (), kwargs or {}, self._key is not None, self._name))
 
     def of_run(self, payloads_by_id: PayloadsById) -> Arguments:
-        """See CallForm."""
+        """Arguments of the function for these payloads."""
         return Arguments((payloads_by_id,), {})
 
     def to_payloads(self, arguments: Arguments, task_id: str) -> PayloadsById:
-        """See CallForm."""
+        """Payloads of a run with these arguments."""
         payloads_by_id: PayloadsById = arguments.args[0]
         return payloads_by_id
 
     def shown(self, arguments: Arguments, small: bool) -> str:
-        """Each id, the number of its payloads, and the payloads; small ones whole, which is faster."""
+        """Positional arguments in events and logs, cut short: each id, the number of its payloads, and the
+        payloads; ``small`` ones whole, which is faster.
+        """
         parts: list[str] = []
         left = ARGUMENTS_SHOWN
         (payloads_by_id,) = arguments.args
@@ -347,25 +305,23 @@ class BatchForm:
         return ", ".join(parts)
 
     def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
-        """None: a payload does not name its call."""
+        """Id of the call in the payloads; None when they do not name it."""
         return None
 
     def eta_of(self, payloads_by_id: PayloadsById, batch: Batch) -> float:
-        """The job was due."""
+        """Unix time (s) before which the payloads of a batch must not run; 0: now."""
         return 0.0
 
     def made_due(self, payload: Any, now: float) -> Any:
-        """The time is the job's."""
+        """Payload without its time; None when it may run ``now`` (Unix s). Raises UndecodablePayload."""
         return None
 
     def fits(self, payload: Any) -> bool:
-        """Any payload is one of the function."""
+        """Test whether the function takes the arguments of a payload."""
         return True
 
     def check_edit(self, job_id: str, payload: Any) -> None:
-        """The payload need not say which id it has."""
-
-    check = None
+        """Raise InvalidCall unless the payload may replace one of the job."""
 
 
 class SignatureForm:
@@ -397,7 +353,6 @@ class SignatureForm:
         self.header: Callable[..., Any] = header if takes_request else partial(header)
 
     def read(self, args: Any, kwargs: Any, task_id: str | None, typing: bool = True) -> tuple[Any, Any]:
-        """See CallForm."""
         check_arguments(args, kwargs)
         args, kwargs = tuple(args or ()), dict(kwargs or {})
         if typing:
@@ -408,14 +363,13 @@ class SignatureForm:
         return job_id, dict(zip(("args", "kwargs"), self.bound(args, kwargs), strict=True))
 
     def bound(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Arguments in one spelling, with defaults; as they are when they do not fit."""
+        """Write arguments in one spelling, with defaults; unchanged when they do not fit."""
         bound = self._ids.bound(args, kwargs)
         return (args, kwargs) if bound is None else (bound.args, bound.kwargs)
 
     def timed(self, entry: Entry, now: float) -> Entry:
-        """A call that meets a job which is due waits for its own time, and those behind it with it. One that
-        merges has the time of the job.
-        """
+        # A call that meets a job which is due waits for its own time, and the calls behind it with it. A call
+        # that merges has the time of the job.
         if self.merges or (entry.perform_in is None and entry.delay is None):
             return entry
         if entry.delay is None:
@@ -428,36 +382,30 @@ class SignatureForm:
         return entry._replace(payload={**entry.payload, **time})
 
     def of_signature(self, args: Any, kwargs: Any) -> Arguments:
-        """As those of any task of Celery's."""
         return Arguments(args, kwargs)
 
     def of_run(self, payloads_by_id: PayloadsById) -> Arguments:
-        """Those of the only payload; none when it cannot run."""
+        # No arguments when the payload cannot run.
         call = _only(payloads_by_id)
         return Arguments(tuple(call.get("args", ())), call.get("kwargs", {}))
 
     def to_payloads(self, arguments: Arguments, task_id: str) -> PayloadsById:
-        """See CallForm."""
         job_id, payload = self.read(*arguments, task_id)
         return {read_id(job_id): [payload]}
 
     def shown(self, arguments: Arguments, small: bool) -> str:
-        """As those of any task of Celery's."""
         return saferepr(arguments.args, ARGUMENTS_SHOWN)
 
     def task_id_of(self, payloads_by_id: PayloadsById) -> str | None:
-        """See CallForm."""
         return _only(payloads_by_id).get("task_id")
 
     def eta_of(self, payloads_by_id: PayloadsById, batch: Batch) -> float:
-        """See CallForm."""
         call = _only(payloads_by_id)
         if "countdown" in call:
             return float(batch.jobs[0].payloads[0].score + call["countdown"]) - SCORE_SLACK
         return float(call.get("eta", 0.0))
 
     def check(self, payload: Any) -> None:
-        """See CallForm."""
         if not (
             isinstance(payload, Mapping)
             and isinstance(payload.get("args"), (list, tuple))
@@ -471,14 +419,13 @@ class SignatureForm:
             )
 
     def made_due(self, payload: Any, now: float) -> Any:
-        """See CallForm."""
         self.check(payload)
         if "countdown" not in payload and payload.get("eta", 0.0) <= now:
             return None
         return {name: value for name, value in payload.items() if name not in TIMES}
 
     def check_edit(self, job_id: str, payload: Any) -> None:
-        """The payload must be a call of this id: under another one it would run beside that id's calls."""
+        # The payload must be a call of this id: under another id it would run beside the calls of that id.
         try:
             self.check(payload)
             found, _ = self.read(payload["args"], payload["kwargs"], None)
@@ -490,7 +437,7 @@ class SignatureForm:
             raise InvalidCall(invalid("id", found, expected, fix))
 
     def with_arguments(self, job_id: str, payload: Any, args: Any, kwargs: Any) -> Any:
-        """An argument that changes from keyword to position, or back, replaces the one of its name."""
+        """Replace arguments of a call; an argument given by position replaces the keyword of its name."""
         signature = self._ids.signature
         bound = signature.bind_partial(*(payload["args"] if args is None else args))
         kept = payload["kwargs"] if kwargs is None else kwargs
@@ -503,17 +450,19 @@ class SignatureForm:
         return changed
 
     def fits(self, payload: Any) -> bool:
-        """See CallForm."""
         return self._ids.bound(payload["args"], payload["kwargs"]) is not None
 
 
+#: What the function of a task takes, for its calls and its runs.
+CallForm = BatchForm | SignatureForm
+
+
 def _only(payloads_by_id: PayloadsById) -> Mapping[str, Any]:
-    """The call of a run, which is the only one."""
     return next((payload for payloads in payloads_by_id.values() for payload in payloads), {})
 
 
 def check_readable(function: Callable[..., Any]) -> None:
-    """Raises ConfigurationError for what Celery cannot make a task of: it reads name and arguments."""
+    """Raise ConfigurationError unless Celery can make a task of it: it reads name and arguments."""
     is_function = inspect.isfunction(function) or inspect.ismethod(function)
     if not (is_function or type(function).__name__ == CYTHON) or not function.__name__.isidentifier():
         expected = "a function or a method, with a name and arguments that Celery can read"
@@ -524,7 +473,6 @@ def check_readable(function: Callable[..., Any]) -> None:
 def _parameters_of(
     function: Callable[..., Any], bound: bool, follow_wrapped: bool = True
 ) -> list[inspect.Parameter]:
-    """The parameters that callers fill."""
     found = list(inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values())
     # A decorator's (*args, **kwargs) takes self as one of many.
     return found[1:] if bound and found and found[0].kind in POSITIONAL else found

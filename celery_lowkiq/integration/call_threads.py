@@ -40,22 +40,15 @@ class CallThreads:
         If the awaiting task is cancelled, a call that has begun goes on in its thread; one that waits is not
         made.
         """
-        executor = self._executor()
-        if executor is None:
+        if self._threads.is_current:
+            # A call made by another one, as in a client middleware, does not wait for a thread: each may be
+            # in use by one that waits, too.
             return call()
-        made = executor.submit(contextvars.copy_context().run, self._make, call)
+        made: Future[T] = self._threads.submit(contextvars.copy_context().run, self._make, call)
         result = asyncio.wrap_future(made)
-        if executor is self._threads and self._threads.is_crowded:
+        if self._threads.is_crowded:
             await self._until_begun(made, result)
         return await result
-
-    def _executor(self) -> Executor | None:
-        """Choose where a call is made; None: in the thread of its caller.
-
-        A call made by another one, as in a client middleware, does not wait for a thread: each may be in use
-        by one that waits, too.
-        """
-        return None if self._threads.is_current else self._threads
 
     def _make(self, call: Callable[[], T]) -> T:
         answered = True

@@ -141,7 +141,7 @@ class Codec:
         # kombu does not pass an empty body or another encoding to the serializer.
         if (written := _written_encoding(name)) is not None and not (body and written == encoding.decode()):
             raise UndecodablePayload(f"it has no body, or not the encoding of the serializer of {name!r}")
-        if _is_signed(name):
+        if _registry.type_to_name.get(name) == AUTH:
             _check_envelope(body)
         return serialization.loads(body, name, encoding.decode(), accept=self._accept)
 
@@ -209,11 +209,6 @@ def _written_encoding(content_type: str) -> str | None:
     """Return the encoding that the serializer of a content type writes; None without an installed encoder."""
     codec = _registry._encoders.get(_registry.type_to_name.get(content_type))
     return None if codec is None else str(codec.content_encoding)
-
-
-def _is_signed(content_type: str) -> bool:
-    """Whether the content type is that of ``auth``."""
-    return bool(_registry.type_to_name.get(content_type) == AUTH)
 
 
 def _check_envelope(data: bytes) -> None:

@@ -49,7 +49,9 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
     names: dict[str, Any]
     names = {"__module__": plain.__module__, "__doc__": plain.__doc__, "abstract": False, "name": task.name}
     names["_unchecked"] = frozenset(LIMITS) - options.keys()
-    _forget_settings(task)
+    # The settings are applied to the new class, not inherited as options of the task.
+    for name in vars(plain).keys() & names_from_settings(task, task.app):
+        delattr(plain, name)
     try:
         ordered: Any = type(plain.__name__, (plain, OrderedTask), {**names, **as_attributes(dict(options))})
         ordered.bind(task.app)
@@ -76,13 +78,6 @@ def _check(task: Any, options: Mapping[str, Any]) -> None:
     if isinstance(task, OrderedTask):
         raise ConfigurationError("it is an ordered task already: change the options of its decorator")
     check_names_of(options, OrderedTask, type(task))
-
-
-def _forget_settings(task: Any) -> None:
-    """Let the settings be applied to the new class, not inherited as options of the task."""
-    plain = type(task)
-    for name in vars(plain).keys() & names_from_settings(task, task.app):
-        delattr(plain, name)
 
 
 # ``@ordered_task``.

@@ -85,21 +85,13 @@ def _is_time(value: Any) -> bool:
         return False
 
 
-def _are_names(value: Any) -> bool:
-    return all(isinstance(name, str) for name in value)
-
-
-def _are_limits(value: Any) -> bool:
-    """Whether the values are a hard and a soft time limit in s, or None for each."""
-    return len(value) == 2 and all(map(run_limit.accepts, value))
-
-
 #: Further checks of values of the right type.
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "expires": _is_time,
     "lowkiq_ttl_ends": _is_time,
-    "stamped_headers": _are_names,
-    "timelimit": _are_limits,
+    "stamped_headers": lambda names: all(isinstance(name, str) for name in names),
+    # A hard and a soft limit in s, or None for each.
+    "timelimit": lambda limits: len(limits) == 2 and all(map(run_limit.accepts, limits)),
 }
 
 
@@ -227,8 +219,15 @@ def make_record(
     links that are no signatures.
     """
     stored = stores_error(task, headers.get("ignore_result"))
-    kept = {name: value for name, value in headers.items() if _is_kept(name, value)}
-    kept.update({**shown, **_own_properties(properties)})
+    # A header of the user's own is kept always, one of Celery's if it has a value.
+    kept = {
+        name: value
+        for name, value in headers.items()
+        if name not in NOT_KEPT and (value or not hasattr(Context, name))
+    }
+    app_id = properties.get("app_id")
+    # Only the function reads the app's id, in ``request.properties``.
+    kept |= {**shown, "properties": {"app_id": app_id}} if app_id else shown
     limits = list(headers.get("timelimit") or ())
     if limits not in ([], [None, None], [task.time_limit, task.soft_time_limit]):
         kept["timelimit"] = limits
@@ -256,17 +255,6 @@ def _embedded(embed: Mapping[str, Any] | None) -> dict[str, Any]:
     if found and (fault := links_fault(found)) is not None:
         raise InvalidCall(fault)
     return found
-
-
-def _own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that only the function reads, in ``request.properties``."""
-    app_id = properties.get("app_id")
-    return {"properties": {"app_id": app_id}} if app_id else {}
-
-
-def _is_kept(name: str, value: Any) -> bool:
-    """Whether to keep a header: a user's own always, one of Celery's if it has a value."""
-    return name not in NOT_KEPT and (bool(value) or not hasattr(Context, name))
 
 
 def limits_of(call: Any) -> tuple[float | None, float | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
 from typing import Any, Literal, get_args
@@ -203,13 +203,6 @@ _utils: Any = utils
 _shown = _utils.filter_hidden_settings
 
 
-def hide_settings(names: Sequence[str]) -> None:
-    """Hide the values of these settings."""
-    pattern = f"{_utils.HIDDEN_SETTINGS.pattern}|{'|'.join(names)}"
-    _utils.HIDDEN_SETTINGS = re.compile(pattern, re.IGNORECASE)
-    _utils.filter_hidden_settings = _without_keys
-
-
 def _without_keys(conf: Mapping[str, Any]) -> Any:
     # Of a mapping, Celery hides values by their own names.
     return _shown({name: bool(v) if name.lower().endswith(KEYS) else v for name, v in conf.items()})
@@ -271,14 +264,6 @@ def format_message(error: BaseException) -> str:
 
 
 FORMATS: dict[str, Any] = {"traceback": format_traceback, "message": format_message}
-
-
-def _text_to_bytes(text: str) -> bytes:
-    return text.encode("utf-8", "backslashreplace")
-
-
-def _bytes_to_text(data: bytes) -> str:
-    return data.decode("utf-8", "backslashreplace")
 
 
 def _do_nothing(error: BaseException) -> None:
@@ -462,13 +447,16 @@ class Settings(WebSettings):
         'from the task\'s function on, without local variables. `"message"`: type and message only.',
     )
     dump_error: Callable[[str], bytes] = setting(
-        _text_to_bytes,
+        lambda text: text.encode("utf-8", "backslashreplace"),
         function(),
         "Turns the text of an error into the bytes to store, for instance compressed ones.",
         default_words="UTF-8",
     )
     load_error: Callable[[bytes], str] = setting(
-        _bytes_to_text, function(), "The inverse of `lowkiq_dump_error`.", default_words="UTF-8"
+        lambda data: data.decode("utf-8", "backslashreplace"),
+        function(),
+        "The inverse of `lowkiq_dump_error`.",
+        default_words="UTF-8",
     )
     redact: tuple[str, ...] = setting(
         ("password", "token", "secret", "authorization", "card"),
@@ -509,7 +497,9 @@ SETTINGS: dict[str, Option] = {
 #: Settings whose values appear in no message.
 SECRETS = tuple(name for name, setting in SETTINGS.items() if setting.secret)
 
-hide_settings(tuple(PREFIX + name for name in SECRETS))
+_hidden = "|".join((_utils.HIDDEN_SETTINGS.pattern, *(PREFIX + name for name in SECRETS)))
+_utils.HIDDEN_SETTINGS = re.compile(_hidden, re.IGNORECASE)
+_utils.filter_hidden_settings = _without_keys
 
 
 def read_settings(app: Celery) -> Settings:

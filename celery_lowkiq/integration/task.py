@@ -29,7 +29,7 @@ from kombu.utils.uuid import uuid
 from typing_extensions import TypeVar
 
 from celery_lowkiq.integration import eager
-from celery_lowkiq.integration.app import OrderedTaskMarker, add_step, check_names, context_of
+from celery_lowkiq.integration.app import OrderedTaskMarker, add_step, context_of, ordered_tasks
 from celery_lowkiq.integration.call_form import Arguments, BatchForm, CallForm, SignatureForm, check_arguments
 from celery_lowkiq.integration.call_threads import NoThreadFree
 from celery_lowkiq.integration.decisions import Again, BusinessFailure, may_fail, policy_of
@@ -532,7 +532,8 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
     def _make_spec(self) -> QueueSpec:
         app = self._get_app()
         context = context_of(app)
-        check_names(app)
+        # Raises when another task has the queue.
+        ordered_tasks(app)
         if self.by is None and self.name in context.settings.plain:
             expected, fix = "names of tasks with by=", f"Give {self.name} a by=, or take its name out"
             raise ConfigurationError(invalid("lowkiq_plain", sorted(context.settings.plain), expected, fix))
@@ -665,7 +666,8 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         lost.
         """
         app = self._get_app()
-        options |= entry.for_message()
+        if entry.priority is not None:
+            options["priority"] = entry.priority
         producer = StoreProducer(app, partial(store, announced(self, entry, args, kwargs, options)))
         send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
         result: AsyncResult[Any] = send_whole(app, self.name, beyond, producer, send)

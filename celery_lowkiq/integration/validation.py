@@ -72,10 +72,6 @@ class Entry(NamedTuple):
         given["eta" if has_eta else "perform_in"] = self.perform_in
         return {n: v for n, v in {**given, "tracker": tracker or None}.items() if v is not None}
 
-    def for_message(self) -> dict[str, Any]:
-        """The options that Celery's message carries."""
-        return {} if self.priority is None else {"priority": self.priority}
-
     def job(self, codec: Codec) -> NewJob:
         """The job for the store. Raises PayloadError."""
         job_id, payload, score, perform_in, delay, priority, sent = self
