@@ -123,7 +123,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Scope:
-    """What an action changes. It counts ``kind`` and ``unit`` (without a unit: changed or not).
+    """Things that an action changes. It counts ``kind`` and ``unit`` (without a unit: changed or not).
 
     ``total`` returns the number of all jobs or ids of the scope.
     """
@@ -203,27 +203,27 @@ class Action:
 
     @property
     def asks(self) -> bool:
-        """Whether pages ask before it: what is dangerous, and what changes all jobs, or all that match."""
+        """True when pages ask before it: it is dangerous, or changes all jobs, or all that match."""
         return self.dangerous or bool(self.optional) or self.scope.total is not None
 
     @property
     def waits_for_moves(self) -> bool:
-        """Whether it is refused while the queue moves to another number of shards."""
+        """True when it is refused while the queue moves to another number of shards."""
         return self.scope not in (QUEUE, RESHARD, MIGRATION)
 
     @property
     def all_options(self) -> tuple[str, ...]:
-        """The CLI options that choose this action among those of its verb."""
+        """CLI options that choose this action among the actions of its verb."""
         return (self.scope.option, *self.options) if self.scope.option else self.options
 
     @property
     def asks_on_command_line(self) -> bool:
-        """Whether the CLI asks before it: a dangerous action, or one that makes jobs of a whole queue run."""
+        """True when the CLI asks before it: it is dangerous, or makes jobs of a whole queue run."""
         return self.dangerous or self.scope.option == "all"
 
     @property
     def on_command_line(self) -> bool:
-        """Whether the CLI makes a command of it. Only pages and the API show the mark of a payload."""
+        """True when the CLI has a command for it. Only pages and the API show the mark of a payload."""
         return MARK not in self.takes and self.scope is not RESHARD and self.scope is not MIGRATION
 
     @property
@@ -233,7 +233,7 @@ class Action:
         return {*needed, *(["ids"] if self.scope.ids else [])}
 
     def suits(self, given: set[str]) -> bool:
-        """Whether all that must be given is there, and nothing else; of filters at least one."""
+        """Test that all required names are given, at least one filter, and nothing else."""
         filters = {one.name for one in FILTERS if one in self.optional}
         extra = {one.name for one in self.optional}
         return self.needs <= given <= self.needs | extra and (not filters or bool(filters & given))
@@ -269,7 +269,7 @@ class Action:
         return self.scope.total(queue.stats()) if self.scope.total else max(1, len(target.ids))
 
     def fits(self, queue: OrderedQueue) -> bool:
-        """Whether it is offered for the queue."""
+        """Test whether it is offered for the queue."""
         if self.available is not None and not self.available(queue):
             return False
         return not self.policy or bool(getattr(queue.spec.policies, self.policy))
@@ -403,7 +403,7 @@ def _payload(queue: OrderedQueue, target: Target, *, dead: bool = False) -> byte
 
 
 def payload_change(queue: OrderedQueue, action: Action, target: Target) -> str:
-    """What the action changes in a payload, with masks, for the audit log. Raises StoreError."""
+    """Describe the change of a payload, with masks, for the audit log. Raises StoreError."""
     try:
         old = _payload(queue, target, dead=action.scope is DEAD_PAYLOAD)
     except PayloadGone:

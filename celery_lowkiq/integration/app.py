@@ -37,8 +37,8 @@ from celery_lowkiq.worker.forks import ProcessLock
 BOOTSTEP = "celery_lowkiq.integration.bootstep.step:OrderedQueues"
 _OPTIONS = "_lowkiq_worker_options"
 LATE = (
-    "this worker does not serve the ordered queues (%s), since their tasks were registered after its start: "
-    "calls wait for another worker. Import their modules at the start (imports, include)"
+    "this worker does not serve the ordered queues (%s), because their tasks were registered after its "
+    "start: calls wait for another worker. Import their modules at the start (imports, include)"
 )
 
 
@@ -254,7 +254,7 @@ _inherited: list[AppContext] = []
 
 
 def context_of(app: Celery) -> AppContext:
-    """Return the app's context. A forked child gets its own, since connections cannot be shared.
+    """Return the app's context. A forked child gets its own, because connections cannot be shared.
 
     Raises ConfigurationError for unknown or invalid settings.
     """

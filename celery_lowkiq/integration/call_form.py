@@ -134,7 +134,7 @@ class IdFinder:
         parameters = list(self.signature.parameters.values())
         parameter = self.signature.parameters.get(name)
         if parameter is None and self._hidden is not None:
-            raise self._unknown("a position or a function, since a decorator hides the arguments")
+            raise self._unknown("a position or a function, because a decorator hides the arguments")
         takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
         if parameter.kind in ANY_NUMBER if parameter is not None else not takes_any:
             raise self._unknown("the name of an argument, as " + ", ".join(self.names))

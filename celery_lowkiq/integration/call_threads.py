@@ -84,7 +84,7 @@ class _Submitted(NamedTuple):
 
 
 class _Shared:
-    """What the threads of an executor use: none of them keeps the executor itself."""
+    """State that the threads of an executor use: no thread keeps the executor itself."""
 
     def __init__(self) -> None:
         self.waiting: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
@@ -105,7 +105,7 @@ class _Shared:
 
 
 class DaemonThreads(Executor):
-    """An executor whose threads do not hold up the end of the process, as those of ThreadPoolExecutor do."""
+    """An executor whose threads do not hold up the end of the process; a ThreadPoolExecutor would wait."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -115,12 +115,12 @@ class DaemonThreads(Executor):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether some calls wait for a thread."""
+        """True while calls wait for a thread."""
         return self._shared.open > self._size
 
     @property
     def is_current(self) -> bool:
-        """Whether this is one of the threads."""
+        """True in a thread of the executor."""
         return hasattr(self._shared.thread, "is_ours")
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:

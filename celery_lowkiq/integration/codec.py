@@ -56,12 +56,12 @@ _scan = scanner.make_scanner(json.JSONDecoder(parse_constant=refuse_constant))  
 
 
 class Codec:
-    """Serializes payloads by one serializer, and decodes those of every accepted one."""
+    """Serializes payloads by one serializer, and decodes payloads of every accepted serializer."""
 
     def __init__(
         self, serializer: str, accept: Collection[str] | None, max_bytes: int, in_order: bool = False
     ) -> None:
-        """``accept``: content types or serializers, as in Celery's ``accept_content``; None: kombu's default.
+        """``accept``: content types or serializers, like Celery's ``accept_content``; None: kombu's default.
         ``in_order``: the keys of JSON objects keep their order.
 
         Raises ConfigurationError when the serializer is unknown, not installed, or not accepted.

@@ -25,7 +25,7 @@ def naming(text: str, app: Celery) -> str:
 
 
 def _given(argv: Sequence[str]) -> str:
-    """What -A, or the variable in place of it, says in a command line of Celery."""
+    """Name of the app by -A, or by a variable of the environment, in a command line of Celery."""
     if "celery" not in argv[0]:
         return ""
     for place, word in enumerate(argv[1:], 1):
@@ -53,7 +53,7 @@ NO_APP = (
 
 
 def is_fallback_app(app: Celery) -> bool:
-    """Whether the app is Celery's fallback for a thread without an app."""
+    """Test for Celery's fallback for a thread without an app."""
     explicit: Any = app
     return app is _celery.default_app and app.main == "default" and not explicit.set_as_current
 
@@ -93,7 +93,7 @@ def _name_in(app: Celery, function: Callable[..., Any], name: str | None) -> str
 
 
 def storage_of(stack: Any) -> dict[Any, Any] | None:
-    """What one of Celery's stacks holds, by thread or greenlet; None with ``USE_FAST_LOCALS``."""
+    """Content of a stack of Celery's, by thread or greenlet; None with ``USE_FAST_LOCALS``."""
     return vars(stack)["_local"].__storage__ if type(stack) is _LocalStack else None
 
 
@@ -108,14 +108,14 @@ def current_worker_task() -> Any:
 
 
 def running(task: Any) -> Any:
-    """What :func:`replace` takes to make this task the running one."""
+    """Argument of :func:`replace` that makes this task the running one."""
     return task if _running is None else {"stack": [task]}
 
 
 def replace(own: Any) -> Any:
     """Make a task the running one of this thread. Return what :func:`restore` takes.
 
-    As a push, in a tenth of its time: each step of a coroutine needs it.
+    Like a push, in a tenth of its time: each step of a coroutine needs it.
     """
     if _running is None:
         return _task_stack.push(own)

@@ -37,7 +37,7 @@ OF_A_DECORATOR = frozenset({"app", "base", "bind", "name", "shared"}) | {
 
 
 def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
-    """Give a task the class that it would have had with these options beside its own.
+    """Give a task the class that it would have with these options beside its own.
 
     Do this before workers and callers use it. Raises ConfigurationError for a task that is ordered already,
     and for options that an ordered task refuses; the task is a plain one then, as before.
@@ -97,7 +97,7 @@ TaskT = TypeVar("TaskT", bound=OrderedTask[Any])
 
 
 class AppBoundTask(OrderedTask[R]):
-    """The base class of a task without ``base=``: its app's ``task_cls`` comes first, as for Celery's tasks.
+    """The base class of a task without ``base=``: its app's ``task_cls`` comes first, like in Celery's tasks.
 
     The task of a library gets its app when its class is made.
     """
@@ -257,7 +257,7 @@ def ordered_task(function: Callable[..., Any] | None = None, **options: Any) -> 
 
 
 def _has_others(app: Any, base: type) -> bool:
-    """Whether the task may get further options from its app, which checks them when it makes the task."""
+    """Test whether the task may get further options from its app, which checks them when it makes it."""
     known: Any = app or _celery._tls.current_app or _celery.default_app
     if known is None:
         return False

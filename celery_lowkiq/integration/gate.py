@@ -148,7 +148,7 @@ class Signing:
             raise ConfigurationError(f"{SETTING} cannot be read: {reason}. Expected {EXPECTED}") from None
 
     def _look_now(self) -> bool:
-        """Whether there are other keys than a moment ago. Looks at most once a second."""
+        """Test whether there are other keys than a moment ago. Looks at most once a second."""
         ring = self._ring
         if self._source is None or self._clock() < self._look_at - self._interval + FILE_SECONDS:
             return False
@@ -156,7 +156,7 @@ class Signing:
         return self._ring is not ring
 
     def _look(self, source: Callable[[], Any]) -> None:
-        """Read the keys again. After an error, those of before stay in use."""
+        """Read the keys again. After an error, the former keys stay in use."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -231,11 +231,11 @@ class Gate:
         return self.codec.load_verified(payload.data)
 
     def is_signed(self, job_id: str, payload: Payload) -> bool:
-        """Whether a payload has a signature that verifies."""
+        """Test whether a payload has a signature that verifies."""
         return bool(payload.signature and self._fault_of and self._fault_of(job_id, payload) is None)
 
     def is_reordered(self, job: Job) -> bool:
-        """Whether signed scores descend among the payloads of a job, so that somebody has moved one."""
+        """Test whether signed scores descend among the payloads of a job, so that somebody has moved one."""
         if self._fault_of is None or len(job.payloads) < 2:
             return False
         bound = [payload for payload in job.payloads if binds_score(payload.signature)]
@@ -255,7 +255,7 @@ class Gate:
             raise Unverified(f"lowkiq_links does not allow its link to task {task!r:.200}")
 
     def is_signed_record(self, stored: StoredRecord) -> bool:
-        """Whether a call record has a signature that verifies."""
+        """Test whether a call record has a signature that verifies."""
         try:
             self.signing.check_record(self._queue, stored)
         except Unverified:
@@ -267,7 +267,7 @@ class Gate:
         return self.signing.signed_record(self._queue, stored, record)
 
     def load_unsigned(self, data: bytes) -> Any:
-        """Return a payload that is kept without a signature, as a tracker's.
+        """Return a payload that is kept without a signature, such as a tracker's.
 
         With ``require``, only JSON, without the classes that it names. Raises Unverified, UndecodablePayload.
         """

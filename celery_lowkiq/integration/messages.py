@@ -148,7 +148,7 @@ def read_header(headers: Mapping[str, Any], tz: tzinfo | None) -> HeaderValues:
 
 
 def take_header(options: dict[str, Any], tz: tzinfo | None) -> HeaderValues:
-    """The same of a call's options, from which the header is taken out. Raises InvalidCall."""
+    """Take the header ``lowkiq`` out of the options of a call, and read it. Raises InvalidCall."""
     headers = options.get("headers") or {}
     if HEADER not in headers:
         return NO_VALUES
@@ -284,7 +284,7 @@ def override_of(app: Celery) -> str:
 
 
 def _is_mocked(app: Celery) -> bool:
-    """Whether a test keeps calls from being sent: a mock loses nothing."""
+    """Test for a mock of a test, which loses nothing."""
     return any(hasattr(sender, "assert_called_with") for sender in (app.send_task, Task.apply_async))
 
 
@@ -312,8 +312,8 @@ def send_whole(
 def _lost(name: str, beyond: Mapping[str, Any], override: str) -> str:
     shown = ", ".join(f"{word}={saferepr(value, SHOWN)}" for word, value in beyond.items())
     return (
-        f"{shown} of a call of {name} is invalid: expected only an id and a payload, since {override} keeps "
-        "the call to send it by name, and would lose the rest. Leave it out, or exclude the task there"
+        f"{shown} of a call of {name} is invalid: expected only an id and a payload, because {override} "
+        "keeps the call to send it by name, and would lose the rest. Leave it out, or exclude the task there"
     )
 
 
@@ -332,12 +332,12 @@ def masked_arguments(form: CallForm, args: Sequence[Any], redactor: Redactor) ->
 
 @lru_cache(maxsize=1024)
 def covers_positions(parameters: tuple[str, ...], redactor: Redactor) -> bool:
-    """Whether arguments by position have names of secrets."""
+    """Test whether arguments by position have names of secrets."""
     return any(map(redactor.covers, parameters))
 
 
 def masked_payload(form: CallForm | None, payload: Any, redactor: Redactor) -> Any:
-    """A payload with masks. It may have any shape, since it may be anybody's."""
+    """Mask a payload. It may have any shape, because anybody may have written it."""
     if form is None:
         return redactor.value(payload)
     if isinstance(payload, str) and form.parameters:
@@ -351,7 +351,7 @@ def masked_payload(form: CallForm | None, payload: Any, redactor: Redactor) -> A
 
 
 def masked_beginning(form: CallForm | None, text: str, redactor: Redactor) -> str | None:
-    """The beginning of a JSON payload with masks; None: as it is, since no secret can be in it."""
+    """Mask the beginning of a JSON payload; None: unchanged, because no secret can be in it."""
     if not may_have_secrets(form, text, redactor):
         return None
     try:
@@ -361,13 +361,13 @@ def masked_beginning(form: CallForm | None, text: str, redactor: Redactor) -> st
 
 
 def may_have_secrets(form: CallForm | None, text: str, redactor: Redactor) -> bool:
-    """Whether a secret may be in JSON: in a position, or by a name, which an escape could spell."""
+    """Test whether JSON may have a secret: in a position, or by a name, which an escape could spell."""
     positions = form.parameters if form else ()
     return covers_positions(positions, redactor) or "\\u" in text or redactor.may_have(text)
 
 
 def payload_secrets(form: CallForm, payloads: Iterable[Any], redactor: Redactor) -> set[str]:
-    """The values that are masked in payloads, as a text may quote them."""
+    """Values that are masked in payloads; a text may quote them."""
     found: set[str] = set()
     for payload in payloads if redactor else ():
         found |= redactor.secrets(payload)
@@ -444,7 +444,7 @@ def shown_arguments(task: Any, made: Mapping[str, Any], call: MessagedCall) -> d
 
 
 def shown_by_sender(task: Any, call: MessagedCall) -> dict[str, str]:
-    """The same of a call by name; none where its positional arguments are masked."""
+    """Arguments of a call by name as its sender wants them shown; none where positional ones are masked."""
     app = task._get_app()
     if covers_positions(task.call_form.parameters, context_of(app).settings.redactor):
         return {}
@@ -454,7 +454,7 @@ def shown_by_sender(task: Any, call: MessagedCall) -> dict[str, str]:
 
 
 def _finds_id(key: Any, entry: Entry) -> bool:
-    """Whether ``key=`` finds the id of a call: a bulk call may give another one."""
+    """Test whether ``key=`` finds the id of a call: a bulk call may give another one."""
     try:
         return read_id(id_of(key, entry.payload)) == entry.id
     except InvalidCall:
@@ -550,7 +550,7 @@ def install() -> None:
 
 
 def has_publish_listeners(app: Celery) -> bool:
-    """Whether anything observes messages: a publish signal, an event, or an override of Celery's sending."""
+    """Test whether anything observes messages: a publish signal, an event, or an override of sending."""
     return bool(
         signals.before_task_publish.receivers
         or signals.after_task_publish.receivers
@@ -560,8 +560,8 @@ def has_publish_listeners(app: Celery) -> bool:
 
 
 def may_skip_message(task: Any, app: Celery, track_calls: bool) -> bool:
-    """Whether a call without options needs no message: it is not observed, needs no record, and is not made
-    by a running task.
+    """Test whether a call without options needs no message: nothing observes it, it needs no record, and no
+    running task makes it.
     """
     return not (
         track_calls

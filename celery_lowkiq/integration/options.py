@@ -190,7 +190,7 @@ def check_celery_options(options: Mapping[str, Any], keeps_signature: bool = Fal
     """Raises ConfigurationError for the first option of the decorator, or of a class, that is refused."""
     for name, reason in REFUSED.items():
         if options.get(name) not in (None, False) and not (keeps_signature and name in _OF_PLAIN_TASKS):
-            raise ConfigurationError(invalid(name, options[name], f"no {name}=, since {reason}"))
+            raise ConfigurationError(invalid(name, options[name], f"no {name}=, because {reason}"))
     if options.get("retry_backoff") and not (options.get("autoretry_for") or keeps_signature):
         fix = "Give autoretry_for=, or compute the delay in retry_in="
         expected = "autoretry_for= beside it, without which it has no effect"
@@ -766,9 +766,9 @@ def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
             yield name, "no by= beside it" if has_by else "by= beside it", fix
     if options["run_in"] != "process":
         if options["time_limit"] is not None:
-            yield "time_limit", "run_in='process' beside it, since a lane is a thread", ENDLESS
+            yield "time_limit", "run_in='process' beside it, because a lane is a thread", ENDLESS
         if options["soft_time_limit"] is not None and not is_async(options["run"]):
-            expected = "run_in='process' beside it, or an async def function, since a lane is a thread"
+            expected = "run_in='process' beside it, or an async def function, because a lane is a thread"
             yield "soft_time_limit", expected, ENDLESS
     if options["latest"] and options["merge"] is not None:
         yield "merge", "no latest= beside it", "With latest=True one call of an id waits: take merge= out"
@@ -790,7 +790,7 @@ def check_names_in_annotations(task: Any, app: Celery) -> None:
 def check_queue_name(name: str) -> None:
     """Raises ConfigurationError when a task's name cannot be its queue's."""
     if not QUEUE_NAME.accepts(name):
-        expected = f"{QUEUE_NAME.expected}, since the queue has it, too"
+        expected = f"{QUEUE_NAME.expected}, because the queue has it, too"
         raise ConfigurationError(invalid("name", name, expected, "Give queue_name=, or another name="))
 
 
@@ -942,4 +942,4 @@ def warn_once(task: Any, option: str, text: str) -> None:
 
 
 def _refuse(name: str, value: Any, task: str, reason: str) -> NoReturn:
-    raise InvalidCall(invalid(name, value, f"no {name}= in a call of {task}, since {reason}"))
+    raise InvalidCall(invalid(name, value, f"no {name}= in a call of {task}, because {reason}"))

@@ -160,7 +160,7 @@ def load_lines(
 def _signed_anew(
     context: AppContext, former: str, name: str, parsed: Iterator[tuple[int, Line]]
 ) -> Iterator[tuple[int, Line]]:
-    """Sign what verifies in the queue ``former`` for the queue ``name``; the rest stays as it is."""
+    """Sign for the queue ``name`` what verifies in the queue ``former``; the rest stays unchanged."""
     signing, gate = context.signing, context.gate(former)
 
     def payload(job_id: str, one: Payload) -> Payload:
@@ -202,9 +202,9 @@ def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, 
 
 
 def _check(gate: Gate, entry: Entry) -> None:
-    """Raises InvalidCall for an entry that no call can store, and UndecodablePayload for a payload that the
-    app does not accept. The morgue accepts unreadable payloads, as it does from a worker; and what does not
-    verify is loaded unread, for the worker to refuse.
+    """Raise InvalidCall for an entry that no call can store, and UndecodablePayload for a payload that the
+    app does not accept. The morgue accepts unreadable payloads, also from a worker. Payloads that do
+    not verify are loaded unread, for the worker to refuse.
     """
     read_id(entry.id)
     read_time("when", entry.when, None)
@@ -372,7 +372,7 @@ class Failures:
     counted.
 
     On a cluster, ``away`` has the names of the shards whose jobs are in no count, by the address of their
-    master. ``unknown``: the queue's own master is unreachable, so that the groups are those of the jobs only.
+    master. ``unknown``: the queue's own master is unreachable, so that only groups of the jobs are known.
     """
 
     groups: tuple[FailureGroup, ...]
@@ -386,7 +386,7 @@ class Failures:
 class Matches:
     """How many of the ``searched`` jobs match, of all ``jobs``; ``ids`` of the first ones.
 
-    ``away``: as of :class:`Failures`.
+    ``away``: see :class:`Failures`.
     """
 
     count: int
@@ -414,7 +414,7 @@ class _Found:
 
 @dataclass
 class _Jobs:
-    """What is counted of the jobs of a group; times are Unix s."""
+    """Counts of the jobs of a group; times are Unix s."""
 
     example: _Found
     failing: int = 0
@@ -559,13 +559,13 @@ class OrderedQueue:
     def stats(self) -> Stats:
         """Return the counts of the queue, and its lag in s.
 
-        On a cluster, ``missing`` is the number of shards that are not counted, since their masters are
+        On a cluster, ``missing`` is the number of shards that are not counted, because their masters are
         unreachable.
         """
         return self._context.queries.stats(self._known_spec())
 
     def shard_stats(self) -> list[Stats]:
-        """Return the counts of each shard, by index; ``missing`` is 1 for one whose master is unreachable."""
+        """Return the counts of each shard, by index; ``missing`` is 1 when its master is unreachable."""
         return self._context.queries.shard_stats(self._known_spec())
 
     def shard_of(self, job_id: Any) -> int:
@@ -593,8 +593,8 @@ class OrderedQueue:
         - ``payload_limit`` (10): maximum number of payloads of each job.
         - ``payload_bytes``: maximum size of each payload (default: no limit); a cut payload is not decoded.
 
-        On a cluster, the page names the shards in ``away`` that it, or a page before, lacks since their
-        masters were unreachable. Begin again without ``after`` for a listing with all shards.
+        On a cluster, ``away`` names the shards that this page, or a page before, lacks because their masters
+        were unreachable. Begin again without ``after`` for a listing with all shards.
 
         Filters, for sorted pages: ``state`` (due, scheduled, paused or held), ``age`` (``">2h"``: due for
         more than 2 hours, ``"<30min"``: for less), and ``failure``, the fingerprint of its error. Where no
@@ -629,7 +629,7 @@ class OrderedQueue:
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         """Return why the given :meth:`shards` are late, and whether more of them would help.
 
-        On a cluster, nothing while the master with the queue's own keys, or the reports of nodes, is
+        On a cluster, nothing while the master with the queue's own keys, or with the reports of nodes, is
         unreachable.
         """
         reports, client = self._context.node_reports, self._context.store.client
@@ -977,7 +977,7 @@ class OrderedQueue:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the app signs what it stores."""
+        """True when the app signs what it stores."""
         return self._context.signing.mode != "off"
 
     def sign_dead(self, ids: Iterable[str], progress: Progress | None = None) -> int:
@@ -1146,7 +1146,7 @@ class OrderedQueue:
     # -- helpers: signatures, and calls with a time of their own
 
     def _edit_signature(self, job_id: str, old: bytes, new: bytes, *, dead: bool) -> Signed:
-        """The signature of a payload that replaces another one."""
+        """Sign a payload that replaces another one."""
         if not self.is_signed:
             return UNSIGNED
         found = self._context.queries.job(self._at_rest(), job_id, PAYLOADS_SEARCHED)
@@ -1158,7 +1158,7 @@ class OrderedQueue:
         return self._signature(job_id, new, None)
 
     def _signature(self, job_id: str, new: bytes, score: float | None) -> Signed:
-        """The signature of a payload, which binds ``score`` if that of the payload before it bound it."""
+        """Sign a payload; the signature binds ``score`` if the signature of the replaced payload bound it."""
         signing, name, of = self._context.signing, self.spec.name, id_bytes(job_id)
         texts = signing.sign_payload(name, of, new, None) + signing.sign_payload(name, of, new, score)
         return Signed(texts, score or 0.0)
@@ -1174,7 +1174,7 @@ class OrderedQueue:
                     self._actions.edit(queue, job.id, payload.data, new, signature, keep_calls=True)
 
     def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> Signed:
-        """The signature of a payload that is changed unseen: none unless that of the old one verifies."""
+        """Sign a payload that is changed unseen, only if the signature of the old payload verifies."""
         if not self._gate.is_signed(job_id, old):
             return UNSIGNED
         context, of = self._context, digest(new)

@@ -258,19 +258,17 @@ def _embedded(embed: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def limits_of(call: Any) -> tuple[float | None, float | None]:
-    """The hard and the soft time limit in s that the call of a run asks for; None: those of its task."""
+    """Hard and soft time limit in s of the call of a run; None: the limit of its task."""
     hard, soft = getattr(call, "headers", NOTHING).get("timelimit") or (None, None)
     return hard, soft
 
 
 def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
-    """Whether the result of a call is stored."""
     ignored = task.ignore_result if ignore_result is None else ignore_result
     return not (ignored or isinstance(task.backend, DisabledBackend))
 
 
 def stores_error(task: Any, ignore_result: bool | None = None) -> bool:
-    """Whether the error of a call is stored."""
     kept = task.store_errors_even_if_ignored
     return stores_result(task, False if kept else ignore_result)
 
@@ -347,7 +345,7 @@ def fail_unread(task: Any, call: StoredRecord, reason: UndecodablePayload) -> li
     text = f"the record of the call cannot be read: {reason}"
     record = CallRecord.named(call.data)
     if record is None:
-        logger.error("a call of %s ends without a result, since its id is unknown: %s", task.name, text)
+        logger.error("a call of %s ends without a result, because its id is unknown: %s", task.name, text)
         return []
     logger.error("call %s of %s ends as FAILURE: %s", record.id, task.name, text)
     fail(task, record, UndecodablePayload(text))

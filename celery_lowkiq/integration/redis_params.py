@@ -40,7 +40,7 @@ DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 #: Timeouts in s. Shorter than a lease, so that a hanging call does not cost a node its shards.
 SOCKET_TIMEOUTS = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}
-#: On a cluster, a thread waits as long for a silent master, while shards of the others wait for the thread.
+#: On a cluster, a thread waits as long for an unresponsive master, and shards of other masters wait for it.
 #: Longer than a WAIT: `store/durability.py`.
 CLUSTER_TIMEOUTS = {"socket_timeout": 0.75, "socket_connect_timeout": 0.75}
 #: Options taken from ``broker_transport_options`` when Lowkiq uses the broker's Redis.
@@ -69,7 +69,7 @@ FORMS = (
 
 
 def parameters(app: Celery, settings: Settings) -> dict[str, Any]:
-    """Return the arguments of a redis-py connection, as Celery's Redis backend derives them from the URL."""
+    """Derive the arguments of a redis-py connection from the URL, like Celery's Redis backend."""
     source, url = source_of(app, settings)
     if url.startswith("sentinel://"):
         return _behind_sentinels(app, source, url, settings)
@@ -148,7 +148,7 @@ def source_of(app: Celery, settings: Settings) -> tuple[str, str]:
         if settings.url:
             return source, url
         raise ConfigurationError(
-            f"broker_url is a {scheme!r} URL: expected a broker that Celery supports, since it has no "
+            f"broker_url is a {scheme!r} URL: expected a broker that Celery supports, because it has no "
             "transport for a cluster. Set lowkiq_url to this URL, and broker_url to another broker"
         )
     if scheme not in SCHEMES:
@@ -187,7 +187,7 @@ def _backend(app: Celery, source: str, url: str, settings: Settings) -> Any:
 
 
 def check_arguments(pool: Any) -> None:
-    """Raise ConfigurationError for unknown arguments now, since redis-py would only when it connects."""
+    """Raise ConfigurationError for unknown arguments now, because redis-py raises when it connects."""
     try:
         pool.connection_class(**pool.connection_kwargs)
     except TypeError as error:
@@ -235,7 +235,7 @@ def _invalid_url(source: str) -> ConfigurationError:
 
 
 def _of_cluster(app: Celery, source: str, url: str, settings: Settings) -> dict[str, Any]:
-    """Return the parameters for a cluster; user, password and options of the URL are those of each node."""
+    """Return the parameters for a cluster; each node has the user, password and options of the URL."""
     scheme, _, rest = url.partition("://")
     hosts = re.split("[/?#]", rest, maxsplit=1)[0]
     login, at, hosts = hosts.rpartition("@")

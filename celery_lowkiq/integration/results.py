@@ -140,7 +140,7 @@ class CallResults(Sequence["AsyncResult[Any]"]):
 def bulk_without_messages(
     task: Any, jobs: list[NewJob], results: bool, tracker: str
 ) -> tuple[list[NewJob], CallResults]:
-    """The jobs of a bulk call with their records, and its results, both only where something needs them.
+    """Make the jobs of a bulk call with their records, and its results, only where something needs them.
 
     Raises PayloadError.
     """
@@ -166,7 +166,7 @@ def bulk_without_messages(
 def bulk_with_messages(
     task: Any, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str
 ) -> tuple[list[NewJob], CallResults]:
-    """The same, with a message of each call that Celery makes for signals and events.
+    """Make the jobs and results of a bulk call, with a message of each call for signals and events.
 
     Nothing is stored yet. Receivers may change the calls in ``entries``. Raises InvalidCall, PayloadError.
     """

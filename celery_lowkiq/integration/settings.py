@@ -305,7 +305,8 @@ class Settings(WebSettings):
     lease_seconds: float = setting(
         10.0,
         seconds(0.5, 3600),
-        "How long a worker may be silent; after 1.05 times as long, another worker takes its shards over.",
+        "How long a worker may be unresponsive; after 1.05 times as long, another worker takes its shards "
+        "over.",
     )
     shutdown_timeout: float | None = setting(
         None,

@@ -124,21 +124,21 @@ from celery_lowkiq.worker.forks import ProcessLock, staying
 
 # What an ordered task gets from task classes that are not ours: the user's own, and Django's.
 
-#: Celery's task class. To mypy it is Any, since celery-types leaves out much that a subclass may rely on.
+#: Celery's task class. To mypy it is Any, because celery-types lacks much that a subclass may rely on.
 CeleryTask: type[Task[..., Any]] = Task
 #: What the function of a task returns.
 R = TypeVar("R", default=Any)
 
 
 def set_options(cls: Any, ordered: type) -> None:
-    """Let the options of all classes of a task hold, also those that a class behind ``ordered`` gives."""
+    """Let the options of all classes of a task hold, also the options of a class behind ``ordered``."""
     for name, value in _given(cls, ordered).items():
         if name in OPTIONS and inspect.getattr_static(cls, name) is not value:
             setattr(cls, name, value)
 
 
 def given_options(cls: Any, ordered: type, app: Celery | None = None) -> dict[str, Any]:
-    """The options of a class that is neither ours nor Celery's, and of its bases, without those that Celery
+    """Options of a class that is neither ours nor Celery's, and of its bases, without the options that Celery
     has set from the settings of ``app``.
     """
     filled = () if app is None else names_from_settings(cls, app)
@@ -256,7 +256,7 @@ def _perform_async_on_commit(self: Any, jobs: Iterable[Any], **options: Any) -> 
 #: Delay in s before a message is tried again, while the store is unreachable or the queue is full.
 RETRY_DELAY = 1.0
 SCORE_NEEDED = (
-    "score=None is invalid: expected a number for a call of {task} by name, since drop_stale= would take a "
+    "score=None is invalid: expected a number for a call of {task} by name, because drop_stale= would take a "
     "message that comes late for stale with lowkiq_message_score='sent'. Write "
     "headers={{'lowkiq': {{'score': ...}}}}"
 )
@@ -270,7 +270,7 @@ class BrokerMessageHandler:
         self._task = task
         self._consumer = consumer
         self._plain = plain
-        self._away = False
+        self._waits = False
         #: Messages in the order of their arrival; the first one is being handled, or waits for the store.
         self._waiting: deque[tuple[Any, Any, Any, Any]] = deque()
         self._lock = threading.RLock()
@@ -302,7 +302,7 @@ class BrokerMessageHandler:
                     return
 
     def _handle(self, message: Any, body: Any, ack: Any, reject: Any) -> bool:
-        """Whether the message is done with: False while the store is unreachable or the queue is full."""
+        """Return False while the store is unreachable or the queue is full: the message waits."""
         errors = self._consumer.connection_errors
         call = MessagedCall((), {}, {}, message.headers or {})
         try:
@@ -364,14 +364,14 @@ class BrokerMessageHandler:
 
     def _log_outage(self, error: Exception | None) -> None:
         """Log an outage once at its start, and once at its end."""
-        away, self._away = self._away, error is not None
-        if error is not None and not away:
+        waited, self._waits = self._waits, error is not None
+        if error is not None and not waited:
             logger.error("messages for %s wait in the worker: %s", self._task.name, error)
-        elif error is None and away:
+        elif error is None and waited:
             logger.info("messages for %s reach their queue again", self._task.name)
 
     def _runs_plain(self, message: Any, body: Any) -> bool:
-        """A message of an id runs as a plain call only when the store has no call of the id left."""
+        """Test that the task is a plain one, and the store has no call of the message's id left."""
         try:
             return self._task.is_plain and not self._is_stored(message, body)
         except (InvalidCall, TypeError):
@@ -382,7 +382,6 @@ class BrokerMessageHandler:
             return False
 
     def _is_stored(self, message: Any, body: Any) -> bool:
-        """Whether the store has calls of the message's id."""
         task = self._task
         call = read_call(message.payload if body is None else body, message.headers or {})
         job_id = task.entry_of(call.args, call.kwargs, None).id
@@ -522,7 +521,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
 
     @property
     def queue_spec(self) -> QueueSpec:
-        """What store and worker know of the queue. Raises ConfigurationError when another task has it."""
+        """Spec of the queue for store and worker. Raises ConfigurationError if another task has the queue."""
         spec: QueueSpec | None = self.__dict__.get("_queue_spec")
         if spec is None:
             with _spec_lock:
@@ -696,7 +695,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
     def entry_of(
         self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
     ) -> Entry:
-        """The checked call that the arguments make. Raises TypeError, as Celery does, and InvalidCall."""
+        """Check the arguments of a call. Raises TypeError, like Celery, and InvalidCall."""
         form: CallForm = self.call_form
         job_id, payload = form.read(args, kwargs, task_id, self.typing)
         if not words and header is NO_VALUES:
@@ -765,19 +764,19 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         return tracker
 
     def map(self, it: Any) -> Any:
-        """Not supported, as starmap and chunks: Celery would run the items in a plain task."""
+        """Raise InvalidCall, like starmap and chunks: Celery would run the items in a plain task."""
         if self.is_plain:
             return super().map(it)
         return refuse_inline(self.name, "map")
 
     def starmap(self, it: Any) -> Any:
-        """Not supported, as map."""
+        """Raise InvalidCall, like map."""
         if self.is_plain:
             return super().starmap(it)
         return refuse_inline(self.name, "starmap")
 
     def chunks(self, it: Any, n: int) -> Any:
-        """Not supported, as map."""
+        """Raise InvalidCall, like map."""
         if self.is_plain:
             return super().chunks(it, n)
         return refuse_inline(self.name, "chunks")
@@ -868,18 +867,18 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
     # -- messages that come by the broker
 
     def Strategy(self, task: Any, app: Celery, consumer: Any, **options: Any) -> Any:  # noqa: N802 - Celery's name
-        """What the worker does with a call that a process without this code sent to the broker."""
+        """Handler of calls that a process without this code sent to the broker."""
         plain = None if self.by is None else default(task, app, consumer, **options)
         return BrokerMessageHandler(self, consumer, plain)
 
     @cached_property
     def call_form(self) -> CallForm:
-        """What the function takes."""
+        """Form of the calls and runs of the function."""
         return _call_form(self)
 
     @property
     def is_plain(self) -> bool:
-        """Whether calls go to the broker, and run as those of a plain task: see ``lowkiq_plain``."""
+        """True while calls go to the broker and run in a plain task: see ``lowkiq_plain``."""
         return self.by is not None and self.name in context_of(self._get_app()).settings.plain
 
     # -- runs
@@ -955,7 +954,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
     def update_state(
         self, task_id: str | None = None, state: str | None = None, meta: Any = None, **options: Any
     ) -> None:
-        """Store a state, as Celery's method; in a run of several calls, of each whose result is stored."""
+        """Store a state, like Celery's method; in a run of several calls, for each with a stored result."""
         run = getattr(self.request, "lowkiq_run", None)
         if task_id is None and run is not None and run.callers is not None:
             store_state(self, run.callers(), state, meta, **options)
@@ -984,7 +983,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         *positional: Any,
         **options: Any,
     ) -> EagerResult[R]:
-        """Run the function in this process, as a worker would, on ``{id: [payload]}``."""
+        """Run the function in this process, like a worker, on ``{id: [payload]}``."""
         words = {name: options.pop(name, None) for name in WORDS}
         if self.by is not None:
             args, kwargs, _ = self._completed(args, kwargs, None)
@@ -1065,7 +1064,6 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         ) from cause
 
     def _gives_up(self, run: Run | None, exc: BaseException | None, max_retries: int | None) -> bool:
-        """Whether no job of the run would run again."""
         if run is not None:
             return run.gives_up(exc, max_retries)
         most = self.max_retries if max_retries is None else max_retries
@@ -1104,7 +1102,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         return super().retry(exc=exc, eta=eta, countdown=countdown, max_retries=max_retries, **options)
 
     def _is_plain_run(self) -> bool:
-        """Whether the current run is one of Celery's own: eager, or of a call that came by the broker."""
+        """Test for a run of Celery's own: eager, or of a call that came by the broker."""
         in_lane = getattr(self.request, "lowkiq_run", None) is not None
         return self.by is not None and not (in_lane or self.request.called_directly)
 

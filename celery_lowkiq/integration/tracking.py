@@ -86,7 +86,7 @@ class TrackedPush:
         try:
             self.context.tracker_store.update(updates)
         except StoreError as away:
-            logger.warning("tracker %s was not told of calls that were not pushed: %s", self.tracker, away)
+            logger.warning("tracker %s does not show calls that were not pushed: %s", self.tracker, away)
 
 
 def _strike(not_stored: dict[bytes | None, str], jobs: Iterable[NewJob]) -> None:

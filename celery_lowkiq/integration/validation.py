@@ -51,7 +51,7 @@ KEYS = frozenset(BulkEntry.__annotations__)
 
 
 class Entry(NamedTuple):
-    """One checked call, as client middlewares see it.
+    """One checked call, which client middlewares see.
 
     ``perform_in`` is a Unix time and ``delay`` counts from Redis's now, both in s; at most one is set.
     """
@@ -206,7 +206,6 @@ def read_score(value: Any, tz: tzinfo | None, name: str = "score") -> float | No
 
 
 def is_priority(value: Any) -> bool:
-    """Whether it is one: a whole number from 0 to 9."""
     return is_whole(value, MOST_URGENT, LEAST_URGENT)
 
 
@@ -262,7 +261,7 @@ def _moment(name: str, text: str) -> datetime:
 
 
 def _timestamp(value: datetime, tz: tzinfo | None) -> float:
-    """A naive datetime is in the app's time zone, as Celery has it."""
+    """Unix time (s) of a datetime; a naive one is in the app's time zone, like Celery's."""
     return (value if value.tzinfo else value.replace(tzinfo=tz)).timestamp()
 
 

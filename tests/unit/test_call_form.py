@@ -94,7 +94,9 @@ class TestTheId:
         def wrapper(*args, **kwargs):
             return inner("session", *args, **kwargs)
 
-        with pytest.raises(ConfigurationError, match="expected a position or a function, since a decorator"):
+        with pytest.raises(
+            ConfigurationError, match="expected a position or a function, because a decorator"
+        ):
             SignatureForm(wrapper, False, "order_id")
         assert id_of(wrapper, 0, 42, "paid") == 42
         assert id_of(wrapper, lambda arguments: arguments["args"][0], 42, "paid") == 42

@@ -175,7 +175,7 @@ class TestDecorating:
             ({"queue": "mine"}, "queue='mine' is invalid.*queue_name="),
             (
                 {"time_limit": 5},
-                "time_limit=5 is invalid: expected run_in='process' beside it, since a lane is a .*max_run=",
+                "time_limit=5 is invalid: expected run_in='process' beside it, because a lane .*max_run=",
             ),
             ({"soft_time_limit": 5}, "soft_time_limit=5"),
             ({"soft_time_limit": 0, "run_in": "process"}, "soft_time_limit=0 is invalid: expected seconds"),

@@ -152,7 +152,7 @@ def test_a_late_task_without_a_reload_is_named_once(app, late_task, said, begin)
         late.look()
         late.look()
         (warning,) = said("late_one")
-        assert "(late_one), since their tasks were registered after its start" in warning
+        assert "(late_one), because their tasks were registered after its start" in warning
         assert got == []
         begin(worker)
         eventually(lambda: got == [{"1": ["waits"]}])
