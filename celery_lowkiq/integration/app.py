@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from celery import Celery
@@ -116,16 +116,6 @@ def _prepare_worker(sender: Any = None, **_: Any) -> None:
 #: Timeouts in s of the check of a worker that starts.
 CHECK_TIMEOUTS = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0}
 
-DropHandler = Callable[[Celery, QueueSpec, Sequence[StoredRecord]], None]
-
-_drop_handlers: list[DropHandler] = []
-
-
-def on_dropped_calls(finish: DropHandler) -> DropHandler:
-    """Register a handler that ends the calls that a push drops by a policy."""
-    _drop_handlers.append(finish)
-    return finish
-
 
 class AppContext:
     """The objects that an app's ordered tasks share in this process."""
@@ -233,8 +223,7 @@ class AppContext:
     def _dropped(self, queue: QueueSpec, calls: Sequence[StoredRecord]) -> None:
         """End the calls that a push dropped. The push has succeeded, so errors are only logged."""
         try:
-            for finish in _drop_handlers:
-                finish(self._app, queue, calls)
+            ordered_tasks(self._app)[queue.name]._finish_dropped(calls)
         except Exception:
             package_logger.exception("could not end %d dropped calls of %r", len(calls), queue.name)
 

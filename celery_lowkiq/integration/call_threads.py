@@ -8,7 +8,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
@@ -30,7 +30,10 @@ class CallThreads:
     """
 
     def __init__(self, size: int, timeout: float) -> None:
-        self._threads = DaemonThreads(size)
+        self._size = size
+        self._started = 0
+        self._shared = _Shared()
+        weakref.finalize(self, self._shared.waiting.put, None)
         self._timeout = timeout
         self._answered_at = 0.0
 
@@ -40,15 +43,29 @@ class CallThreads:
         If the awaiting task is cancelled, a call that has begun goes on in its thread; one that waits is not
         made.
         """
-        if self._threads.is_current:
+        if hasattr(self._shared.thread, "is_ours"):
             # A call made by another one, as in a client middleware, does not wait for a thread: each may be
             # in use by one that waits, too.
             return call()
-        made: Future[T] = self._threads.submit(contextvars.copy_context().run, self._make, call)
+        made: Future[T] = self._submit(partial(contextvars.copy_context().run, self._make, call))
         result = asyncio.wrap_future(made)
-        if self._threads.is_crowded:
+        if self._shared.open > self._size:
             await self._until_begun(made, result)
         return await result
+
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
+        """Make a call in a daemon thread, which does not hold up the end of the process."""
+        future: Future[T] = Future()
+        shared = self._shared
+        with shared.lock:
+            shared.open += 1
+            number = self._started
+            starts = number < min(shared.open, self._size)
+            self._started += starts
+        shared.waiting.put(_Submitted(future, call))
+        if starts:
+            threading.Thread(target=shared.work, name=f"lowkiq-calls-{number}", daemon=True).start()
+        return future
 
     def _make(self, call: Callable[[], T]) -> T:
         answered = True
@@ -84,7 +101,7 @@ class _Submitted(NamedTuple):
 
 
 class _Shared:
-    """State that the threads of an executor use: no thread keeps the executor itself."""
+    """State that the threads use: no thread keeps the CallThreads itself, whose end ends them."""
 
     def __init__(self) -> None:
         self.waiting: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
@@ -102,40 +119,6 @@ class _Shared:
             with self.lock:
                 self.open -= 1
         self.waiting.put(None)
-
-
-class DaemonThreads(Executor):
-    """An executor whose threads do not hold up the end of the process; a ThreadPoolExecutor would wait."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._started = 0
-        self._shared = _Shared()
-        weakref.finalize(self, self._shared.waiting.put, None)
-
-    @property
-    def is_crowded(self) -> bool:
-        """True while calls wait for a thread."""
-        return self._shared.open > self._size
-
-    @property
-    def is_current(self) -> bool:
-        """True in a thread of the executor."""
-        return hasattr(self._shared.thread, "is_ours")
-
-    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Call the function in a thread."""
-        future: Future[T] = Future()
-        shared = self._shared
-        with shared.lock:
-            shared.open += 1
-            number = self._started
-            starts = number < min(shared.open, self._size)
-            self._started += starts
-        shared.waiting.put(_Submitted(future, partial(function, *args, **kwargs)))
-        if starts:
-            threading.Thread(target=shared.work, name=f"lowkiq-calls-{number}", daemon=True).start()
-        return future
 
 
 def _make(future: Future[Any], function: Callable[[], Any]) -> None:

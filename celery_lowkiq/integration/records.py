@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
-from celery import Celery, signals
+from celery import signals
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.utils.time import maybe_iso8601
 
-from celery_lowkiq.integration.app import context_of, on_dropped_calls, ordered_tasks
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.gate import Gate, Unverified
 from celery_lowkiq.rules.basics import package_logger as logger
@@ -26,7 +26,7 @@ from celery_lowkiq.rules.errors import (
     UndecodablePayload,
 )
 from celery_lowkiq.rules.links import FIELDS, links_fault
-from celery_lowkiq.rules.models import QueueSpec, StoredRecord
+from celery_lowkiq.rules.models import StoredRecord
 from celery_lowkiq.rules.retry import MAX_RETRY_DELAY
 from celery_lowkiq.rules.signatures import split_record
 from celery_lowkiq.rules.tracking import State, TrackerUpdate, ended_without_run
@@ -319,11 +319,6 @@ def finish_orphaned_calls(
             news += end_of_call(record, reason)
     if news:
         context.tracker_store.update(news)
-
-
-@on_dropped_calls
-def _finish_dropped(app: Celery, queue: QueueSpec, calls: Sequence[StoredRecord]) -> None:
-    finish_orphaned_calls(ordered_tasks(app)[queue.name], calls, dead=False, reason=DROPPED)
 
 
 def end_of_call(record: CallRecord, text: str, state: State = State.FAILED) -> list[TrackerUpdate]:

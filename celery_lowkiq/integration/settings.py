@@ -29,6 +29,7 @@ from celery_lowkiq.rules.validators import (
     Validator,
     boolean,
     is_number,
+    matching,
     one_of,
     seconds,
     text,
@@ -78,43 +79,30 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 EVERYBODY = "*"
 
 
-def read_functions(value: Any) -> tuple[Any, ...]:
-    """Raises ValueError unless it is a list of functions."""
-    if not isinstance(value, (list, tuple)):
-        raise ValueError
-    return tuple(function().read(entry) for entry in value)
+functions: Validator = matching(
+    "a list of functions, or of their dotted paths",
+    lambda value: isinstance(value, (list, tuple)),
+    lambda value: tuple(function().read(entry) for entry in value),
+)
 
 
-functions: Validator = Validator("a list of functions, or of their dotted paths", read_functions)
+def are_texts(value: Any, kinds: Any = (list, tuple)) -> bool:
+    """Test for a collection of texts that are not empty."""
+    return isinstance(value, kinds) and all(map(text().accepts, value))
 
 
-def read_mapping(value: Any) -> dict[str, Any]:
-    """Raises ValueError unless it is a mapping."""
-    if not isinstance(value, Mapping):
-        raise ValueError
-    return dict(value)
+def are_weights(value: Any) -> bool:
+    """Test for weights within bounds: others would draw a queue always, or never."""
+    return isinstance(value, Mapping) and all(
+        text().accepts(name) and is_number(weight, 0.001, 1000) for name, weight in value.items()
+    )
 
 
-def read_names(value: Any) -> frozenset[str]:
-    """Raises ValueError unless it is a collection of texts that are not empty."""
-    if not isinstance(value, (list, tuple, set, frozenset)) or not all(map(text().accepts, value)):
-        raise ValueError
-    return frozenset(value)
-
-
-def read_weights(value: Any) -> dict[str, float]:
-    """Raises ValueError unless all weights are within bounds: others would draw a queue always, or never."""
-    weights = read_mapping(value)
-    if not all(text().accepts(name) and is_number(weight, 0.001, 1000) for name, weight in weights.items()):
-        raise ValueError
-    return weights
-
-
-def read_redacted(value: Any) -> tuple[str, ...]:
-    """Raises ValueError unless it is a list of texts that are not empty: an empty one would mask all."""
-    if not isinstance(value, (list, tuple)) or not all(map(text().accepts, value)):
-        raise ValueError
-    return tuple(value)
+def are_roles(value: Any) -> bool:
+    """Test for names with roles."""
+    return isinstance(value, Mapping) and all(
+        text().accepts(name) and role in get_args(Role) for name, role in value.items()
+    )
 
 
 def read_logins(value: Any) -> tuple[str, ...]:
@@ -126,28 +114,6 @@ def read_logins(value: Any) -> tuple[str, ...]:
     if len({name for name, *_ in parts}) < len(parts) or not all(map(all, parts)):
         raise ValueError
     return tuple(found)
-
-
-def read_roles(value: Any) -> dict[str, Role]:
-    """Raises ValueError unless all are names with roles."""
-    roles = read_mapping(value)
-    if not all(text().accepts(name) and role in get_args(Role) for name, role in roles.items()):
-        raise ValueError
-    return roles
-
-
-def read_networks(value: Any) -> tuple[Network, ...]:
-    """Raises ValueError unless all are addresses or networks."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
-        raise ValueError
-    return tuple(map(ipaddress.ip_network, value))
-
-
-def read_times(value: Any) -> Times:
-    """Raises ValueError unless it is ``relative`` or the name of a time zone."""
-    if not isinstance(value, str):
-        raise ValueError
-    return Times.of(value)
 
 
 # Settings of the dashboard.
@@ -166,7 +132,7 @@ class WebSettings:
     )
     web_roles: dict[str, Role] = setting(
         {},
-        Validator("a dict of user names, or '*', to 'viewer' or 'operator'", read_roles),
+        matching("a dict of user names, or '*', to 'viewer' or 'operator'", are_roles, dict),
         "[Roles](permissions.md#roles-in-the-dashboard) of the dashboard's users; `*` is everybody else. "
         "Empty: all are operators. Otherwise, others are refused.",
     )
@@ -178,7 +144,11 @@ class WebSettings:
     )
     web_trusted_proxies: tuple[Network, ...] = setting(
         (),
-        Validator("a list of addresses or networks, as '10.0.0.0/8'", read_networks),
+        matching(
+            "a list of addresses or networks, as '10.0.0.0/8'",
+            lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value),
+            lambda value: tuple(map(ipaddress.ip_network, value)),
+        ),
         "Addresses of reverse proxies. Only they name a user by `lowkiq_web_user_header`, and the "
         "address and scheme of a browser by `X-Forwarded-For` and `X-Forwarded-Proto`.",
     )
@@ -191,7 +161,11 @@ class WebSettings:
     web_read_only: bool = setting(False, boolean, "Whether the dashboard refuses every change.")
     web_times: Times = setting(
         RELATIVE,
-        Validator("'relative', 'UTC' or the name of a time zone, as 'Europe/Berlin'", read_times),
+        matching(
+            "'relative', 'UTC' or the name of a time zone, as 'Europe/Berlin'",
+            lambda value: isinstance(value, str),
+            Times.of,
+        ),
         "How the dashboard and Flower's tab write times: `3 min ago`, or in that zone. In the dashboard, "
         "each reader may choose otherwise.",
     )
@@ -285,7 +259,7 @@ class Settings(WebSettings):
     )
     redis_options: dict[str, Any] = setting(
         {},
-        Validator("a dict of redis-py connection arguments", read_mapping),
+        matching("a dict of redis-py connection arguments", lambda value: isinstance(value, Mapping), dict),
         "Further arguments of each Redis connection. `socket_timeout` is 5 s unless given here, on a cluster "
         "0.75 s. `global_keyprefix` begins [all keys](#two-installations-on-one-redis).",
         secret=True,
@@ -352,7 +326,7 @@ class Settings(WebSettings):
     )
     queue_weights: dict[str, float] = setting(
         {},
-        Validator("a dict of queue names to numbers from 0.001 to 1000", read_weights),
+        matching("a dict of queue names to numbers from 0.001 to 1000", are_weights, dict),
         "How often a queue with due jobs gets a lane's next turn, compared with the others: "
         '`{"critical": 3, "default": 1}`. A queue without a weight has 1. See '
         "[weights](policies.md#weights-of-queues).",
@@ -381,7 +355,11 @@ class Settings(WebSettings):
     )
     plain: frozenset[str] = setting(
         frozenset(),
-        Validator("a list or set of names of tasks with by=", read_names),
+        matching(
+            "a list or set of names of tasks with by=",
+            lambda value: are_texts(value, (list, tuple, set, frozenset)),
+            frozenset,
+        ),
         "Tasks with `by=` that run as [plain ones](in-place.md#there-and-back): their calls go to the "
         "broker.",
     )
@@ -432,7 +410,7 @@ class Settings(WebSettings):
     )
     links: tuple[str, ...] | None = setting(
         None,
-        Validator("a list of names or patterns of tasks", read_redacted).or_none(),
+        matching("a list of names or patterns of tasks", are_texts, tuple).or_none(),
         "Tasks that [links of calls](signing.md#links) may name, as `shop.notify` or `shop.*`. None: all.",
     )
     max_payload_bytes: int = setting(
@@ -461,7 +439,8 @@ class Settings(WebSettings):
     )
     redact: tuple[str, ...] = setting(
         ("password", "token", "secret", "authorization", "card"),
-        Validator("a list of texts", read_redacted),
+        # An empty text would mask everything.
+        matching("a list of texts", are_texts, tuple),
         "Names of secrets: the value of a key that contains one, whatever the case, is "
         "[masked](permissions.md#masked-values) on pages, in the API, in logs, events and stored errors. "
         "`()`: nothing is.",

@@ -79,6 +79,7 @@ from celery_lowkiq.integration.options import (
 )
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.integration.records import (
+    DROPPED,
     CallRecord,
     fail,
     finish_orphaned_calls,
@@ -116,7 +117,7 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.links import links_fault
-from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec, StoredRecord
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.rules.validators import invalid, is_whole
@@ -555,6 +556,9 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         """Reads and actions on the task's queue."""
         left = partial(finish_orphaned_calls, self)
         return OrderedQueue(self._get_app(), self.queue_spec, left, self._terms, self.call_form)
+
+    def _finish_dropped(self, calls: Sequence[StoredRecord]) -> None:
+        finish_orphaned_calls(self, calls, dead=False, reason=DROPPED)
 
     def _terms(self) -> Terms:
         return {

@@ -63,13 +63,15 @@ class Validator:
         )
 
 
-def matching(expected: str, is_valid: Callable[[Any], bool]) -> Validator:
-    """Return a validator that returns a valid value as it is."""
+def matching(
+    expected: str, is_valid: Callable[[Any], bool], make: Callable[[Any], Any] = lambda value: value
+) -> Validator:
+    """Return a validator of the values that ``is_valid`` accepts; ``make`` returns their meaning."""
 
     def read(value: Any) -> Any:
         if not is_valid(value):
             raise ValueError
-        return value
+        return make(value)
 
     return Validator(expected, read)
 
