@@ -335,7 +335,7 @@ class BrokerMessageHandler:
         if call.headers.get("id"):
             warn_of_limits(self._task, dict(zip(LIMITS, call.headers.get("timelimit") or (), strict=False)))
             job = job._replace(record=self._task.record_of(call, "", shown_by_sender(self._task, call)))
-        context.store.push(self._task.queue_spec, [job])
+        context.store.pusher.push(self._task.queue_spec, [job])
 
     def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
         """Raises InvalidCall, and TypeError for wrong arguments."""
@@ -854,7 +854,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         if not jobs:
             return
         context, spec = context_of(self._get_app()), self.queue_spec
-        store = push or context.store.push
+        store = push or context.store.pusher.push
         middlewares = context.settings.client_middlewares
         try:
             if not middlewares:

@@ -62,7 +62,7 @@ class TrackedPush:
             not_stored = {job.record: task_id for job, task_id in zip(part, ids, strict=True)}
             try:
                 self._add(queue, ids, part, left)
-                self.context.store.push(queue, part, left, partial(_strike, not_stored))
+                self.context.store.pusher.push(queue, part, left, partial(_strike, not_stored))
             except InvalidCall:
                 raise
             except BaseException as error:

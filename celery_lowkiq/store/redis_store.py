@@ -19,7 +19,7 @@ from celery_lowkiq.rules.claims import (
 )
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.leases import LeaseWatch
-from celery_lowkiq.rules.models import Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef
+from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Renewed, Settlement, ShardRef
 from celery_lowkiq.rules.policies import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.rules.views import BeatResult, NodeReport, NodeUpdate
@@ -49,7 +49,7 @@ from celery_lowkiq.store.leases import (
 )
 from celery_lowkiq.store.listener import PushSubscription
 from celery_lowkiq.store.mover import LEASE_SECONDS, Migrations, Mover
-from celery_lowkiq.store.push import Admission, Pusher, ShardCall
+from celery_lowkiq.store.push import Admission, Pusher, ShardCall, Stored
 from celery_lowkiq.store.records import (
     id_bytes,
     number_text,
@@ -96,7 +96,6 @@ class RedisStore:
         self._admission = Admission(self.client, Repairs(self.client), self._continue_migration)
         self._taking = Admission(self.client, BackgroundRepairs(self.client), self._continue_migration)
         self.pusher: Pusher = Pusher(self.client, self._admission, durability)
-        self.push = self.pusher.push
 
     def close(self) -> None:
         """Close all connections."""
@@ -107,6 +106,16 @@ class RedisStore:
         found = copy(self)
         found.client = self.client.reader()
         return found
+
+    def push(
+        self,
+        queue: QueueSpec,
+        jobs: Sequence[NewJob],
+        pauses: Iterable[float] = (),
+        stored: Stored | None = None,
+    ) -> None:
+        """See ``Pusher.push``, which calls use directly."""
+        self.pusher.push(queue, jobs, pauses, stored)
 
     def run_registered(self, queue: QueueSpec, calls: Iterable[tuple[ShardRef, ScriptCall]]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies.

@@ -102,12 +102,12 @@ def test_whoever_waits_is_woken_by_a_cancel(app, store_nodes):
 
 
 def test_a_push_that_fails_marks_its_calls(app, monkeypatch):
-    store = context_of(app).store
+    pusher = context_of(app).store.pusher
 
     def away(*args):
         raise StoreUnavailable("gone")
 
-    monkeypatch.setattr(store, "push", away)
+    monkeypatch.setattr(pusher, "push", away)
     tracker = track("fails", app)
     with pytest.raises(StoreUnavailable):
         app.tasks["record"].perform_async([{"id": 1}], tracker=tracker)
