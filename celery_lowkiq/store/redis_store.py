@@ -49,7 +49,7 @@ from celery_lowkiq.store.leases import (
 )
 from celery_lowkiq.store.listener import PushSubscription
 from celery_lowkiq.store.mover import LEASE_SECONDS, Migrations, Mover
-from celery_lowkiq.store.push import Admission, Pusher, ShardCall, Stored
+from celery_lowkiq.store.push import Admission, Pusher, ShardCall
 from celery_lowkiq.store.records import (
     id_bytes,
     number_text,
@@ -107,15 +107,9 @@ class RedisStore:
         found.client = self.client.reader()
         return found
 
-    def push(
-        self,
-        queue: QueueSpec,
-        jobs: Sequence[NewJob],
-        pauses: Iterable[float] = (),
-        stored: Stored | None = None,
-    ) -> None:
+    def push(self, queue: QueueSpec, jobs: Sequence[NewJob], *args: Any, **options: Any) -> None:
         """See ``Pusher.push``, which calls use directly."""
-        self.pusher.push(queue, jobs, pauses, stored)
+        self.pusher.push(queue, jobs, *args, **options)
 
     def run_registered(self, queue: QueueSpec, calls: Iterable[tuple[ShardRef, ScriptCall]]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies.
