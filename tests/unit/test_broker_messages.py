@@ -85,7 +85,7 @@ def make_handler(store, timer):
         def task(payloads_by_id):
             """Never run here."""
 
-        context_of(app)._store = store
+        context_of(app).store.pusher = store
         return task.Strategy(task, app, SimpleNamespace(connection_errors=(), timer=timer))
 
     return make

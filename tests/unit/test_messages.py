@@ -62,7 +62,7 @@ class Away:
     "call", [lambda task: task.delay("1"), lambda task: task.perform_async([{"id": 1}])], ids=["one", "many"]
 )
 def test_an_absent_store_is_an_operational_error(task, call, error):
-    context_of(task.app)._store = Away(error)
+    context_of(task.app).store.pusher = Away(error)
     with pytest.raises(OperationalError) as raised:
         call(task)
     assert isinstance(raised.value, type(error))
@@ -82,7 +82,8 @@ def test_an_absent_store_is_an_operational_error(task, call, error):
 def test_a_producer_of_the_broker_is_left_alone(task, call):
     """Beat gives one with each call, and so does a group."""
     stored = []
-    context_of(task.app)._store = SimpleNamespace(push=lambda spec, jobs, pauses=(): stored.extend(jobs))
+    pusher = SimpleNamespace(push=lambda spec, jobs, pauses=(): stored.extend(jobs))
+    context_of(task.app).store.pusher = pusher
     call(task, NonCallableMock(spec=["connection"]))
     assert [job.id for job in stored] == ["1"]
 
@@ -97,14 +98,14 @@ def test_a_producer_of_the_broker_is_left_alone(task, call):
     ],
 )
 def test_the_policy_says_how_often_it_is_asked(task, options, pauses):
-    store = context_of(task.app)._store = Away(StoreUnavailable("gone"))
+    store = context_of(task.app).store.pusher = Away(StoreUnavailable("gone"))
     with pytest.raises(OperationalError):
         task.apply_async(("1",), **options)
     assert len(store.pauses) == pauses
 
 
 def test_a_bulk_call_is_repeated_by_the_apps_policy(task):
-    store = context_of(task.app)._store = Away(StoreUnavailable("gone"))
+    store = context_of(task.app).store.pusher = Away(StoreUnavailable("gone"))
     task.app.conf.task_publish_retry_policy = {"max_retries": 7}
     with pytest.raises(OperationalError):
         task.perform_async([{"id": 1}])
