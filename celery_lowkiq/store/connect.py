@@ -33,7 +33,9 @@ class NamedSentinels(sentinel.Sentinel):
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
         #: By address, the errors of the sentinels that did not answer the last question.
         self._failures: dict[str, Exception] = {}
-        _have_asked(self.sentinels, self._ask)
+        each: Any
+        for each in self.sentinels:
+            each.sentinel_masters = partial(self._ask, _address(each), each.sentinel_masters)
 
     def _ask(self, address: str, ask: Callable[..., Any], *args: Any, **options: Any) -> Any:
         self._failures.pop(address, None)
@@ -54,12 +56,6 @@ class NamedSentinels(sentinel.Sentinel):
 def _address(client: Any) -> str:
     options = client.connection_pool.connection_kwargs
     return host_port(options["host"], options["port"])
-
-
-def _have_asked(sentinels: Sequence[Any], ask: Callable[..., Any]) -> None:
-    """Have each sentinel asked by ``ask``, which gets its address and its method."""
-    for each in sentinels:
-        each.sentinel_masters = partial(ask, _address(each), each.sentinel_masters)
 
 
 def _not_found(

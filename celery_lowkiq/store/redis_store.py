@@ -77,7 +77,10 @@ FAST = Durability()
 
 @reads_replies
 class RedisStore:
-    """Jobs and leases in Redis. Safe to share between threads, not across a fork."""
+    """Jobs and leases in Redis: see :class:`worker.ports.Store`, whose methods have their docstrings there.
+
+    Safe to share between threads, not across a fork.
+    """
 
     def __init__(
         self,
@@ -122,10 +125,7 @@ class RedisStore:
     # -- leases
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
-        """Read the leases of the shards, in one round trip; None for a shard whose master is unreachable.
-
-        A key of the wrong type counts as no lease: an acquire of the shard reports it.
-        """
+        # A key of the wrong type counts as no lease: an acquire of the shard reports it.
         parts = self.client.slices(shards, OBSERVED_TOGETHER)
         calls = [
             load("read_leases").call_many([shard_keys(each)["lease"] for each in part]) for part in parts
@@ -150,12 +150,6 @@ class RedisStore:
         return or_raise(answer)
 
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
-        """Take each shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
-
-        Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, or
-        ShardRepairing when lost keys are being repaired in the background. Raises StoreUnavailable; on a
-        cluster it is the answer about a shard whose master is unreachable.
-        """
         answers = self._acquired(self._taking, wanted, owner)
         self.client.check_reachable(answers)
         return answers
@@ -173,11 +167,6 @@ class RedisStore:
         ]
 
     def renew(self, leases: Sequence[Lease], stopping: bool = False, turn: int = 0) -> list[Renewed]:
-        """Move the counter of each lease, in one round trip, and return each as the server that answered has
-        it. Leases that need a closer look, such as lost ones, take another round trip.
-
-        The leases show the number of the owner's ``turn``.
-        """
         # The mark of a stopping owner is written for each lease by itself.
         answers = {} if stopping else _renew_plain(self.client, leases, turn)
         left = [n for n in range(len(leases)) if n not in answers]
@@ -194,21 +183,12 @@ class RedisStore:
         return [answers[n] for n in range(len(leases))]
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
-        """Give the shard up. Return False when jobs are still in processing, or on another server than the
-        lease names, unless ``unsettled`` leaves the jobs to the next owner; on a cluster, None when the
-        shard's master is unreachable. Raises NotOwner.
-        """
         (reply,) = self.client.answers([release_call(lease, unsettled)])
         return None if isinstance(reply, StoreUnavailable) else bool(reply == 1)
 
     def beat(
         self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate | None = None
     ) -> BeatResult:
-        """Move the node's heartbeat in each queue to ``turn`` and write its report, in one round trip.
-
-        Returns lanes and turn of all nodes, and the stored number of shards. A node without ``lanes`` has no
-        heartbeat there, and reads the numbers only. A refused report does not affect the heartbeat.
-        """
         beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
         replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
         answers = self.client.but_unreachable(replies[: len(beats)])
@@ -223,11 +203,9 @@ class RedisStore:
         )
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:
-        """Remove heartbeats, given by owner and lanes."""
         self.client.commands([("HDEL", nodes_key(queue), *(f"{owner} {lanes}" for owner, lanes in members))])
 
     def forget_report(self, owner: str) -> None:
-        """Remove the report of a node."""
         self.client.commands([("DEL", report_key(owner)), ("ZREM", reports_key(), id_bytes(owner))])
 
     def take(self, ticket: str, name: str) -> str:
@@ -243,12 +221,6 @@ class RedisStore:
     def exchange(
         self, settle: SettleRequest | None, claim: ClaimRequest | None
     ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
-        """Settle claimed jobs, then claim due jobs, in one round trip. A settle may release its shard.
-
-        A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
-        Jobs in processing of claims other than ``in_hand`` go back. Each answer may be an error of its own,
-        such as NotOwner, or on a cluster StoreUnavailable. Raises StoreUnavailable.
-        """
         settling = settle_calls(settle) if settle is not None else None
         calls = settling.calls if settling is not None else []
         claiming = [claim_call(claim)] if claim is not None else []
@@ -288,15 +260,9 @@ class RedisStore:
         return or_raise(answer)
 
     def retract_crashes(self, lease: Lease) -> None:
-        """Undo the crashes that were counted for the owner of this lease: it is alive."""
         self.client.call(load("retract_crashes").call(shard_keys(lease.shard), epoch=lease.epoch))
 
     def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
-        """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
-
-        Raises StoreUnavailable; on a cluster, it is the answer when the master with the tokens is
-        unreachable.
-        """
         call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},
             holder=asked.holder,
@@ -313,7 +279,6 @@ class RedisStore:
         return Tokens(int(granted), parse_seconds(wait))
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
-        """Return the masters that answer, with memory limit, eviction policy and refused commands."""
         refused, _ = refused_commands(self.client, shards)
         replies = [(asked, *asked.ask([("INFO", "memory")])) for asked in self.client.masters()]
         self.client.check_reachable(reply for _, reply in replies)
@@ -324,23 +289,15 @@ class RedisStore:
         ]
 
     def nodes(self) -> list[NodeReport]:
-        """Return the nodes that reported in the last hour and did not shut down."""
         (owners,) = self.client.commands([("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
         return read_reports(self.client, [parse_id(owner) for owner in owners])
 
     # -- migrations
 
     def mover(self, queue: QueueSpec) -> Mover:
-        """Return what moves the queue to another number of shards, for the use of one thread.
-
-        Any number of movers may work at once.
-        """
         return Mover(self.client, queue, self._durability, lease_seconds=self._lease_seconds)
 
     def begin_migration(self, queue: str, shards: int) -> bool:
-        """Begin to move a queue to another number of shards; False when it is moving, or, on a cluster, needs
-        an unreachable master.
-        """
         return bool(self.client.unless_unreachable(lambda: Migrations(self.client, queue).begin(shards)))
 
     def _continue_migration(self, queue: QueueSpec) -> None:
@@ -351,12 +308,6 @@ class RedisStore:
     def next_due(
         self, shards: Sequence[ShardRef], in_hand: Sequence[OpenClaims] = (), were_empty: Sequence[bool] = ()
     ) -> list[Due | ShardDamaged | None]:
-        """Read the smallest claimable ``perform_in`` of each shard, in one round trip; its damage for a shard
-        that has one, and None for a shard whose master is unreachable.
-
-        The answer is now when jobs of claims other than ``in_hand`` are in processing. Of shards that
-        ``were_empty``, only waiting jobs are looked for; those that have some take another round trip.
-        """
         claims: Sequence[OpenClaims | None] = in_hand or [None] * len(shards)
         empty = [n for n, was_empty in enumerate(were_empty) if was_empty]
         dues: dict[int, Due | ShardDamaged | None] = {**_still_empty(self.client, shards, empty)}
@@ -369,9 +320,6 @@ class RedisStore:
         return [dues[n] for n in range(len(shards))]
 
     def count_due(self, shards: Sequence[ShardRef]) -> int:
-        """Return the number of due jobs of the shards, in two round trips, without those of masters that are
-        away.
-        """
         keys = [shard_keys(shard)[index] for shard in shards for index in ("due", "due_prioritized")]
         dues = self.next_due(shards)
         now = max((due.now for due in dues if isinstance(due, Due)), default=0.0)
@@ -379,7 +327,6 @@ class RedisStore:
         return sum(count for count in counts if isinstance(count, int))
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
-        """Subscribe to the announcements of the queues. Raises StoreUnavailable."""
         return PushSubscription(self.client, [queue.name for queue in queues])
 
 

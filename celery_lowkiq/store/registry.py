@@ -124,7 +124,8 @@ class Registry:
                 return None
         except ShardRepairing as error:
             return error
-        copy = self._copy(shard)
+        (route,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
+        copy = parse_layout(route)
         says = (
             f"meta says that the queue has {copy.route} shards"
             if copy
@@ -242,10 +243,6 @@ class Registry:
             for shard in shards
         ]
         return self._client.answers(calls) if calls else []
-
-    def _copy(self, shard: ShardRef) -> Layout | None:
-        (stored,) = self._client.commands([("HGET", shard_keys(shard)["meta"], "shards")])
-        return parse_layout(stored)
 
 
 def restart_call(queue: str, gen: int, phase: Phase) -> ScriptCall:

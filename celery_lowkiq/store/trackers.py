@@ -85,7 +85,11 @@ class TrackerStore:
         keys = TrackerKeys(tracker)
         added = []
         for part in parts(calls):
-            rest: list[Value] = [value for call in part for value in (call.call, _what(call))]
+            rest: list[Value] = []
+            for call in part:
+                queue, job_id = call.queue.encode(), id_bytes(call.job_id)
+                lengths = b"%d %d " % (len(queue), len(job_id))
+                rest += call.call, lengths + queue + job_id + call.payload
             added.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
 
         def attempt() -> list[Any]:
@@ -206,11 +210,6 @@ def latest_due(jobs: Iterable[NewJob]) -> str:
 
 def _number_or_dash(value: float | None) -> str:
     return "-" if value is None else number_text(value)
-
-
-def _what(call: NewCall) -> bytes:
-    queue, job_id = call.queue.encode(), id_bytes(call.job_id)
-    return b"%d %d " % (len(queue), len(job_id)) + queue + job_id + call.payload
 
 
 def _tracker(tracker: str, reply: list[bytes | None]) -> TrackerView | None:

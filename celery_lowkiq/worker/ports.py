@@ -62,7 +62,8 @@ class Store(Protocol):
     def acquire_all(self, wanted: Sequence[LeaseWatch], owner: str) -> list[Lease | LowkiqError]:
         """Take each watched shard whose lease is still as ``seen``, and recover its jobs, in one round trip.
 
-        Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, and such.
+        Each answer is a lease or an error: NotOwner when the lease has changed, QueueResharded, or
+        ShardRepairing when lost keys are being repaired in the background.
         """
 
     def renew(self, leases: Sequence[Lease], stopping: bool, turn: int) -> list[Renewed]:
@@ -83,6 +84,7 @@ class Store(Protocol):
     ) -> tuple[SettleReply | StoreError | None, Claim | StoreError | None]:
         """Settle claimed jobs, then claim due jobs, in one round trip; each is atomic in its shard.
 
+        A claim takes at most 1,000 payloads or 1 MiB of an id, lowest scores first; the rest stays waiting.
         A settle may release its shard, which does nothing while jobs are in processing. The same ``request``
         (a growing int) claims the same jobs again. Jobs in processing of claims other than ``in_hand`` go
         back. A suspect is claimed alone, and only if ``suspects``. Each answer may be an error of its own,
@@ -102,13 +104,13 @@ class Store(Protocol):
         """
 
     def mover(self, queue: QueueSpec) -> Mover:
-        """Return what moves the queue to another number of shards."""
+        """Return a mover of the queue, for the use of one thread; any number of movers may work at once."""
 
     def begin_migration(self, queue: str, shards: int) -> bool:
         """Begin to move a queue to another number of shards; False when it is moving."""
 
     def nodes(self) -> list[NodeReport]:
-        """Return the last reports of all nodes."""
+        """Return the last reports of the nodes that reported in the last hour and did not shut down."""
 
     def forget_report(self, owner: str) -> None:
         """Remove the report of a node."""
