@@ -30,7 +30,7 @@ class Claim:
 
     ``now`` is Redis's clock (Unix s); ``next_due`` is the smallest ``perform_in`` of the remaining claimable
     jobs, None without any. ``suspect``: the batch is a suspected poison pill. ``suspect_due``: nothing was
-    claimed, since only suspects are due and the request excluded them.
+    claimed because only suspects are due and the request excluded them.
     """
 
     number: int

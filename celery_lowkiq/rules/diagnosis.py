@@ -137,7 +137,7 @@ class DiagnosisFacts:
     id_token_at: float = 0.0
     #: The other shards of its lane that are due before it, the one that waits longest first.
     due_before: tuple[DueBefore, ...] = ()
-    #: What cannot be read now, since its master of a cluster is unreachable.
+    #: What cannot be read now because its master of a cluster is unreachable.
     missing: tuple[Missing, ...] = ()
 
     @property

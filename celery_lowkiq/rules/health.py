@@ -596,7 +596,7 @@ def _unserved(queue: QueueState, state: SystemState) -> Iterator[Finding]:
         )
         text = "No worker serves it"
         if state.topology.lacks_replicas:
-            text = f"{text}, or its report is not stored, since a master refuses writes"
+            text = f"{text}, or its report is not stored because a master refuses writes"
             advice = f"See the refused writes above. When no worker runs: {advice[0].lower()}{advice[1:]}"
         yield queue.finding(level, f"{text}; {_wait(queue)}.", advice)
 

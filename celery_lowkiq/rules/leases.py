@@ -60,7 +60,7 @@ class Member:
         return self.moved and now < self.since + NODE_TIMEOUT_LEASES * lease_seconds
 
     def is_new(self, now: float, lease_seconds: float) -> bool:
-        """True if the node cannot have seen a lease expire, since it has begun later."""
+        """True if the node cannot have seen a lease expire because it has begun later."""
         return now < self.first_seen + NODE_TIMEOUT_LEASES * lease_seconds
 
     def gone(self, now: float, lease_seconds: float) -> bool:
@@ -245,7 +245,7 @@ class LeaseWatch:
         return self.since is not None and self.seen.epoch < self.known_epoch
 
     def ours(self, owner: str) -> bool:
-        """True if the lease is this node's own, since the reply to its acquire was lost."""
+        """True if the lease is this node's own because the reply to its acquire was lost."""
         return self.seen.owner == owner and self.seen.given_on == self.seen.server
 
     def orphaned(self, now: float, lease_seconds: float) -> bool:

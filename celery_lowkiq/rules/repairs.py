@@ -64,7 +64,7 @@ class Repaired:
     cleared: tuple[str, ...] = ()
     #: Whether meta was rewritten.
     meta: bool = False
-    #: Waiting jobs that are due now, since their due times were lost.
+    #: Waiting jobs that are due now because their due times were lost.
     undated: int = 0
     mended: int = 0
     lost_waiting: int = 0
@@ -173,7 +173,7 @@ def _done(repaired: Repaired) -> Iterator[str]:
             "only this shard is lost"
         )
     if repaired.undated:
-        yield f"{repaired.undated} waiting jobs are due now, since their due times were lost"
+        yield f"{repaired.undated} waiting jobs are due now because their due times were lost"
     if repaired.mended:
         yield f"{repaired.mended} entries were rewritten from other keys"
     for count, kind in (

@@ -104,8 +104,8 @@ class ShardMoves:
     #: Whether jobs that leave may be claimed here: the migration was paused.
     staying: bool = False
     #: The owner of a lease that another server gave, with epoch, counter and this server; '' without such a
-    #: lease. It, or an unknown next one, may run jobs that the shard does not know, since a failover has lost
-    #: their claims.
+    #: lease. It, or an unknown next one, may run jobs that the shard does not know because a failover has
+    #: lost their claims.
     given_elsewhere: str = ""
 
 

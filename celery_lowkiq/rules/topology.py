@@ -154,7 +154,7 @@ def eviction(server: Server) -> Finding:
 
 
 def lacks_replicas(server: Server) -> bool:
-    """True if a server refuses all writes, since too few replicas are up to date."""
+    """True if a server refuses all writes because too few replicas are up to date."""
     least = server.min_replicas_to_write or 1
     return bool(server.min_replicas) and server.good_replicas is not None and server.good_replicas < least
 
@@ -296,7 +296,7 @@ class Topology:
 
     @property
     def lacks_replicas(self) -> bool:
-        """True if a master refuses all writes, since too few replicas are up to date."""
+        """True if a master refuses all writes because too few replicas are up to date."""
         return any(lacks_replicas(master.server) for master in self.masters)
 
     @property

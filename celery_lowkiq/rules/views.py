@@ -212,7 +212,7 @@ class Stats:
     #: Ids that a death holds, with or without a waiting job, and the seconds for which the longest is held.
     held: int = 0
     held_for: float = 0.0
-    #: Shards that are in no count, since their masters are unreachable.
+    #: Shards that are in no count because their masters are unreachable.
     missing: int = 0
     #: Waiting calls: the payloads of the waiting jobs, of which equal ones were merged.
     calls: int = 0
@@ -351,7 +351,7 @@ class ShardState:
 def sum_of_states(states: Iterable[ShardState]) -> Stats | ShardDamaged:
     """Return the counts of a queue, or the first damage of its shards: a sum without these would go back.
 
-    The sum tells how many shards are missing, since their masters are unreachable.
+    The sum tells how many shards are missing because their masters are unreachable.
     """
     total = Stats()
     for state in states:
@@ -377,7 +377,7 @@ class Page(Generic[T]):
 class ShardsPage(Page[T]):
     """Part of a listing of what lies in the shards of a queue.
 
-    ``away``: on a cluster, the names of the shards that this page or one before lacks, since their masters
+    ``away``: on a cluster, the names of the shards that this page or one before lacks because their masters
     were unreachable, by the address of the master.
     """
 

@@ -103,7 +103,7 @@ class Client:
 
     def apart(self) -> redis.Redis:
         """Return a client with its own pool, for a subscription; close it. Raises RedisError when Redis is
-        loading, since it accepts subscriptions then.
+        loading because it accepts subscriptions then.
         """
         self.redis.ping()
         return apart(self.redis)

@@ -357,7 +357,7 @@ class ClusterClient(Client):
         self._lost = _address_of(client)
 
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
-        """Return each shard or queue by itself, since it has a slot of its own."""
+        """Return each shard or queue by itself because it has a slot of its own."""
         return [values[n : n + 1] for n in range(len(values))]
 
     def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
@@ -392,7 +392,7 @@ class ClusterClient(Client):
     def calls_in_turn(
         self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
     ) -> list[Any]:
-        """Run scripts in two round trips, since masters execute what is sent together in any order.
+        """Run scripts in two round trips because masters execute what is sent together in any order.
 
         When one of ``first`` may not have been executed, its StoreUnavailable answers those of ``then``.
         ``others`` are sent with the first round trip; none has the slot of one of ``then``.

@@ -72,7 +72,7 @@ class Refused(NamedTuple):
 
 
 class NotAsked(exceptions.ConnectionError):
-    """A node was not asked, since it did not answer another thread in time."""
+    """A node was not asked because it did not answer another thread in time."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(f"{text_of(address)} did not answer in time")

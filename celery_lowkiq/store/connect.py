@@ -86,7 +86,7 @@ def _reason(error: Exception, address: str) -> str:
 
 # Creates Redis clients from connection parameters.
 
-#: Retries after a dropped connection, since scripts can be repeated; the caller handles longer outages.
+#: Retries after a dropped connection because scripts can be repeated; the caller handles longer outages.
 RETRIES = 2
 #: RESP2 is parsed about twice as fast as RESP3.
 PROTOCOL = 2

@@ -95,7 +95,7 @@ _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 class Queries:
     """Listings of ordered queues. Every method may raise StoreError.
 
-    On a cluster, listings name the shards that they lack, since their masters are unreachable.
+    On a cluster, listings name the shards that they lack because their masters are unreachable.
     """
 
     def __init__(self, store: RedisStore) -> None:

@@ -82,7 +82,7 @@ OF_CLUSTER = re.compile("'(cluster|asking)", re.IGNORECASE)
 URL = "lowkiq_url (broker_url, where lowkiq_url is not set)"
 #: Advice for a node of a cluster that refuses what other nodes accept.
 CREATE_USER = (
-    "create the user there (`celery -A proj lowkiq acl --cluster` writes its rights), since Redis copies "
+    "create the user there (`celery -A proj lowkiq acl --cluster` writes its rights) because Redis copies "
     "users neither to replicas nor to other masters"
 )
 
@@ -96,7 +96,7 @@ class ShardCountDiffers(StoreError):
 
 
 class InconsistentKeys(ShardDamaged):
-    """Keys of a shard disagree, since one of them was lost. The store repairs this automatically."""
+    """Keys of a shard disagree because one of them was lost. The store repairs this automatically."""
 
 
 class WrongType(ShardDamaged):

@@ -257,8 +257,8 @@ Command = tuple[Any, ...]
 def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | None:
     """Send commands in one round trip, and return their replies; that of a refused one is its error.
 
-    As redis-py does, repeats all of them when the connection is lost. None: nothing was sent, since something
-    observes redis-py, or the commands are not all SENT_HERE. Raises RedisError.
+    As redis-py does, repeats all of them when the connection is lost. None: nothing was sent because
+    something observes redis-py, or the commands are not all SENT_HERE. Raises RedisError.
     """
     pool = client.connection_pool
     names = {command[0] for command in commands}
@@ -290,7 +290,7 @@ def _changed(client: redis.Redis, command: Command, reply: Any) -> Any:
 def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:
     """Execute commands as one transaction, in one round trip over a connection of any pool.
 
-    As redis-py does, repeats it when the connection is lost. Returns False when nothing was sent, since
+    As redis-py does, repeats it when the connection is lost. Returns False when nothing was sent because
     something observes redis-py. Raises RedisError, also that of the first command that was refused.
     """
     if _is_observed(client):

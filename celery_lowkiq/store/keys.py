@@ -120,7 +120,7 @@ class ShardKeys:
         return self.prefix + name
 
     def bind(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys of these names. Cached, since each script uses the same names."""
+        """Return the keys of these names. Cached because each script uses the same names."""
         keys = self._bound.get(names)
         if keys is None:
             keys = self._bound[names] = tuple(self.prefix + name for name in names)

@@ -470,7 +470,7 @@ class Mover:
         self._idle_turns = 0
         self._finished: set[int] = set()
         self._search = StraySearch()
-        #: By shard, ids that the last turn could not sort, since they were in processing.
+        #: By shard, ids that the last turn could not sort because they were in processing.
         self._stuck: dict[int, int] = defaultdict(int)
 
     def turn(self) -> bool:
@@ -704,7 +704,7 @@ class Mover:
     def _count_stuck(
         self, migration: Migration, moves: Mapping[int, ShardMoves], export: Export, busy: set[str]
     ) -> None:
-        """Note ids that could not move: the next turn reads as many more, since those behind them may."""
+        """Note ids that could not move: the next turn reads as many more because those behind them may."""
         layout = migration.layout
         # When all of a transfer stay, so may those for which it had no room.
         all_stay = len(busy) == len(export.ids) > 0

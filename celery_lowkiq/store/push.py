@@ -27,7 +27,7 @@ from celery_lowkiq.store.script import ScriptCall, Value, load
 
 # Registers or repairs shards that refuse scripts, and sends the scripts again.
 
-#: Maximum number of attempts, since a shard may change its count again before the script is sent.
+#: Maximum number of attempts because a shard may change its count again before the script is sent.
 ADMISSIONS = 5
 #: Refusals after which a script may be sent again.
 CLEARABLE = (InconsistentKeys, ShardCountDiffers, WrongType)

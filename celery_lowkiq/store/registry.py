@@ -1,6 +1,6 @@
 """The number of shards of a queue, which each push and acquire checks.
 
-It is stored in the queue's own key, and each shard has a copy, since a script reads one shard only. The
+It is stored in the queue's own key, and each shard has a copy because a script reads one shard only. The
 registry handles scripts that a shard without a copy, or with another number, refuses. The number that the
 code declares is that of a new queue: the stored one applies to all others.
 """

@@ -62,7 +62,7 @@ class ScriptCall(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _with_prefix(prefix: str, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Cached, since each script uses the same keys of a shard."""
+    """Cached because each script uses the same keys of a shard."""
     return tuple(prefix + key for key in keys)
 
 

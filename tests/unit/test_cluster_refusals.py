@@ -198,7 +198,7 @@ def test_a_login_that_one_master_refuses_names_it_and_what_to_do(cluster, make_c
     name = f"Redis {node.place.decode()}"
     assert str(refused).startswith(
         f"{name} refuses user or password (WRONGPASS): create the user there (`celery -A proj lowkiq acl "
-        "--cluster` writes its rights), since Redis copies users neither to replicas nor to other masters"
+        "--cluster` writes its rights) because Redis copies users neither to replicas nor to other masters"
     )
     assert caplog.messages == [f"{refused}. Its shards wait."]
     node._reply = lambda words: b"+OK\r\n" if words[0] == b"AUTH" else reply(words)

@@ -87,7 +87,7 @@ def test_what_was_done_in_words():
     done = Repaired(SHARD, ("due",), undated=2, mended=1, lost_waiting=3, lost_dead=1)
     assert done.lost == 4
     assert done.text == (
-        "the key due had the wrong type and was deleted; 2 waiting jobs are due now, since their due times "
+        "the key due had the wrong type and was deleted; 2 waiting jobs are due now because their due times "
         "were lost; 1 entries were rewritten from other keys; 3 waiting jobs are LOST: their payloads are "
         "gone; 1 dead jobs are LOST: their payloads are gone"
     )

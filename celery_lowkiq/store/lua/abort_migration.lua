@@ -8,7 +8,7 @@
 -- USES: time
 -- FLAGS: allow-oom
 -- Returns: the number of shards that it goes to now, the same as before when it was aborted already; that number with '-' when
---   the migration goes on, since it may take another one back, and jobs would lose their order; '' without a migration, or when
+--   the migration goes on because it may take another one back, and jobs would lose their order; '' without a migration, or when
 --   all jobs have moved.
 -- Cost: O(1). Repeated: no effect.
 local stored = redis.call('HMGET', queue, 'phase', 'migration', 'migration_aborted', 'gen', 'migration_restored')

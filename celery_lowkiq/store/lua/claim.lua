@@ -73,7 +73,7 @@ local function is_plain(record)
   return stop and flag == '' and (length == '' or stop + length == #record)
 end
 
--- Arguments of the commands that move plain jobs together: texts, since a number costs a conversion each time.
+-- Arguments of the commands that move plain jobs together: texts because a number costs a conversion each time.
 local number_text = string.format('%.0f', number)
 -- Of records that no call of ours has written: `large` ones as read, and what the reply has of those that were `cut`.
 local plain = {ids = {}, claimed = {}, processing = {}, large = {}, cut = {}}
@@ -112,7 +112,7 @@ local function plain_records(ids, any_failed)
       size = size + #(record or '')
       found[from + i - 1] = record and not failures[i] and is_plain(record) and record or false
     end
-    -- Not read again, since that costs Redis more than all else.
+    -- Not read again because that costs Redis more than all else.
     if size > 4194304 then
       for i, record in ipairs(records) do
         plain.large[names[from + i - 1]] = record and #record > 4194304 and record or nil
@@ -398,7 +398,7 @@ local function shortened_record(record)
   return pack_items(shortened(unpack_items(record, stop + length + 1)), string.sub(record, 1, stop + length))
 end
 
--- A function, since Lua allows 200 local variables at once.
+-- A function because Lua allows 200 local variables at once.
 local function answer()
   local reply = {seconds(now), next_due(), number, kind + (errors_differ and ERRORS_DIFFER or 0)}
   local batch = plain.processing

@@ -10,7 +10,7 @@
 -- USES: format payload_set_edit waiting policy_per_run forget_history orphans
 -- Returns: {1 or 0 when the job has no such payload, orphans (see lib/orphans.lua)}.
 -- Cost: O(log n), or the length of a packed record; plus O(log n) for each waiting call that has its own time and payload.
---   Repeated: no effect, since the payload is gone.
+--   Repeated: no effect because the payload is gone.
 local keeps_calls = digest ~= ''
 
 -- The call records of the payload become those of `other`.

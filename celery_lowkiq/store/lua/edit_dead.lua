@@ -8,7 +8,7 @@
 --   signatures, signed_score: see lib/payload_set_edit.lua
 -- USES: format morgue time waiting_index wake payload_set_edit holds forget_history
 -- Returns: 1, or 0 when the job has no such payload. Error SHARDS <stored route> in a migration.
--- Cost: O(log n), or the length of a packed record. Repeated: no effect, since the payload is gone.
+-- Cost: O(log n), or the length of a packed record. Repeated: no effect because the payload is gone.
 local refused = refuse_in_migration()
 if refused then
   return refused

@@ -1,4 +1,4 @@
--- Moves a node's heartbeat in many queues, and reads how many shards each has. A script, since a full Redis must accept it, so
+-- Moves a node's heartbeat in many queues, and reads how many shards each has. A script because a full Redis must accept it, so
 -- that nodes can drain.
 --
 -- ROLE: worker

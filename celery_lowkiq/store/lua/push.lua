@@ -154,7 +154,7 @@ end
 
 -- Writes what a push changes beside its jobs, before these. Returns the members in `calls`, by the index of the job in ARGV.
 local function begin()
-  -- First, since it ends the script when `calls` is of another type.
+  -- First because it ends the script when `calls` is of another type.
   local members = record_calls(last_job)
   if signatures ~= '' then
     begin_signatures(stored[3])

@@ -40,7 +40,7 @@ local function requeue()
       return i - rest
     end
     if wanted(id) then
-      -- Stale payloads stay in the morgue, since the queue would drop them. With force, they are new from now on.
+      -- Stale payloads stay in the morgue because the queue would drop them. With force, they are new from now on.
       local done_score = hooks.done_score and hooks.done_score(id)
       if done_score and force == '1' then
         redis.call('HDEL', done_scores, id)

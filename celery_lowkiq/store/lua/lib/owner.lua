@@ -4,7 +4,7 @@
 -- ARGV: owner epoch
 -- USES: time
 -- A lost lease is written again by the owner of the shard's last claim. No other node has owned the shard since then: one that
--- finds no lease writes one with server 'lost' and waits (acquire.lua). It stays 'lost' until the owner releases it, since this
+-- finds no lease writes one with server 'lost' and waits (acquire.lua). It stays 'lost' until the owner releases it because this
 -- server may have lost more than the lease, and the owner may be late.
 local function restored()
   local current = redis.call('HMGET', lease, 'owner', 'epoch', 'server')

@@ -3,7 +3,7 @@
 -- KEYS: meta
 -- ARGV: merge
 -- USES: payload_set_read time
--- Maximum number of items inserted into a packed record, since each insertion reads all of it; more items spill the set.
+-- Maximum number of items inserted into a packed record because each insertion reads all of it; more items spill the set.
 local INSERTED = 64
 
 local function hex(high, low)

@@ -4,7 +4,7 @@
 -- USES: payload_set_read
 -- A record is '<claim> <perform_in> <retry_count> <error length> <error><packed payloads>'. '<claim>@<number>': calls of the
 -- job have records; those above this number arrived after the claim. '#<priority>' follows unless the priority is 0.
--- claim: a text, since Lua would write a large number as 1e+14.
+-- claim: a text because Lua would write a large number as 1e+14.
 -- Returns the head of the record.
 local function write_processing(id, claim, perform_in, retry_count, message, items, last_call, priority)
   redis.call('ZADD', claimed, claim, id)

@@ -11,7 +11,7 @@ local function seconds(us)
   return string.format('%d.%06d', math.floor(us / 1000000), us % 1000000)
 end
 
--- Maximum delay in s: 30 years. Also used for a text that is not a number, since a script must not fail after a write.
+-- Maximum delay in s: 30 years. Also used for a text that is not a number because a script must not fail after a write.
 local LONGEST = 1000000000
 
 local function delayed(us, delay)
