@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -33,14 +33,16 @@ from celery_lowkiq.integration.audit import Audit, line_of
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.json_records import (
     OverviewJson,
+    PlacesJson,
     ShardsJson,
     ShownDeadJob,
     ShownJob,
-    places_json,
     value_text,
 )
 from celery_lowkiq.integration.queue import FailureGroup, Failures, OrderedQueue
+from celery_lowkiq.integration.reads import ID, QUEUE, READS, Findings, Nodes, Read, places
 from celery_lowkiq.integration.tracking import Tracker
+from celery_lowkiq.rules.diagnosis import Why
 from celery_lowkiq.rules.errors import StoreUnavailable, UnknownTracker
 from celery_lowkiq.rules.health import expected
 from celery_lowkiq.rules.text import count_of, duration, escaped, format_job_ids, moment, relative, size
@@ -49,6 +51,7 @@ from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import (
     ERROR,
     Finding,
+    HeldId,
     LaneReport,
     NodeReport,
     Paused,
@@ -151,6 +154,56 @@ def listing_command(
     run.__doc__ = text
     by = click.option("--by", type=click.Choice(sorts), default=sorts[0], show_default=True)
     return command(short, examples)(queue_argument(by(listing_options(json_option(run)))))
+
+
+# A command that shows the record of a read.
+
+READ = {read.name: read for read in READS}
+ARGUMENTS: dict[str, Callable[[Any], Any]] = {"queue": queue_argument, "id": click.argument("id")}
+
+
+def record_command(
+    read: Read,
+    short: str,
+    text: str,
+    examples: Sequence[str],
+    write: Callable[[Any], None],
+    failed: Callable[[Any], bool] = lambda _: False,
+    records: Callable[[Any], Iterable[Any]] = lambda found: [found],
+) -> click.Command:
+    """A command that writes the record of a read for people, or each of its ``records`` as a line of JSON.
+
+    Status 1 when the read has ``failed``.
+    """
+
+    def run(inspector: Inspector, json_: bool, queue: str | None = None, **given: Any) -> None:
+        found = read.run(inspector.queue(queue) if queue else inspector, **given)
+        if json_:
+            for one in records(found):
+                write_json(one)
+        else:
+            write(found)
+        if failed(found):
+            raise click.exceptions.Exit(FAILED)
+
+    run.__doc__ = text
+    made = json_option(run)
+    for one in reversed(read.parameters):
+        made = ARGUMENTS[one.name](made)
+    return command(short, examples)(made)
+
+
+def write_lines(found: Iterable[tuple[Any, str]], json_: bool) -> None:
+    """Write records as JSON, or the texts beside them."""
+    empty = True
+    for record, text in found:
+        empty = False
+        if json_:
+            write_json(record)
+        else:
+            write_text(text)
+    if empty:
+        write_text("[]" if json_ else "none", err=not json_)
 
 
 # ``stats``: counts of all ordered queues, or of one, and of nodes and lanes.
@@ -298,20 +351,9 @@ def _shard_row(queue: str, shard: ShardReport, denied: Mapping[str, str]) -> lis
 NODES = ("node", "state", ">seen", ">up", "lane", ">shards", "doing")
 
 
-@command("Nodes, their lanes, and running jobs.", ["nodes", "nodes --json"])
-@json_option
-def nodes(inspector: Inspector, json_: bool) -> None:
-    """Each node with its lanes, their shards and running jobs, from the node's last report.
-
-    seen: the age of the report. A node that is silent for longer than its lease is lost, and other nodes take
-    its shards.
-    """
-    found = inspector.nodes()
-    if json_:
-        for node in found:
-            write_json(node)
-    elif found:
-        write_text(table(NODES, [row for node in found for row in _node_rows(node)]))
+def _write_nodes(found: Nodes) -> None:
+    if found.nodes:
+        write_text(table(NODES, [row for node in found.nodes for row in _node_rows(node)]))
     else:
         write_text("none: does a worker with ordered queues run?", err=True)
 
@@ -345,6 +387,20 @@ def _run_text(lane: LaneReport) -> str:
     return f"{format_job_ids(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}{overdue}"
 
 
+nodes = record_command(
+    READ["nodes"],
+    "Nodes, their lanes, and running jobs.",
+    """Each node with its lanes, their shards and running jobs, from the node's last report.
+
+    seen: the age of the report. A node that is silent for longer than its lease is lost, and other nodes take
+    its shards.
+    """,
+    ["nodes", "nodes --json"],
+    _write_nodes,
+    records=lambda found: found.nodes,
+)
+
+
 # ``masters``: the servers that store the shards.
 
 MASTERS = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "server")
@@ -352,25 +408,10 @@ MASTERS = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "ser
 MEASURABLE = 0.1
 
 
-@command("Masters of Redis, with their shards.", ["masters", "masters --json"])
-@json_option
-def masters(inspector: Inspector, json_: bool) -> None:
-    """The servers that store shards: those of a cluster, or the only one.
-
-    shards: of all queues. clock: ahead of this host's by so much. Behind sentinels, the address of the master
-    stands beside its name.
-
-    Status 1 when a master is unreachable or refuses all scripts, or slots of a cluster have none.
-    """
-    topology = inspector.topology()
-    if json_:
-        write_json(topology)
-    else:
-        write_text(table(MASTERS, map(_master_row, topology.masters)))
-        if topology.kind is Kind.CLUSTER:
-            write_text(_masters_summary(topology))
-    if not topology.is_whole:
-        raise click.exceptions.Exit(FAILED)
+def _write_masters(topology: Topology) -> None:
+    write_text(table(MASTERS, map(_master_row, topology.masters)))
+    if topology.kind is Kind.CLUSTER:
+        write_text(_masters_summary(topology))
 
 
 def _master_row(master: Master) -> list[str]:
@@ -397,31 +438,49 @@ def _masters_summary(topology: Topology) -> str:
     return " ".join(parts)
 
 
+masters = record_command(
+    READ["masters"],
+    "Masters of Redis, with their shards.",
+    """The servers that store shards: those of a cluster, or the only one.
+
+    shards: of all queues. clock: ahead of this host's by so much. Behind sentinels, the address of the master
+    stands beside its name.
+
+    Status 1 when a master is unreachable or refuses all scripts, or slots of a cluster have none.
+    """,
+    ["masters", "masters --json"],
+    _write_masters,
+    failed=lambda topology: not topology.is_whole,
+)
+
+
 # ``doctor``: health checks, and what to do about each problem.
 
 
-@command("Check Redis, nodes and queues.", ["doctor", "doctor --json"])
-@json_option
-def doctor(inspector: Inspector, json_: bool) -> None:
-    """Check Redis (version, memory policy, persistence, clock), the nodes, and the queues (number of shards,
-    damaged keys, nodes that serve them, shards and jobs without an owner, jobs that wait while lanes are
-    free), and say what to do.
-
-    Status 1 when there is an error; a warning alone is status 0.
-    """
-    findings = inspector.doctor()
-    for finding in findings:
-        if json_:
-            write_json(finding)
-        else:
-            write_text(_finding_text(finding))
-    if any(finding.level == ERROR for finding in findings):
-        raise click.exceptions.Exit(FAILED)
+def _write_findings(found: Findings) -> None:
+    for finding in found.findings:
+        write_text(_finding_text(finding))
 
 
 def _finding_text(finding: Finding) -> str:
     text = f"{finding.level:8} {finding.subject}: {finding.text}"
     return escaped(text) + (f"\n         {escaped(finding.advice)}" if finding.advice else "")
+
+
+doctor = record_command(
+    READ["doctor"],
+    "Check Redis, nodes and queues.",
+    """Check Redis (version, memory policy, persistence, clock), the nodes, and the queues (number of shards,
+    damaged keys, nodes that serve them, shards and jobs without an owner, jobs that wait while lanes are
+    free), and say what to do.
+
+    Status 1 when there is an error; a warning alone is status 0.
+    """,
+    ["doctor", "doctor --json"],
+    _write_findings,
+    failed=lambda found: any(finding.level == ERROR for finding in found.findings),
+    records=lambda found: found.findings,
+)
 
 
 # ``failures``: the failures of a queue, or of all, in groups.
@@ -497,24 +556,27 @@ def _write_group(queue: str, one: FailureGroup) -> None:
 # ``why``: one answer to why an id does not run.
 
 
-@command("Why an id is not running.", ["why sync_order 42", "why sync_order 42 --json"])
-@queue_argument
-@click.argument("id_", metavar="ID")
-@json_option
-def why(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
+def _why(queue: OrderedQueue, id: str) -> Why:  # noqa: A002
+    return queue.why(id)
+
+
+def _write_reasons(found: Why) -> None:
+    for reason in found.reasons:
+        write_text(escaped(reason.text))
+
+
+why = record_command(
+    Read("why", "Why an id is not running", _why, (QUEUE, ID)),
+    "Why an id is not running.",
     """Where an ID of QUEUE is, and why it does not run, in words.
 
     It is done or was never there, waits for its time or behind others, is paused, or dead; its shard has no
     owner, or one that does not answer; or it is running. Status 1 when there is no such job.
-    """
-    answer = inspector.queue(queue).why(id_)
-    if json_:
-        write_json(answer)
-    else:
-        for reason in answer.reasons:
-            write_text(escaped(reason.text))
-    if answer.kind == "nowhere":
-        raise click.exceptions.Exit(FAILED)
+    """,
+    ["why sync_order 42", "why sync_order 42 --json"],
+    _write_reasons,
+    failed=lambda found: found.kind == "nowhere",
+)
 
 
 # ``job``: where an id is, and what it has.
@@ -533,20 +595,22 @@ def job(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
     Status 1 when it is nowhere.
     """
     ordered = inspector.queue(queue).raw(decoded=True) if json_ else inspector.queue(queue)
-    places, why = ordered.job(id_), ordered.why(id_)
-    found = {"waiting": places.waiting, "processing": places.processing, "dead": places.dead}
+    found = places(ordered, id_)
     if json_:
-        write_json(places_json(places, why, ordered.tries(id_)))
+        write_json(found)
     else:
-        owner = why.facts.owner.name if why.facts.owner else "none"
-        known = {"id": id_, "queue": queue, "shard": why.facts.shard.index, "owner": owner}
-        write_text("\n".join(f"{name:{COLUMN}}{escaped(str(value))}" for name, value in known.items()))
-        for name, place in found.items():
-            if place is not None:
-                write_text(_place_text(name, place))
-    if not any(found.values()):
+        _write_places(found)
+    if not any((found.waiting, found.processing, found.dead)):
         write_text(f"queue {queue} has no job {escaped(id_)}", err=True)
         raise click.exceptions.Exit(FAILED)
+
+
+def _write_places(found: PlacesJson) -> None:
+    known = {"id": found.id, "queue": found.queue, "shard": found.shard, "owner": found.owner or "none"}
+    write_text("\n".join(f"{name:{COLUMN}}{escaped(str(value))}" for name, value in known.items()))
+    for name in ("waiting", "processing", "dead"):
+        if (place := getattr(found, name)) is not None:
+            write_text(_place_text(name, place))
 
 
 def _place_text(name: str, place: ShownJob | ShownDeadJob) -> str:
@@ -630,18 +694,13 @@ def held(inspector: Inspector, queue: str, json_: bool) -> None:
 
     Requeue or delete the dead payload, or let the id go on.
     """
-    found = False
     away: dict[str, str] = {}
-    for one in all_items(inspector.queue(queue).held_ids, away):
-        found = True
-        if json_:
-            write_json(one)
-        else:
-            paused = ", and paused" if one.paused else ""
-            write_text(f"{escaped(one.id)} since {moment(one.since)}{paused}")
-    if not found:
-        write_text("[]" if json_ else "none", err=not json_)
+    write_lines(((one, _held_text(one)) for one in all_items(inspector.queue(queue).held_ids, away)), json_)
     end_listing(away)
+
+
+def _held_text(one: HeldId) -> str:
+    return f"{escaped(one.id)} since {moment(one.since)}{', and paused' if one.paused else ''}"
 
 
 # ``paused``: the pauses of a queue.
@@ -653,29 +712,26 @@ def held(inspector: Inspector, queue: str, json_: bool) -> None:
 def paused(inspector: Inspector, queue: str, json_: bool) -> None:
     """The pauses of QUEUE, of its shards and of its ids, with their times."""
     ordered = inspector.queue(queue)
-    found, now = False, ordered.paused()
+    now = ordered.paused()
     away = dict(now.away)
-    for what, since in _paused(ordered, now, away):
-        found = True
-        if json_:
-            write_json({**what, "since": since})
-        else:
-            ((kind, name),) = what.items()
-            write_text(f"{kind} {escaped(str(name))} since {moment(since)}")
-    if not found:
-        write_text("[]" if json_ else "none", err=not json_)
+    pauses = _paused(ordered, now, away)
+    write_lines(
+        (
+            ({kind: name, "since": since}, f"{kind} {escaped(str(name))} since {moment(since)}")
+            for kind, name, since in pauses
+        ),
+        json_,
+    )
     end_listing(away)
 
 
-def _paused(
-    queue: OrderedQueue, now: Paused, away: dict[str, str]
-) -> Iterator[tuple[dict[str, str | int], float]]:
+def _paused(queue: OrderedQueue, now: Paused, away: dict[str, str]) -> Iterator[tuple[str, str | int, float]]:
     if now.queue is not None:
-        yield {"queue": queue.name}, now.queue
+        yield "queue", queue.name, now.queue
     for shard, since in sorted(now.shards.items()):
-        yield {"shard": shard}, since
+        yield "shard", shard, since
     for one in all_items(queue.paused_ids, away):
-        yield {"id": one.id}, one.since
+        yield "id", one.id, one.since
 
 
 # ``audit``: the changes that people made.
@@ -686,14 +742,8 @@ def _paused(
 @json_option
 def audit(inspector: Inspector, limit: int, json_: bool) -> None:
     """The changes that people made by the dashboard, the API, Flower and commands, the latest first."""
-    entry = None
-    for entry in islice(all_items(Audit(inspector.app).read), limit):
-        if json_:
-            write_json(entry)
-        else:
-            write_text(f"{moment(entry.at)} {line_of(entry)}")
-    if entry is None:
-        write_text("[]" if json_ else "none", err=not json_)
+    entries = islice(all_items(Audit(inspector.app).read), limit)
+    write_lines(((entry, f"{moment(entry.at)} {line_of(entry)}") for entry in entries), json_)
 
 
 # ``progress``: the progress of a tracked group of calls.

@@ -14,59 +14,18 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_lowkiq.integration.actions import ACTIONS, FILTERS, MAX_IDS, SHARDS, Action, Parameter, action_of
-from celery_lowkiq.integration.audit import MAX_REASON, AuditEntry
+from celery_lowkiq.integration.actions import ACTIONS, MAX_IDS, Action, action_of
+from celery_lowkiq.integration.audit import MAX_REASON
 from celery_lowkiq.integration.json_records import (
     COMPUTED,
-    OverviewJson,
     PlacesJson,
-    ShownDeadJob,
-    ShownJob,
-    places_json,
     record_of,
 )
-from celery_lowkiq.integration.queue import Failures, Matches, OrderedQueue, read_filter
+from celery_lowkiq.integration.reads import QUEUE, READS, TEXT, Query, Read, Schema, places, schema_of
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.health import Hint
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
-from celery_lowkiq.rules.topology import ServerInfo, Topology
-from celery_lowkiq.rules.views import (
-    HOUR,
-    SPANS,
-    Finding,
-    HeldId,
-    NodeReport,
-    Page,
-    PausedId,
-    Sample,
-    SearchPage,
-    ShardReport,
-    ShardsPage,
-    Stats,
-)
-from celery_lowkiq.web.changes import JOB, begin, call_off, operation_of
-from celery_lowkiq.web.endpoints import (
-    AFTER,
-    DEFAULT_LIMIT,
-    ID,
-    LIMIT,
-    MATCHED,
-    MAX_LIMIT,
-    QUEUE,
-    SORTS,
-    STATES,
-    TEXT,
-    Endpoint,
-    ErrorJson,
-    ListingQuery,
-    Params,
-    Query,
-    Schema,
-    body_of,
-    field,
-    json_response,
-)
+from celery_lowkiq.web.changes import begin, call_off, operation_of
+from celery_lowkiq.web.endpoints import Endpoint, ErrorJson, Params, body_of, field, json_response
 from celery_lowkiq.web.errors import Operation, Refused
 from celery_lowkiq.web.site import plain_queue_of, queue_of, site_of
 
@@ -206,7 +165,7 @@ REASON: Schema = {"type": "string", "maxLength": MAX_REASON}
 
 def _change_schema() -> Schema:
     """The body of a change: what all actions take."""
-    taken = {one.name: value_schema(one) for action in ACTIONS.values() for one in action.takes}
+    taken = {one.name: schema_of(one) for action in ACTIONS.values() for one in action.takes}
     ids = {"type": "array", "items": TEXT, "maxItems": MAX_IDS}
     wait = {"type": "number", "minimum": 0, "maximum": MAX_WAIT, "description": "seconds to wait for its end"}
     lines = [
@@ -234,86 +193,20 @@ def _taken(action: Action) -> list[str]:
     return [*sorted(action.needs), *(f"{one.name}?" for one in action.optional)]
 
 
-def value_schema(parameter: Parameter) -> Schema:
-    """The schema of a parameter of an action."""
-    bounds = {"minimum": parameter.minimum, "maximum": parameter.maximum} if parameter.kind is int else {}
-    return {**PLAIN.get(parameter.kind, {}), **bounds, "description": parameter.text}
-
-
 # The JSON API: everything that the pages can do.
 
 
-class LowkiqCounts(NamedTuple):
-    """Counts of a queue in Lowkiq's form."""
+def endpoint_of(read: Read) -> Endpoint:
+    """The endpoint of a read."""
 
-    length: int
-    morgue_length: int
-    lag: float
-    #: Shards that are not counted, since their masters are unreachable.
-    missing: int
+    def run(request: Request) -> Any:
+        params = Params.query(request)
+        values = {one.name: params.value(one) for one in read.parameters}
+        of = queue_of(request) if values.pop(QUEUE.name, "") else site_of(request).inspector
+        return read.run(of, **values)
 
-    @classmethod
-    def of(cls, stats: Stats) -> LowkiqCounts:
-        return cls(stats.length, stats.morgue_length, stats.lag, stats.missing)
-
-
-class LowkiqStats(NamedTuple):
-    total: LowkiqCounts
-    by_worker: Mapping[str, LowkiqCounts]
-
-
-class Shards(NamedTuple):
-    """The shards of a queue with hints, the Unix time (s) of its pause, and the number of paused ids."""
-
-    shards: tuple[ShardReport, ...]
-    paused: float | None
-    paused_ids: int
-    hints: tuple[Hint, ...]
-
-
-class Resharding(NamedTuple):
-    """The migration of a queue to another number of shards; null without one."""
-
-    migration: MigrationState | None
-
-
-class Samples(NamedTuple):
-    samples: tuple[Sample, ...]
-
-
-class Nodes(NamedTuple):
-    nodes: tuple[NodeReport, ...]
-
-
-class Findings(NamedTuple):
-    findings: tuple[Finding, ...]
-
-
-def stats(request: Request) -> LowkiqStats:
-    """Counts in Lowkiq's form: `total` and `by_worker`, each `length`, `morgue_length`, `lag`, `missing`."""
-    found = site_of(request).inspector.partial().overview()
-    by_queue = {name: LowkiqCounts.of(one) for name, one in found.by_queue.items()}
-    return LowkiqStats(LowkiqCounts.of(found.total), by_queue)
-
-
-def queues(request: Request) -> OverviewJson:
-    """All queues with their counts; what is damaged, and which masters are unreachable or deny a right."""
-    return site_of(request).inspector.overview_json()
-
-
-def listing(request: Request) -> SearchPage[Any]:
-    """A page of jobs of a queue; pass its `next` as `after` for the following one."""
-    name = request.url.path.rpartition("/")[2]
-    return ListingQuery.of(Params.query(request), name).of_queue(queue_of(request))
-
-
-def job(request: Request) -> PlacesJson:
-    """Everything about one id: its jobs, why it is not running, and its tries."""
-    return _places(queue_of(request), Params.query(request).text("id"))
-
-
-def _places(queue: OrderedQueue, job_id: str) -> PlacesJson:
-    return places_json(queue.job(job_id, **JOB), queue.why(job_id), queue.tries(job_id))
+    run.__doc__ = read.text
+    return Endpoint("GET", f"/{read.name}", run, read.answer, read.parameters)
 
 
 async def plain_job(request: Request) -> Response:
@@ -325,76 +218,7 @@ async def plain_job(request: Request) -> Response:
 def _plain_job(request: Request, fields: dict[str, Any]) -> Response:
     job_id = field(fields, "id", str)
     queue = plain_queue_of(request, field(fields, "queue", str), job_id)
-    return json_response(_places(queue, job_id))
-
-
-def shards(request: Request) -> Shards:
-    """The shards of a queue, who has each, what is paused, and whether more shards would help."""
-    queue = queue_of(request)
-    paused, found = queue.paused(), queue.shards()
-    return Shards(found, paused.queue, paused.ids, tuple(queue.shard_hints(found)))
-
-
-def migration(request: Request) -> Resharding:
-    """The move of a queue to another number of shards, and what each shard has left to move."""
-    return Resharding(queue_of(request).migration())
-
-
-def reshard_cost(request: Request) -> ReshardCost:
-    """An estimate of what the action `reshard` would cost."""
-    shards = SHARDS.read(Params.query(request).text(SHARDS.name))
-    return queue_of(request).reshard_cost(shards)
-
-
-def paused_ids(request: Request) -> ShardsPage[PausedId]:
-    """A page of the paused ids of a queue."""
-    return queue_of(request).paused_ids(after=Params.query(request).cursor())
-
-
-def held_ids(request: Request) -> ShardsPage[HeldId]:
-    """A page of the ids that a dead payload holds, the longest held first."""
-    return queue_of(request).held_ids(after=Params.query(request).cursor())
-
-
-def failures(request: Request) -> Failures:
-    """The groups of failures of a queue, or the one with a fingerprint, each with an example."""
-    return queue_of(request).failures(Params.query(request).text("failure", ""))
-
-
-def matches(request: Request) -> Matches:
-    """How many dead jobs, or waiting ones that failed, match a filter; the search is bounded."""
-    params = Params.query(request)
-    wanted = read_filter({one.name: params.text(one.name, "") for one in FILTERS})
-    return queue_of(request).matching(wanted, dead=params.choice("list", MATCHED) == "morgue")
-
-
-def history(request: Request) -> Samples:
-    """Counters and lag of the last hour or day, of one queue or of all."""
-    params, inspector = Params.query(request), site_of(request).inspector
-    span = params.text("span", HOUR.name)
-    if params.text("queue", ""):
-        return Samples(queue_of(request).history(span))
-    return Samples(inspector.history(span=span).total)
-
-
-def nodes(request: Request) -> Nodes:
-    """The nodes, their lanes, and what each runs."""
-    return Nodes(tuple(site_of(request).inspector.nodes()))
-
-
-def server(request: Request) -> ServerInfo:
-    """What Redis reports about itself."""
-    return site_of(request).inspector.server()
-
-
-def masters(request: Request) -> Topology:
-    """The masters of a cluster, or the only one, with the shards that each stores."""
-    return site_of(request).inspector.topology()
-
-
-def doctor(request: Request) -> Findings:
-    """The results of the health checks, and what to do about them."""
-    return Findings(site_of(request).inspector.doctor())
+    return json_response(places(queue, job_id))
 
 
 # -- changes
@@ -453,13 +277,6 @@ def _change(request: Request, fields: dict[str, Any]) -> Response:
     return json_response(OperationJson.of(operation), 202 if operation.running else 200)
 
 
-def audit(request: Request) -> Page[AuditEntry]:
-    """The changes that people made, the latest first."""
-    params = Params.query(request)
-    limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
-    return site_of(request).audit.read(limit, params.cursor())
-
-
 def operations(request: Request) -> Operations:
     """The changes of this process, newest first."""
     return Operations(tuple(map(OperationJson.of, site_of(request).operations.all())))
@@ -491,69 +308,17 @@ async def _fields(request: Request) -> dict[str, Any]:
     return fields
 
 
-def _searches(listing: str) -> tuple[Query, ...]:
-    if listing == "processing":
-        return ()
-    bound = {"type": "number"}
-    return (
-        Query("by", {"enum": list(SORTS[listing])}),
-        Query("prefix", TEXT),
-        Query("minimum", bound),
-        Query("maximum", bound),
-        Query("reverse", {"enum": ["0", "1"]}),
-        Query("state", {"enum": list(STATES[listing])}),
-        Query("age", {"type": "string", "pattern": "^[<>][0-9]{1,9}(s|m|min|h|d)$"}),
-        Query("failure", TEXT),
-    )
-
-
-def _listing(name: str) -> Endpoint:
-    answer: Any = SearchPage[ShownDeadJob] if name == "morgue" else SearchPage[ShownJob]
-    return Endpoint("GET", f"/{name}", listing, answer, (QUEUE, *_searches(name), LIMIT, AFTER))
-
-
-ENDPOINTS = (
-    Endpoint("GET", "/stats", stats, LowkiqStats),
-    Endpoint("GET", "/queues", queues, OverviewJson),
-    *map(_listing, SORTS),
-    Endpoint("GET", "/job", job, PlacesJson, (QUEUE, ID)),
-    Endpoint("POST", "/job", plain_job, PlacesJson, body="JobId"),
-    Endpoint("GET", "/shards", shards, Shards, (QUEUE,)),
-    Endpoint("GET", "/migration", migration, Resharding, (QUEUE,)),
-    Endpoint(
-        "GET",
-        "/reshard_cost",
-        reshard_cost,
-        ReshardCost,
-        (QUEUE, Query(SHARDS.name, value_schema(SHARDS), True)),
+#: Endpoints that are no reads of the table, behind the endpoint that stands before each.
+OTHERS = {
+    "/job": (Endpoint("POST", "/job", plain_job, PlacesJson, body="JobId"),),
+    "/doctor": (Endpoint("POST", "/changes", change, OperationJson, body="Change"),),
+    "/audit": (
+        Endpoint("GET", "/operations", operations, Operations),
+        Endpoint("GET", "/operations/{id}", operation, OperationJson),
+        Endpoint("DELETE", "/operations/{id}", cancel, OperationJson, status=202),
     ),
-    Endpoint("GET", "/paused_ids", paused_ids, ShardsPage[PausedId], (QUEUE, AFTER)),
-    Endpoint("GET", "/held_ids", held_ids, ShardsPage[HeldId], (QUEUE, AFTER)),
-    Endpoint("GET", "/failures", failures, Failures, (QUEUE, Query("failure", TEXT))),
-    Endpoint(
-        "GET",
-        "/matches",
-        matches,
-        Matches,
-        (
-            QUEUE,
-            Query("list", {"enum": list(MATCHED)}, required=True),
-            *(Query(one.name, value_schema(one)) for one in FILTERS),
-        ),
-    ),
-    Endpoint(
-        "GET", "/history", history, Samples, (Query("queue", TEXT), Query("span", {"enum": list(SPANS)}))
-    ),
-    Endpoint("GET", "/nodes", nodes, Nodes),
-    Endpoint("GET", "/redis", server, ServerInfo),
-    Endpoint("GET", "/masters", masters, Topology),
-    Endpoint("GET", "/doctor", doctor, Findings),
-    Endpoint("POST", "/changes", change, OperationJson, body="Change"),
-    Endpoint("GET", "/audit", audit, Page[AuditEntry], (LIMIT, AFTER)),
-    Endpoint("GET", "/operations", operations, Operations),
-    Endpoint("GET", "/operations/{id}", operation, OperationJson),
-    Endpoint("DELETE", "/operations/{id}", cancel, OperationJson, status=202),
-)
+}
+ENDPOINTS = tuple(one for read in map(endpoint_of, READS) for one in (read, *OTHERS.get(read.path, ())))
 
 
 # -- health

@@ -19,6 +19,7 @@ from celery_lowkiq.integration.audit import Change
 from celery_lowkiq.integration.inspector import FoundId, Inspector
 from celery_lowkiq.integration.json_records import PayloadMask, ShownJob
 from celery_lowkiq.integration.queue import OrderedQueue, read_filter
+from celery_lowkiq.integration.reads import AFTER, AGES, LIMIT, MATCHED, SORTS, STATES, ListingQuery, Query
 from celery_lowkiq.integration.tracking import Tracker
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.failures import FailureFilter, job_state
@@ -44,21 +45,7 @@ from celery_lowkiq.web import charts
 from celery_lowkiq.web.auth import check_token
 from celery_lowkiq.web.changes import asker, operation_of
 from celery_lowkiq.web.charts import lane_map, picture_of
-from celery_lowkiq.web.endpoints import (
-    AFTER,
-    AGES,
-    DEFAULT_LIMIT,
-    LIMIT,
-    MATCHED,
-    MAX_LIMIT,
-    SORTS,
-    STATES,
-    Endpoint,
-    ListingQuery,
-    Params,
-    Query,
-    form_of,
-)
+from celery_lowkiq.web.endpoints import Endpoint, Params, form_of, listing_query
 from celery_lowkiq.web.formatting import bytes_text
 from celery_lowkiq.web.render import link, page
 from celery_lowkiq.web.site import queue_of, site_of
@@ -247,12 +234,12 @@ def _listing(
     """The query of a listing, its page, and what is wrong with the query."""
     ids = {"paused": shown.paused_ids, "held": shown.held_ids}.get(listed)
     if listed not in SORTS:
-        return None, ids(after=params.cursor()) if ids else None, ""
+        return None, ids(after=params.value(AFTER)) if ids else None, ""
     try:
-        search = ListingQuery.of(params, listed)
+        search = listing_query(params, listed)
         return search, search.of_queue(shown), ""
     except InvalidCall as error:
-        return ListingQuery.of(Params([]), listed), SearchPage((), None), str(error)
+        return listing_query(Params([]), listed), SearchPage((), None), str(error)
 
 
 def _past(inspector: Inspector, name: str, span: Span, now: float) -> dict[str, Any]:
@@ -330,7 +317,7 @@ def doctor(request: Request) -> Response:
 
 def audit(request: Request) -> Response:
     """The changes that people made, the latest first."""
-    after = Params.query(request).cursor()
+    after = Params.query(request).value(AFTER)
     return page(request, "audit.html", found=site_of(request).audit.read(AUDITED, after), after=after)
 
 
@@ -355,7 +342,9 @@ PEEK = 160
 
 def trackers(request: Request) -> Response:
     """All groups, the latest first."""
-    return page(request, "trackers.html", found=_groups(request))
+    params = Params.query(request)
+    found = site_of(request).inspector.trackers(params.value(LIMIT), params.value(AFTER))
+    return page(request, "trackers.html", found=found)
 
 
 def tracker(request: Request) -> Response:
@@ -368,7 +357,7 @@ def tracker(request: Request) -> Response:
         state=state,
         states=CALL_STATES,
         found=_calls(request, group, state),
-        after=Params.query(request).cursor(),
+        after=Params.query(request).value(AFTER),
         payload_text=_payload_text,
     )
 
@@ -394,11 +383,6 @@ def _cancelled(request: Request, group: Tracker) -> int:
 # -- for programs
 
 
-def api_trackers(request: Request) -> Page[TrackerView]:
-    """Tracked groups of calls, the latest first."""
-    return _groups(request)
-
-
 def api_tracker(request: Request) -> TrackerView:
     """One group and its counts."""
     return _named(request).view()
@@ -420,12 +404,6 @@ def _named(request: Request) -> Tracker:
     return site_of(request).inspector.tracker(request.path_params["id"])
 
 
-def _groups(request: Request) -> Page[TrackerView]:
-    params = Params.query(request)
-    limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
-    return site_of(request).inspector.trackers(limit, params.cursor())
-
-
 def _asked(request: Request) -> tuple[Tracker, str]:
     params = Params.query(request)
     group = site_of(request).inspector.tracker(params.text("id"))
@@ -434,7 +412,6 @@ def _asked(request: Request) -> tuple[Tracker, str]:
 
 def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
     params = Params.query(request)
-    limit = params.whole("limit", 1, MAX_LIMIT, DEFAULT_LIMIT)
     tasks, site = site_of(request).inspector.tasks(), site_of(request)
 
     def masked(call: TrackedCall) -> TrackedCall:
@@ -442,7 +419,7 @@ def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
         stored = PayloadMask(site.redactor, form).stored(call.payload)
         return replace(call, payload=stored)
 
-    return group.jobs(state or None, limit, params.cursor()).map(masked)
+    return group.jobs(state or None, params.value(LIMIT), params.value(AFTER)).map(masked)
 
 
 def _payload_text(call: TrackedCall) -> str:
@@ -454,9 +431,7 @@ ROUTES = (
     Route("/tracker", tracker),
     Route("/tracker/cancel", cancel, methods=["POST"]),
 )
-PAGE = (LIMIT, AFTER)
 ENDPOINTS = (
-    Endpoint("GET", "/trackers", api_trackers, Page[TrackerView], PAGE),
     Endpoint("GET", "/trackers/{id}", api_tracker, TrackerView),
     Endpoint("DELETE", "/trackers/{id}", api_cancel, TrackerView),
     Endpoint(
@@ -464,6 +439,6 @@ ENDPOINTS = (
         "/trackers/{id}/calls",
         api_calls,
         Page[TrackedCall],
-        (Query("state", {"enum": list(CALL_STATES)}), *PAGE),
+        (Query("state", {"enum": list(CALL_STATES)}), LIMIT, AFTER),
     ),
 )

@@ -1,0 +1,441 @@
+"""Reads: the JSON API, its description and the commands are made from this table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, get_type_hints
+
+from celery_lowkiq.integration.actions import FILTERS, SHARDS, Parameter
+from celery_lowkiq.integration.audit import Audit, AuditEntry
+from celery_lowkiq.integration.inspector import Inspector
+from celery_lowkiq.integration.json_records import PlacesJson, ShownDeadJob, ShownJob, places_json
+from celery_lowkiq.integration.queue import Failures, Matches, OrderedQueue, read_filter
+from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.failures import ANY, DEAD_STATES, WAITING_STATES, FailureFilter
+from celery_lowkiq.rules.health import Hint
+from celery_lowkiq.rules.resharding import MigrationState
+from celery_lowkiq.rules.validators import is_whole, whole
+from celery_lowkiq.rules.views import (
+    HOUR,
+    SPANS,
+    Finding,
+    NodeReport,
+    Page,
+    Sample,
+    SearchPage,
+    ShardReport,
+    Stats,
+)
+
+Schema = dict[str, Any]
+
+# Parameters of reads. Each reads the text of a request, and raises InvalidCall for an invalid one.
+
+DEFAULT_LIMIT, MAX_LIMIT = 50, 500
+#: Maximum length of a cursor; cursors of listings are shorter.
+MAX_CURSOR = 1200
+#: Characters of an invalid value in an error.
+SHOWN = 100
+TEXT: Schema = {"type": "string"}
+#: Listings whose jobs a filter of failures may match.
+MATCHED = ("morgue", "retries")
+
+
+@dataclass(frozen=True)
+class Query:
+    """A parameter of a read: its JSON schema, and the function that reads its text, "" when it is missing."""
+
+    name: str
+    schema: Schema
+    required: bool = False
+    read: Callable[[str], Any] = str
+
+
+def short(value: Any) -> str:
+    """Return an invalid value for an error, cut."""
+    return repr(value)[:SHOWN]
+
+
+def chosen(name: str, value: str, allowed: Collection[str]) -> str:
+    """Return one of the allowed values. Raises InvalidCall."""
+    if value not in allowed:
+        names = ", ".join(filter(None, allowed))
+        raise InvalidCall(f"{name}={short(value)} is invalid: expected one of {names}")
+    return value
+
+
+def whole_number(name: str, text: str, low: int, high: int) -> int:
+    """Return the whole number that a text stands for. Raises InvalidCall."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    if number is None or not is_whole(number, low, high):
+        raise InvalidCall(f"{name}={short(text)} is invalid: expected {whole(low, high).expected}")
+    return number
+
+
+def _cursor(after: str) -> str | None:
+    if len(after) > MAX_CURSOR:
+        raise InvalidCall(f"after={short(after)} is invalid: expected the `next` of a page")
+    return after or None
+
+
+def flag(name: str, text: str) -> bool:
+    """Return whether a flag is set. Raises InvalidCall."""
+    return chosen(name, text, ("", "0", "1", "false", "true")) in ("1", "true")
+
+
+def _number(name: str, text: str) -> float | None:
+    """Return a number; None for an empty text."""
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidCall(f"{name}={short(text)} is invalid: expected a number")
+    return number
+
+
+def schema_of(parameter: Parameter) -> Schema:
+    """The JSON schema of a parameter of an action."""
+    kind: Schema = {str: TEXT, int: {"type": "integer"}}.get(parameter.kind, {})
+    bounds = {"minimum": parameter.minimum, "maximum": parameter.maximum} if parameter.kind is int else {}
+    return {**kind, **bounds, "description": parameter.text}
+
+
+QUEUE = Query("queue", TEXT, required=True)
+ID = Query("id", TEXT, required=True)
+FAILURE = Query("failure", TEXT)
+AFTER = Query("after", TEXT, read=_cursor)
+LIMIT = Query(
+    "limit",
+    {"type": "integer", "minimum": 1, "maximum": MAX_LIMIT, "default": DEFAULT_LIMIT},
+    read=lambda text: whole_number("limit", text or str(DEFAULT_LIMIT), 1, MAX_LIMIT),
+)
+SPAN = Query("span", {"enum": list(SPANS)}, read=lambda text: text or HOUR.name)
+IN_LIST = Query("list", {"enum": list(MATCHED)}, True, lambda text: chosen("list", text, MATCHED))
+
+
+@dataclass(frozen=True)
+class Read:
+    """A read. ``run(of, **values)`` returns its record: ``of`` is a queue, or without one the Inspector.
+
+    ``text`` says what it returns; the type of the record is that of the annotation of ``run``.
+    """
+
+    name: str
+    text: str
+    run: Callable[..., Any]
+    parameters: tuple[Query, ...] = ()
+
+    @property
+    def answer(self) -> Any:
+        """The type of the record."""
+        return get_type_hints(self.run)["return"]
+
+
+# The listings of a queue, and the query of one page.
+
+#: Payloads of each job that a listing reads, and bytes of each payload.
+LISTED = {"payload_limit": 3, "payload_bytes": 2048}
+#: Sort keys of each listing; the first is the default.
+SORTS: dict[str, tuple[str, ...]] = {
+    "jobs": ("perform_in", "id"),
+    "retries": ("retry_count",),
+    "morgue": ("updated_at", "id"),
+    "processing": ("claim",),
+}
+#: States that a listing filters by.
+STATES: dict[str, tuple[str, ...]] = {
+    "jobs": WAITING_STATES,
+    "retries": WAITING_STATES,
+    "morgue": DEAD_STATES,
+    "processing": (),
+}
+#: Ages that a page offers.
+AGES = ("<1min", "<1h", "<1d", ">1min", ">1h", ">1d", ">7d")
+
+
+@dataclass(frozen=True)
+class ListingQuery:
+    """The query of one page of a listing."""
+
+    listing: str
+    by: str
+    wanted: FailureFilter
+    minimum: float | None
+    maximum: float | None
+    reverse: bool
+    limit: int
+    after: str | None
+    #: Entries that the pages before have searched.
+    searched: int
+
+    @classmethod
+    def of(cls, listing: str, values: Mapping[str, Any], searched: int = 0) -> ListingQuery:
+        """``values``: of the parameters of the listing, by name."""
+        filters = {name: values.get(name, "") for name in ("prefix", "state", "age", "failure")}
+        return cls(
+            listing=listing,
+            by=values.get("by") or SORTS[listing][0],
+            minimum=values.get("minimum"),
+            maximum=values.get("maximum"),
+            reverse=values.get("reverse", False),
+            limit=values["limit"],
+            after=values["after"],
+            wanted=FailureFilter(**filters),
+            searched=searched,
+        )
+
+    @property
+    def sorts(self) -> tuple[str, ...]:
+        return SORTS[self.listing]
+
+    @property
+    def query(self) -> dict[str, Any]:
+        """The fields of the URL query, without the cursor."""
+        return {
+            "list": self.listing,
+            "by": self.by if self.by != self.sorts[0] else None,
+            "prefix": self.wanted.prefix,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "reverse": "1" if self.reverse else None,
+            "limit": self.limit if self.limit != DEFAULT_LIMIT else None,
+            **self.filters,
+        }
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The filters that no sort has."""
+        return {"state": self.wanted.state, "age": self.wanted.age, "failure": self.wanted.failure}
+
+    @property
+    def narrows(self) -> bool:
+        """Whether the listing leaves jobs out."""
+        return self.wanted != ANY or self.has_range
+
+    @property
+    def has_range(self) -> bool:
+        """Whether it is between two values of the sort, which no action takes."""
+        return (self.minimum, self.maximum) != (None, None)
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether the order or the range was chosen."""
+        return self.by != self.sorts[0] or self.reverse or self.has_range
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether anything of the form was chosen."""
+        return self.wanted != ANY or self.is_sorted
+
+    def of_queue(self, queue: OrderedQueue) -> SearchPage[Any]:
+        """Raises InvalidCall and StoreError."""
+        if self.listing == "processing":
+            return queue.processing(limit=self.limit, after=self.after, **LISTED)
+        options = {
+            "prefix": self.wanted.prefix,
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "reverse": self.reverse,
+            "limit": self.limit,
+            "after": self.after,
+            **self.filters,
+        }
+        reads = queue.morgue if self.listing == "morgue" else queue.jobs
+        return reads(self.by, **options, **LISTED)
+
+
+def searches(listing: str) -> tuple[Query, ...]:
+    """The parameters of a listing that order and filter it."""
+    bound = {"type": "number"}
+    sorts, states = SORTS[listing], STATES[listing]
+    return (
+        Query("by", {"enum": list(sorts)}, read=lambda text: chosen("by", text, ("", *sorts))),
+        Query("prefix", TEXT),
+        Query("minimum", bound, read=partial(_number, "minimum")),
+        Query("maximum", bound, read=partial(_number, "maximum")),
+        Query("reverse", {"enum": ["0", "1"]}, read=partial(flag, "reverse")),
+        Query("state", {"enum": list(states)}, read=lambda text: chosen("state", text, ("", *states))),
+        Query("age", {"type": "string", "pattern": "^[<>][0-9]{1,9}(s|m|min|h|d)$"}),
+        FAILURE,
+    )
+
+
+# Records of the API alone.
+
+
+class LowkiqCounts(NamedTuple):
+    """Counts of a queue in Lowkiq's form."""
+
+    length: int
+    morgue_length: int
+    lag: float
+    #: Shards that are not counted, because their masters are unreachable.
+    missing: int
+
+    @classmethod
+    def of(cls, stats: Stats) -> LowkiqCounts:
+        return cls(stats.length, stats.morgue_length, stats.lag, stats.missing)
+
+
+class LowkiqStats(NamedTuple):
+    total: LowkiqCounts
+    by_worker: Mapping[str, LowkiqCounts]
+
+
+class Shards(NamedTuple):
+    """The shards of a queue with hints, the Unix time (s) of its pause, and the number of paused ids."""
+
+    shards: tuple[ShardReport, ...]
+    paused: float | None
+    paused_ids: int
+    hints: tuple[Hint, ...]
+
+
+class Resharding(NamedTuple):
+    """The migration of a queue to another number of shards; null without one."""
+
+    migration: MigrationState | None
+
+
+class Samples(NamedTuple):
+    samples: tuple[Sample, ...]
+
+
+class Nodes(NamedTuple):
+    nodes: tuple[NodeReport, ...]
+
+
+class Findings(NamedTuple):
+    findings: tuple[Finding, ...]
+
+
+def _lowkiq_stats(inspector: Inspector) -> LowkiqStats:
+    found = inspector.partial().overview()
+    by_queue = {name: LowkiqCounts.of(one) for name, one in found.by_queue.items()}
+    return LowkiqStats(LowkiqCounts.of(found.total), by_queue)
+
+
+def places(queue: OrderedQueue, id: str) -> PlacesJson:  # noqa: A002
+    """Return everything about one id. Raises InvalidCall."""
+    return places_json(queue.job(id), queue.why(id), queue.tries(id))
+
+
+def _shards(queue: OrderedQueue) -> Shards:
+    paused, found = queue.paused(), queue.shards()
+    return Shards(found, paused.queue, paused.ids, tuple(queue.shard_hints(found)))
+
+
+def _migration(queue: OrderedQueue) -> Resharding:
+    return Resharding(queue.migration())
+
+
+def _failures(queue: OrderedQueue, failure: str) -> Failures:
+    return queue.failures(failure)
+
+
+def _matches(queue: OrderedQueue, **given: str) -> Matches:
+    dead = given.pop("list") == "morgue"
+    return queue.matching(read_filter(given), dead=dead)
+
+
+def _history(of: Inspector | OrderedQueue, span: str) -> Samples:
+    return Samples(of.history(span) if isinstance(of, OrderedQueue) else of.history(span=span).total)
+
+
+def _nodes(inspector: Inspector) -> Nodes:
+    return Nodes(inspector.nodes())
+
+
+def _doctor(inspector: Inspector) -> Findings:
+    return Findings(inspector.doctor())
+
+
+def _audit(inspector: Inspector, limit: int, after: str | None) -> Page[AuditEntry]:
+    return Audit(inspector.app).read(limit, after)
+
+
+def _listing(name: str) -> Read:
+    def run(queue: OrderedQueue, **values: Any) -> Any:
+        return ListingQuery.of(name, values).of_queue(queue)
+
+    run.__annotations__["return"] = SearchPage[ShownDeadJob] if name == "morgue" else SearchPage[ShownJob]
+    found = () if name == "processing" else searches(name)
+    text = "A page of jobs of a queue; pass its `next` as `after` for the following one"
+    return Read(name, text, run, (QUEUE, *found, LIMIT, AFTER))
+
+
+READS = (
+    Read(
+        "stats",
+        "Counts in Lowkiq's form: `total` and `by_worker`, each `length`, `morgue_length`, `lag`, `missing`",
+        _lowkiq_stats,
+    ),
+    Read(
+        "queues",
+        "All queues with their counts; what is damaged, and which masters are unreachable or deny a right",
+        Inspector.overview_json,
+    ),
+    *map(_listing, SORTS),
+    Read(
+        "job", "Everything about one id: its jobs, why it is not running, and its tries", places, (QUEUE, ID)
+    ),
+    Read(
+        "shards",
+        "The shards of a queue, who has each, what is paused, and whether more shards would help",
+        _shards,
+        (QUEUE,),
+    ),
+    Read(
+        "migration",
+        "The move of a queue to another number of shards, and what each shard has left to move",
+        _migration,
+        (QUEUE,),
+    ),
+    Read(
+        "reshard_cost",
+        "An estimate of what the action `reshard` would cost",
+        OrderedQueue.reshard_cost,
+        (QUEUE, Query(SHARDS.name, schema_of(SHARDS), True, SHARDS.read)),
+    ),
+    Read("paused_ids", "A page of the paused ids of a queue", OrderedQueue.paused_ids, (QUEUE, AFTER)),
+    Read(
+        "held_ids",
+        "A page of the ids that a dead payload holds, the longest held first",
+        OrderedQueue.held_ids,
+        (QUEUE, AFTER),
+    ),
+    Read(
+        "failures",
+        "The groups of failures of a queue, or the one with a fingerprint, each with an example",
+        _failures,
+        (QUEUE, FAILURE),
+    ),
+    Read(
+        "matches",
+        "How many dead jobs, or waiting ones that failed, match a filter; the search is bounded",
+        _matches,
+        (QUEUE, IN_LIST, *(Query(one.name, schema_of(one)) for one in FILTERS)),
+    ),
+    Read(
+        "history",
+        "Counters and lag of the last hour or day, of one queue or of all",
+        _history,
+        (Query("queue", TEXT), SPAN),
+    ),
+    Read("nodes", "The nodes, their lanes, and what each runs", _nodes),
+    Read("redis", "What Redis reports about itself", Inspector.server),
+    Read(
+        "masters",
+        "The masters of a cluster, or the only one, with the shards that each stores",
+        Inspector.topology,
+    ),
+    Read("doctor", "The results of the health checks, and what to do about them", _doctor),
+    Read("audit", "The changes that people made, the latest first", _audit, (LIMIT, AFTER)),
+    Read("trackers", "Tracked groups of calls, the latest first", Inspector.trackers, (LIMIT, AFTER)),
+)
