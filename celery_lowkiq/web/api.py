@@ -202,7 +202,8 @@ def endpoint_of(read: Read) -> Endpoint:
     def run(request: Request) -> Any:
         params = Params.query(request)
         values = {one.name: params.value(one) for one in read.parameters}
-        of = queue_of(request) if values.pop(QUEUE.name, "") else site_of(request).inspector
+        named = values.pop(QUEUE.name, "") or QUEUE in read.parameters
+        of = queue_of(request) if named else site_of(request).inspector
         return read.run(of, **values)
 
     run.__doc__ = read.text
