@@ -177,7 +177,8 @@ def record_command(
     """
 
     def run(inspector: Inspector, json_: bool, queue: str | None = None, **given: Any) -> None:
-        found = read.run(inspector.queue(queue) if queue else inspector, **given)
+        of = Inspector(inspector.app, raw=json_, decoded=json_)
+        found = read.run(of.queue(queue) if queue else of, **given)
         if json_:
             for one in records(found):
                 write_json(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import islice, zip_longest
 from operator import add
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -180,42 +180,47 @@ def busiest(one: tuple[IdCalls, ...], other: tuple[IdCalls, ...]) -> tuple[IdCal
     return tuple(sorted(one + other, key=lambda found: -found.calls)[:BUSIEST])
 
 
+def _stored() -> Any:
+    """A count of ``stats.lua``; the other fields are computed from its reply."""
+    return field(default=0, metadata={"stored": True})
+
+
 @dataclass(frozen=True)
 class Stats:
     """Counts of a shard, or the sum of several. Times are in s; a sum has the largest."""
 
-    length: int = 0
+    length: int = _stored()
     fresh: int = 0
-    retries: int = 0
-    morgue_length: int = 0
-    busy: int = 0
-    processed: int = 0
-    failed: int = 0
+    retries: int = _stored()
+    morgue_length: int = _stored()
+    busy: int = _stored()
+    processed: int = _stored()
+    failed: int = _stored()
     lag: float = 0.0
     #: Runs that were saved: calls that were merged into a waiting job and will not run by themselves.
-    merged: int = 0
+    merged: int = _stored()
     #: Payloads that went to the morgue.
-    dead: int = 0
+    dead: int = _stored()
     #: Seconds for which the oldest waiting job is due, even if it may not be claimed: its id is in processing
     #: or paused.
     oldest: float = 0.0
     #: Waiting jobs whose ids are paused, or held by a death.
-    paused_jobs: int = 0
+    paused_jobs: int = _stored()
     #: Ids that are paused, with or without a waiting job.
-    paused_ids: int = 0
+    paused_ids: int = _stored()
     #: Paused shards, by themselves or with their queue.
-    paused: int = 0
+    paused: int = _stored()
     #: Payloads that were dropped without a run: revoked, expired, or by a policy.
-    dropped: int = 0
+    dropped: int = _stored()
     #: Waiting jobs that are due and not paused, also those whose ids are in processing.
-    due: int = 0
+    due: int = _stored()
     #: Ids that a death holds, with or without a waiting job, and the seconds for which the longest is held.
-    held: int = 0
+    held: int = _stored()
     held_for: float = 0.0
     #: Shards that are in no count because their masters are unreachable.
     missing: int = 0
     #: Waiting calls: the payloads of the waiting jobs, of which equal ones were merged.
-    calls: int = 0
+    calls: int = _stored()
     #: Seconds for which the oldest of them waits, from its arrival or due time on. Of an id with few calls,
     #: the seconds since its last run, if it has run since.
     oldest_call: float = 0.0
@@ -233,6 +238,8 @@ class Stats:
         return tuple(found for found in self.busiest if found.calls > BACKLOG)
 
 
+#: Names of the counts of a shard, in the order in which ``stats.lua`` returns them.
+COUNTS = tuple(one.name for one in fields(Stats) if one.metadata)
 #: How fields of a sum are made that are no sums.
 _JOINED: dict[str, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(("lag", "oldest", "held_for", "oldest_call"), max),

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreUnavailable
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import (
+    COUNTS,
     DeadJob,
     FailedJob,
     Found,
@@ -80,11 +81,6 @@ PAUSED_INDEXES: tuple[str, ...] = ("due_paused",)
 #: Scores in `paused` of ids that are paused: those that no death holds, and those that one holds, too.
 PAUSED_ALONE_OR_HELD = (("0", "+inf"), ("-inf", f"(-{HELD_AND_PAUSED}"))
 
-#: Counts of a shard in the order of ``stats.lua``.
-COUNTS = (
-    *("length", "retries", "morgue_length", "busy", "processed", "failed", "merged", "dead"),
-    *("paused_jobs", "paused", "dropped", "due", "held", "paused_ids", "calls"),
-)
 #: Bytes of the longest log of tries: a longer one is foreign.
 LONGEST_LOG = 65536
 #: A line of ``store/lua/settle.lua``.

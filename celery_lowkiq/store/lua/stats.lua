@@ -6,7 +6,7 @@
 -- USES: time payload_set_read waiting_index next_due holds
 -- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', since when the first of the ids
 --   that deaths hold is held or '', {owner, epoch, counter}, busiest ids (see `busiest`), counts in the
---   order of COUNTS in counts.py}.
+--   order of COUNTS in rules/views.py}.
 -- Cost: O(log n + jobs in processing).
 -- The ids with the most waiting payloads, among those whose payloads are in `spill_order`: all of more than about 1 KiB.
 -- The members of an id are neighbours. So looks at every n-th member find each id that has at least n of them.
@@ -103,10 +103,10 @@ return {
   counter(counters[3]),
   counter(counters[4]),
   paused_count,
+  any_paused and redis.call('ZCOUNT', paused, 0, '+inf') + redis.call('ZCOUNT', paused, '-inf', '(-' .. BOTH) or 0,
   shard_paused and 1 or 0,
   counter(counters[5]),
   redis.call('ZCOUNT', due, '-inf', now) + redis.call('ZCOUNT', due_prioritized, '-inf', now),
   any_paused and redis.call('ZCOUNT', paused, '-inf', '(0') or 0,
-  any_paused and redis.call('ZCOUNT', paused, 0, '+inf') + redis.call('ZCOUNT', paused, '-inf', '(-' .. BOTH) or 0,
   payloads(),
 }
