@@ -177,8 +177,8 @@ def record_command(
     """
 
     def run(inspector: Inspector, json_: bool, queue: str | None = None, **given: Any) -> None:
-        of = Inspector(inspector.app, raw=json_, decoded=json_)
-        found = read.run(of.queue(queue) if queue else of, **given)
+        of = inspector if queue is None else inspector.queue(queue)
+        found = read.run(of.raw(decoded=True) if json_ and isinstance(of, OrderedQueue) else of, **given)
         if json_:
             for one in records(found):
                 write_json(one)
