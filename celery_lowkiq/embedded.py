@@ -81,7 +81,7 @@ class ServerNotFound(LowkiqError):
 
 
 class ServerFailed(LowkiqError):
-    """The server did not start, or does not answer."""
+    """The server did not start, or does not respond."""
 
 
 def find_server() -> Path:
@@ -143,7 +143,7 @@ class EmbeddedServer:
         return f"redis+socket://{self.socket_path}"
 
     def start(self) -> EmbeddedServer:
-        """Start the server and wait until it answers. Raises ServerNotFound, ServerFailed."""
+        """Start the server and wait until it responds. Raises ServerNotFound, ServerFailed."""
         if self._watcher is not None:
             return self
         executable = self.executable or find_server()

@@ -148,7 +148,6 @@ COMMANDS = {
 
 
 def command_of(verb: Verb) -> click.Command:
-    """The command of a verb."""
     run = _node_command(verb) if verb.node_reply else _queue_command(verb)
     run.__doc__ = verb.text
     return command(verb.summary, verb.examples)(run)
@@ -323,7 +322,7 @@ def push(
 
 
 def _by_arguments(task: Any) -> str:
-    """How to call a task whose calls have arguments in place of id and payload."""
+    """Ways to call a task whose calls have arguments in place of id and payload."""
     app = click.get_current_context().find_root().params.get("app")
     words = ["celery", "-A", app if isinstance(app, str) else "proj", "call", task.name]
     return (

@@ -44,11 +44,9 @@ class Commands(click.Group):
     """Group of all commands. It imports them late, because every ``celery`` command imports this module."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, sorted."""
         return sorted([*MODULE_OF, *_module("changes").COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, if there is one."""
         command: click.Command
         if module := MODULE_OF.get(cmd_name):
             command = getattr(_module(module), cmd_name)

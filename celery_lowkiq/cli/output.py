@@ -67,7 +67,7 @@ def payload_text(payload: ShownPayload, width: int | None = CELL) -> str:
 
 
 def first_payload(payloads: Sequence[ShownPayload]) -> str:
-    """The one with the smallest score, cut for a table."""
+    """The payload with the smallest score, cut for a table."""
     return payload_text(payloads[0]) if payloads else ""
 
 
@@ -156,7 +156,6 @@ def command(short: str, examples: Sequence[str]) -> Callable[[Callable[..., None
 
 
 def queue_argument(function: F) -> F:
-    """The argument QUEUE."""
     return click.argument("queue", metavar="QUEUE")(function)
 
 
@@ -166,19 +165,16 @@ def optional_queue_argument(function: F) -> F:
 
 
 def json_option(function: F) -> F:
-    """The option --json."""
     return click.option("--json", "json_", is_flag=True, help="For programs: JSON, times in Unix s.")(
         function
     )
 
 
 def yes_option(function: F) -> F:
-    """The option --yes."""
     return click.option("--yes", "-y", is_flag=True, help="Do not ask for a confirmation.")(function)
 
 
 def reason_option(function: F) -> F:
-    """The option --reason."""
     return click.option("--reason", default="", help="Why, for the audit log.")(function)
 
 

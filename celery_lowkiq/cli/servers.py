@@ -92,7 +92,6 @@ def web(
 
 
 def _options(prefix: str, quiet: bool) -> dict[str, Any]:
-    """Return the options of the server."""
     from celery_lowkiq.web.server import HttpProtocol
 
     # uvicorn would trust each program of this machine; lowkiq_web_trusted_proxies says whom we trust.

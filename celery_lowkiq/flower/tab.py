@@ -165,7 +165,7 @@ def _payloads(job: ShownDeadJob) -> str:
 
 
 def _user(handler: Any) -> str:
-    """Who asks. Flower tells a name by OAuth only; by basic authentication, that it is right."""
+    """Return the name of the user: Flower has it with OAuth, a header with basic authentication."""
     if isinstance(handler.current_user, str):
         return str(handler.current_user)
     if not handler.application.options.basic_auth:

@@ -88,7 +88,6 @@ class NodeMetrics(Collector):
             logger.info("metrics are at %s", self._server.url)
 
     def close(self) -> None:
-        """Stop to answer scrapes."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -117,27 +116,21 @@ class NodeMetrics(Collector):
             runs.wait.observe(max(0.0, began_at - job.perform_in))
 
     def renewed(self, leases: int) -> None:
-        """Count renewed leases."""
         self._renewals.inc(leases)
 
     def lost(self) -> None:
-        """Count a lost shard."""
         self._lost.inc()
 
     def refused(self) -> None:
-        """Count a failed request to Redis."""
         self._errors.inc()
 
     def outage(self) -> None:
-        """Count an outage of Redis."""
         self._outages.inc()
 
     def unverified(self, queue: str, payloads: int) -> None:
-        """Count payloads whose signatures do not verify."""
         self._unverified.labels(queue).inc(payloads)
 
     def loop_lag(self, seconds: float) -> None:
-        """Observe by how much the event loop is late."""
         self._lag.observe(seconds)
 
     def _counter(self, name: str, text: str) -> Counter:

@@ -44,7 +44,6 @@ class Server:
         return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/metrics"
 
     def close(self) -> None:
-        """Stop the server."""
         self.server.shutdown()
         self.server.server_close()
 
@@ -88,13 +87,12 @@ FIGURES = (
 
 
 class MasterCollector(Collector):
-    """Collects the metrics of the masters. It yields nothing when none answers."""
+    """Collects the metrics of the masters. It yields nothing when no master responds."""
 
     def __init__(self, app: Celery) -> None:
         self._inspector = Inspector(app)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         try:
             topology = self._inspector.topology()
         except StoreError:
@@ -164,7 +162,7 @@ COUNTERS = (
 class QueueCollector(Collector):
     """Collects the metrics of all queues of an app, in four round trips, one scrape at a time.
 
-    A queue with a damaged shard has no sums, since its counters would decrease; it still has its numbers of
+    A queue with a damaged shard has no sums, because its counters would decrease; it still has its numbers of
     shards. On a cluster, a queue with shards on masters that are unreachable, or deny a right, has the gauges
     of the others, and no counters for the same reason.
     """

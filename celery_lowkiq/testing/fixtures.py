@@ -35,7 +35,7 @@ def lowkiq_redis() -> None:
 def lowkiq(lowkiq_app: Celery, lowkiq_server: EmbeddedServer) -> Iterator[Lowkiq]:
     """An empty store that the app's ordered tasks use during the test.
 
-    Raises ConfigurationError with ``task_always_eager``, since calls are not stored then.
+    Raises ConfigurationError with ``task_always_eager``, because calls are not stored then.
     """
     with lowkiq_store(lowkiq_app, lowkiq_server) as store:
         yield store

@@ -331,7 +331,7 @@ class Lowkiq:
 
 
 def _is_meant(form: Any, found: Any, given: Any) -> bool:
-    """True if a stored payload is the given one, or a call that the function cannot tell from it."""
+    """Return True if a stored payload is the given one, or a call that is the same to the function."""
     if not (isinstance(form, SignatureForm) and isinstance(given, dict)):
         return bool(found == given)
     arguments = [form.bound(call.get("args", ()), call.get("kwargs", {})) for call in (found, given)]
@@ -347,7 +347,7 @@ def _values(job: ShownJob) -> list[Any]:
 def lowkiq_store(app: Celery, server: Server) -> Iterator[Lowkiq]:
     """Give an app's ordered tasks an empty store on that server until the end of the block.
 
-    Raises ConfigurationError with ``task_always_eager``, since calls are not stored then.
+    Raises ConfigurationError with ``task_always_eager``, because calls are not stored then.
     """
     if app.conf.task_always_eager:
         raise ConfigurationError("task_always_eager=True stores nothing: set it to False in these tests")

@@ -52,7 +52,7 @@ class Proxies:
         return bool(self.networks or self.secret)
 
     def sent(self, request: Request) -> bool:
-        """Whether a trusted proxy sent the request."""
+        """Return True if a trusted proxy sent the request."""
         peer = request.scope.get(PEER) or request.client
         if self.networks and not (peer and self._trusts(peer[0])):
             return False
@@ -85,7 +85,7 @@ class Proxies:
 
 
 def looks_forwarded(request: Request) -> bool:
-    """Whether a proxy has forwarded a request: by its headers, or by HTTP/1.0, which nginx speaks."""
+    """Return True if headers, or HTTP/1.0, which nginx speaks, show that a proxy has forwarded a request."""
     names = request.headers.keys()
     return request.scope.get("http_version") == "1.0" or any(
         name in FORWARDED or (name.startswith(FORWARDED_PREFIXES) and name not in OF_PAGES) for name in names
@@ -93,7 +93,6 @@ def looks_forwarded(request: Request) -> bool:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an IP address."""
     try:
         ipaddress.ip_address(text)
     except ValueError:
@@ -102,14 +101,14 @@ def is_address(text: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or a host name is reachable from this machine only."""
+    """Return True if an address or a host name is reachable from this machine only."""
     if host.lower() in LOCAL_NAMES:
         return True
     return is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def address_of(request: Request) -> str:
-    """The address of who asks; "?" when it is unknown."""
+    """Return the address of the client; "?" when it is unknown."""
     return request.client.host if request.client else "?"
 
 
@@ -150,7 +149,7 @@ class LoginTries:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """Raises TooManyTries. Then a right password is not read either: it would tell that it is right."""
+        """Raises TooManyTries. A right password is not read then: the answer would show that it is right."""
         wait = self._full_at.get(subscriber(address), 0.0) - self._clock() - (BURST - 1) * EVERY
         if wait > 0:
             raise TooManyTries(wait)
@@ -175,7 +174,7 @@ OPERATOR: Role = "operator"
 
 
 class User(NamedTuple):
-    """Who asks. ``sees_plain``: whether secrets are shown on demand; None: to operators.
+    """A user of the dashboard. ``sees_plain``: whether secrets are shown on demand; None: to operators.
 
     A viewer reads. An operator makes changes, too; to edit a payload needs ``sees_plain``.
     """
@@ -220,7 +219,7 @@ def basic(*logins: str, tries: LoginTries | None = None) -> FindUser:
         given = _given(request)
         address = address_of(request)
         limit.check(address)
-        # Each is compared, so that the time does not tell which name is known.
+        # Each is compared, so that the time does not show which name is known.
         found = [login for login in known if hmac.compare_digest(given, login)]
         if not found:
             if given:
@@ -297,14 +296,14 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is no authentication."""
+        """Access without authentication."""
         return self.find_user is _local
 
     async def user(self, scope: Scope) -> User:
         """Return the user of a request. Raises Refused."""
         request = Request(scope)
         found = await run_in_threadpool(self.find_user, request)
-        # The returned value is checked, since a lambda or an object may be async, too.
+        # The returned value is checked, because a lambda or an object may be async, too.
         if inspect.isawaitable(found):
             found = await found
         if not found:

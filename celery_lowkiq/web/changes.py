@@ -64,7 +64,7 @@ def _shown(entry: AuditEntry, facts: DiagnosisFacts) -> ShownChange | None:
 
 
 def _was_dead_throughout(action: Action, entry: AuditEntry, facts: DiagnosisFacts) -> bool:
-    """Whether a change of dead jobs has left the id as it was."""
+    """Return True if a change of dead jobs has left the id as it was."""
     return action.scope.kind == "dead" and facts.dead is not None and facts.dead.updated_at < entry.at
 
 
@@ -82,7 +82,7 @@ def _text_of_ids(action: Action, entry: AuditEntry) -> str:
 
 # The page of one id: its places, payloads, and failed runs. A form asks for payloads without masks.
 
-#: Maximum number of payloads on the page; each is read whole, since its mark is a hash of it.
+#: Maximum number of payloads on the page; each is read whole, because its mark is a hash of it.
 JOB = {"payload_limit": 100}
 
 
@@ -102,7 +102,7 @@ def job(request: Request) -> Response:
 async def plain_job(request: Request) -> Response:
     """Form handler: one id with plain payloads, and the editor of one of them.
 
-    A POST with the token of the session, since the audit log has it: another site can send none.
+    A POST with the token of the session, because the audit log has it: another site can send none.
     """
     form = await form_of(request)
     check_token(request, form.text("token", ""))
@@ -301,7 +301,7 @@ def operation_of(site: Site, operation_id: str) -> Operation:
 
 
 def _back(request: Request, path: str, name: str, value: str) -> Response:
-    """Lead to the page with the form, which tells of the operation ``did`` or of the error ``refused``."""
+    """Lead to the page with the form, which shows the operation ``did`` or the error ``refused``."""
     own = _own_path(path)
     separator = "&" if "?" in own else "?"
     return RedirectResponse(f"{link(request, '')}{own}{separator}{name}={value}", 303)

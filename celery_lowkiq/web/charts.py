@@ -42,7 +42,7 @@ class Cell:
     runs: bool
     move: str = ""
     unsorted: int = 0
-    #: Whether nothing is known of it, since its master is unreachable.
+    #: True if nothing is known of the shard, because its master is unreachable.
     away: bool = False
 
 
@@ -63,7 +63,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Moves:
-    """Which shards of the old number have nothing left to sort, and the nodes that move the others."""
+    """Shards of the old number that have nothing left to sort, and the nodes that move the other shards."""
 
     moved: int
     former: int
@@ -80,12 +80,12 @@ class LaneMap:
     lanes: int
     busy: int
     moves: Moves | None = None
-    #: Whether rows are of nodes, since there are too many lanes.
+    #: True if rows are of nodes, because there are too many lanes.
     is_of_nodes: bool = False
 
     @property
     def is_narrow(self) -> bool:
-        """Whether two rows stand side by side."""
+        """True if two rows stand side by side."""
         longest = max((len(row.cells) for row in self.rows if row.node), default=0)
         return not self.is_of_nodes and longest <= NARROW
 
@@ -98,7 +98,7 @@ class LaneMap:
 
     @property
     def unowned(self) -> int:
-        """Number of shards without a living owner, as far as their masters answer."""
+        """Number of shards without a living owner, as far as their masters respond."""
         return sum(cell.kind == "unowned" and not cell.away for row in self.rows for cell in row.cells)
 
 

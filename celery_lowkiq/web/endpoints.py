@@ -38,7 +38,7 @@ BASE = "/api/v1"
 
 @dataclass(frozen=True)
 class ErrorJson:
-    """What went wrong, in one sentence."""
+    """An error, in one sentence."""
 
     error: str
 
@@ -68,7 +68,6 @@ class Endpoint:
 
     @property
     def route(self) -> Route:
-        """The Starlette route."""
         run = self.run if inspect.iscoroutinefunction(self.run) else self._serve
         return Route(f"{BASE}{self.path}", run, methods=[self.method])
 

@@ -51,7 +51,7 @@ def score(value: float) -> str:
 
 
 def is_time(score: float) -> bool:
-    """Whether a score is a Unix time."""
+    """Return True if a score looks like a Unix time."""
     return TIMES[0] <= score < TIMES[1]
 
 

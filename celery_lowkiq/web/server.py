@@ -81,7 +81,6 @@ class HttpProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """Close the connection at once."""
         self._end_wait()
         if not self.transport.is_closing():
             self.transport.abort()

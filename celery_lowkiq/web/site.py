@@ -58,7 +58,6 @@ class Site:
 
 
 def site_of(request: Request) -> Site:
-    """Return the dashboard of a request."""
     site: Site = request.app.state.site
     return site
 

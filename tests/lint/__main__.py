@@ -22,7 +22,7 @@ ENDINGS = {".py", ".lua", ".html", ".js", ".css"}
 ALLOWED = Path(__file__).parent / "allowed_duplicates.txt"
 #: First words of docstrings that name nothing, and the folders of the package that have none.
 NAMELESS = {"What", "Which", "Those", "That", "As", "Of", "Whether", "If"}
-NAMED_FOLDERS = ("rules", "store", "cli", "flower", "testing")
+NAMED_FOLDERS = ("rules", "store", "cli", "flower", "metrics", "testing", "contrib")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: Globals of library functions that the script does not call.
 ALLOWED_GLOBALS = {

@@ -11,7 +11,6 @@ class NoRows(models.Manager["Dashboard"]):
     """Finds nothing, without a query: commands such as ``dumpdata`` read all models."""
 
     def get_queryset(self) -> models.QuerySet[Dashboard]:
-        """Return an empty query set."""
         nothing: models.QuerySet[Dashboard] = super().get_queryset().none()
         return nothing
 
