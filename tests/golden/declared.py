@@ -148,8 +148,8 @@ def _of_a_class(name: str, value: type) -> list[str]:
 
 @cache
 def _docs() -> set[str]:
-    """The names in the docs' code: a method that is none of them is the package's own."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    """The names in the code of the users' docs: a method that is none of them is the package's own."""
+    pages = {ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "code-walk.md"}
     return {name for page in pages for name in re.findall(r"(?<=[`.])\w+", page.read_text())}
 
 
