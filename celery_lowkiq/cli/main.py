@@ -21,7 +21,7 @@ from celery_lowkiq.rules.text import escaped
 #: Exit status 1: not found, nothing done, or Redis unavailable; 2: usage error.
 FAILED, USAGE = 1, 2
 #: Modules of this package, each with its commands. The other commands are verbs of the table of actions.
-MODULES = {
+MODULES: dict[str, tuple[str, ...]] = {
     "reads": (
         *("audit", "doctor", "failures", "held", "job", "jobs", "masters", "morgue", "nodes", "paused"),
         *("progress", "stats", "why"),
@@ -31,7 +31,7 @@ MODULES = {
     "dev": ("dev",),
     "acl": ("acl",),
 }
-MODULE_OF = {command: module for module, commands in MODULES.items() for command in commands}
+MODULE_OF: dict[str, str] = {command: module for module, commands in MODULES.items() for command in commands}
 EXAMPLES = """\b
 Examples:
   celery -A proj lowkiq stats --watch 1

@@ -388,7 +388,7 @@ def _run_text(lane: LaneReport) -> str:
     return f"{format_job_ids(run.ids, run.count)} of {run.shard} for {duration(run.seconds)}{overdue}"
 
 
-nodes = record_command(
+nodes: click.Command = record_command(
     READ["nodes"],
     "Nodes, their lanes, and running jobs.",
     """Each node with its lanes, their shards and running jobs, from the node's last report.
@@ -439,7 +439,7 @@ def _masters_summary(topology: Topology) -> str:
     return " ".join(parts)
 
 
-masters = record_command(
+masters: click.Command = record_command(
     READ["masters"],
     "Masters of Redis, with their shards.",
     """The servers that store shards: those of a cluster, or the only one.
@@ -468,7 +468,7 @@ def _finding_text(finding: Finding) -> str:
     return escaped(text) + (f"\n         {escaped(finding.advice)}" if finding.advice else "")
 
 
-doctor = record_command(
+doctor: click.Command = record_command(
     READ["doctor"],
     "Check Redis, nodes and queues.",
     """Check Redis (version, memory policy, persistence, clock), the nodes, and the queues (number of shards,
@@ -566,7 +566,7 @@ def _write_reasons(found: Why) -> None:
         write_text(escaped(reason.text))
 
 
-why = record_command(
+why: click.Command = record_command(
     Read("why", "Why an id is not running", _why, (QUEUE, ID)),
     "Why an id is not running.",
     """Where an ID of QUEUE is, and why it does not run, in words.

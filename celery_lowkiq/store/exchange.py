@@ -36,7 +36,7 @@ class Meter:
 
     def __init__(self) -> None:
         #: Set by the reader of a reply: nothing of it has arrived, but for what came with the one before.
-        self.is_new = True
+        self.is_new: bool = True
         self._left, self._until = MAX_BYTES, 0.0
 
     def count(self, size: int) -> None:

@@ -310,7 +310,7 @@ async def _fields(request: Request) -> dict[str, Any]:
 
 
 #: Endpoints that are no reads of the table, behind the endpoint that stands before each.
-OTHERS = {
+OTHERS: dict[str, tuple[Endpoint, ...]] = {
     "/job": (Endpoint("POST", "/job", plain_job, PlacesJson, body="JobId"),),
     "/doctor": (Endpoint("POST", "/changes", change, OperationJson, body="Change"),),
     "/audit": (
@@ -319,7 +319,9 @@ OTHERS = {
         Endpoint("DELETE", "/operations/{id}", cancel, OperationJson, status=202),
     ),
 }
-ENDPOINTS = tuple(one for read in map(endpoint_of, READS) for one in (read, *OTHERS.get(read.path, ())))
+ENDPOINTS: tuple[Endpoint, ...] = tuple(
+    one for read in map(endpoint_of, READS) for one in (read, *OTHERS.get(read.path, ()))
+)
 
 
 # -- health

@@ -136,7 +136,7 @@ def openapi(request: Request) -> dict[str, Any]:
 
 
 #: The whole JSON API.
-ENDPOINTS = (
+ENDPOINTS: tuple[Endpoint, ...] = (
     *api.ENDPOINTS,
     *tracked.ENDPOINTS,
     Endpoint("GET", "/openapi.json", openapi, dict[str, Any]),
