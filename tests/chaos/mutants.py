@@ -244,7 +244,7 @@ OF_HOLDS = {
     "a settle whose deaths hold nothing": script(
         "settle.lua", "policy_rate_per_id policy_hold", "policy_rate_per_id"
     ),
-    "a push that overlooks hold_max": script("push.lua", "policy_hold policy_debounce", "policy_debounce"),
+    "a push that overlooks hold_max": script("push.lua", "policy_hold policy_due", "policy_due"),
     "a hold_max that does not count the call": script(
         "lib/policy_hold.lua", "length + count > options.hold", "length > options.hold"
     ),

@@ -142,7 +142,7 @@ def test_a_cancelled_call_leaves_no_reply_behind(mortal, proxy):
         cancelled = asyncio.create_task(task.adelay("2", "cancelled"))
         waits = asyncio.create_task(task.adelay("3"))
         waits_and_is_cancelled = asyncio.create_task(task.adelay("4"))
-        shared = context_of(task._get_app()).call_threads._threads._shared
+        shared = context_of(task._get_app()).call_threads._shared
         while (shared.open, shared.waiting.qsize()) != (3, 2):
             await asyncio.sleep(TICK)
         for call in (cancelled, waits_and_is_cancelled):

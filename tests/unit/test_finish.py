@@ -248,7 +248,7 @@ def test_a_record_that_does_not_name_its_call_is_forgotten(caplog):
     record = broken.calls.records[0]._replace(data=b"\xff")
     (settlement,) = lane.run(broken._replace(calls=ClaimedCallRecords((record,), True)))
     assert settlement.disposition is Disposition.DONE
-    assert "since its id is unknown: the record of the call cannot be read" in caplog.text
+    assert "because its id is unknown: the record of the call cannot be read" in caplog.text
 
 
 @pytest.mark.parametrize("data", [b'["a"', b'["a",5]', b'["a",{},[]]', b'["a",{},{},1]', b'["a",{},{},"",1]'])

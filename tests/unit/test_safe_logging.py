@@ -34,7 +34,7 @@ def deep(depth=200):
 def test_the_error_is_the_last_line_and_the_way_to_it_before():
     lines = format_traceback(raised(ValueError, lambda: int("x"))).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
-    assert "test_tracebacks.py" in lines[1]
+    assert "test_safe_logging.py" in lines[1]
     assert lines[-1] == "ValueError: invalid literal for int() with base 10: 'x'"
 
 

@@ -220,4 +220,4 @@ def test_a_worker_that_started_without_this_package_warns():
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("WARNING this worker does not serve the ordered queues (one), since")
+    assert line.startswith("WARNING this worker does not serve the ordered queues (one), because")

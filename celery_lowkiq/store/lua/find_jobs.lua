@@ -1,6 +1,6 @@
 -- Finds the shards that have waiting jobs, among those that the caller knows to have been empty.
 --
--- ROLE: reader
+-- ROLE: reader worker
 -- KEYS: [jobs]...
 -- ARGV:
 -- USES: time

@@ -1,6 +1,6 @@
 -- Reads the leases of many shards. A key of another type counts as no lease: an acquire of the shard reports it.
 --
--- ROLE: reader
+-- ROLE: reader worker
 -- KEYS: [lease]...
 -- ARGV:
 -- USES: server
