@@ -62,9 +62,17 @@ class CallThreads:
             number = self._started
             starts = number < min(shared.open, self._size)
             self._started += starts
-        shared.waiting.put(_Submitted(future, call))
         if starts:
-            threading.Thread(target=shared.work, name=f"lowkiq-calls-{number}", daemon=True).start()
+            try:
+                threading.Thread(target=shared.work, name=f"lowkiq-calls-{number}", daemon=True).start()
+            except RuntimeError:
+                # The process may start no more threads: those that there are make the call.
+                with shared.lock:
+                    self._started -= 1
+                    shared.open -= not number
+                if not number:
+                    raise
+        shared.waiting.put(_Submitted(future, call))
         return future
 
     def _make(self, call: Callable[[], T]) -> T:

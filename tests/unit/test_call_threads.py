@@ -187,3 +187,28 @@ async def _both(threads):
         return threading.current_thread()
 
     return sorted(await asyncio.gather(threads.run(call), threads.run(call)), key=lambda thread: thread.name)
+
+
+def test_a_process_that_may_start_no_more_threads_makes_calls_in_those_that_it_has(monkeypatch):
+    start, allowed = threading.Thread.start, [False]
+
+    def limited(thread):
+        if thread.name.startswith("lowkiq-calls") and not allowed.pop():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+
+    async def main():
+        threads = CallThreads(2, 5.0)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            await threads.run(lambda: 1)
+        allowed.append(True)
+        assert await threads.run(lambda: 2) == 2
+        allowed.extend([False] * 2)
+        names = await asyncio.gather(
+            *(threads.run(lambda: threading.current_thread().name) for _ in range(2))
+        )
+        assert set(names) == {"lowkiq-calls-0"}
+
+    asyncio.run(main())
