@@ -105,7 +105,7 @@ def write_listing(
     json_: bool,
 ) -> None:
     """Write a table, or with ``json_`` lines of JSON. Stderr says when there is more than a table."""
-    shown = islice(found, limit) if limit else found
+    shown = islice(found, limit) if 0 < limit < sys.maxsize else found
     if json_:
         for item in shown:
             write_json(item)
@@ -219,10 +219,23 @@ SHARDS = ("queue", ">shard", "owner", ">waiting", ">running", ">lag", ">jobs/min
 STATS_EXAMPLES = ["stats", "stats sync_order --json", "stats --watch 1", "stats sync_order --shards"]
 
 
+def _at_most_a_day(_: click.Context, __: click.Parameter, seconds: float | None) -> float | None:
+    # Not a number is neither smaller nor larger.
+    if seconds is not None and not seconds <= 86_400:
+        raise click.BadParameter(f"{seconds:g} is invalid: expected seconds, at most 86400")
+    return seconds
+
+
 @command("Counts of all queues, or of one.", STATS_EXAMPLES)
 @click.argument("queue", required=False)
 @click.option("--shards", is_flag=True, help="The shards, those with the most load first.")
-@click.option("--watch", type=click.FloatRange(min=0.05), metavar="SECONDS", help="Repeat at this interval.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=0.05),
+    metavar="SECONDS",
+    help="Repeat at this interval.",
+    callback=_at_most_a_day,
+)
 @json_option
 def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | None, json_: bool) -> None:
     """Counts of all ordered queues and their sum, or of one QUEUE; how many nodes and lanes there are.

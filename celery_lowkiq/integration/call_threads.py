@@ -33,7 +33,9 @@ class CallThreads:
         self._size = size
         self._started = 0
         self._shared = _Shared()
-        weakref.finalize(self, self._shared.waiting.put, None)
+        ends = weakref.finalize(self, self._shared.waiting.put, None)
+        # At the exit of the process, handlers that were registered earlier may still make calls.
+        ends.atexit = False
         self._timeout = timeout
         self._answered_at = 0.0
 
@@ -134,6 +136,11 @@ def _make(future: Future[Any], function: Callable[[], Any]) -> None:
         return
     try:
         result = function()
+    except StopIteration as error:
+        # No coroutine can raise it, nor a future of asyncio have it.
+        stopped = RuntimeError("the call raised StopIteration")
+        stopped.__cause__ = error
+        future.set_exception(stopped)
     except BaseException as error:  # noqa: BLE001 - the caller gets it
         future.set_exception(error)
     else:

@@ -256,7 +256,8 @@ def _moment(name: str, text: str) -> datetime:
     except ValueError:
         moment = None
     if moment is None:
-        raise InvalidCall(f"{name}={_shown(text)} is invalid: expected a number, a datetime or ISO 8601 text")
+        expected = "a Unix time, a datetime, a timedelta or ISO 8601 text"
+        raise InvalidCall(f"{name}={_shown(text)} is invalid: expected {expected}")
     return moment
 
 

@@ -166,6 +166,8 @@ def test_no_text_of_a_job_forges_a_line_or_speaks_to_the_terminal(filled, run):
         ("jobs sync_ordr", 2, "Did you mean 'sync_order'?"),
         ("jobs sync_order --reverse", 2, "by='id' has no order"),
         ("jobs sync_order --by perform_in --from lunch", 2, "'lunch' is invalid: expected now"),
+        ("stats --watch nan", 2, "nan is invalid: expected seconds, at most 86400"),
+        ("stats --watch inf", 2, "inf is invalid: expected seconds, at most 86400"),
         ("morgue sync_order --by perform_in", 2, "Invalid value for '--by'"),
         (
             "requeue sync_order",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -212,3 +214,29 @@ def test_a_process_that_may_start_no_more_threads_makes_calls_in_those_that_it_h
         assert set(names) == {"lowkiq-calls-0"}
 
     asyncio.run(main())
+
+
+def test_a_call_that_raises_stop_iteration_fails_as_in_a_coroutine():
+    async def main():
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(CallThreads(1, 5.0).run(lambda: next(iter(()))), 30)
+
+    asyncio.run(main())
+
+
+AT_EXIT = """
+import asyncio, atexit
+atexit.register(lambda: asyncio.run(call("at exit")))
+from celery_lowkiq.integration.call_threads import CallThreads
+threads = CallThreads(1, 5.0)
+
+async def call(text):
+    print(await threads.run(lambda: text))
+
+asyncio.run(call("before"))
+"""
+
+
+def test_a_handler_of_the_exit_may_make_calls():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n") == ["before", "at exit", ""], done.stderr

@@ -144,7 +144,7 @@ def test_times():
         (float("nan"), "expected a finite number"),
         (float("-inf"), "expected a finite number"),
         (-1, "seconds from 0"),
-        ("soon", "expected a number, a datetime or ISO 8601 text"),
+        ("soon", "expected a Unix time, a datetime, a timedelta or ISO 8601 text"),
         (1e300, "year 2286"),
         (True, "expected a number or a datetime"),
     ],
