@@ -13,7 +13,7 @@ __all__ = ["Clock", "Lowkiq"]
 
 if find_spec("pytest"):  # unittest needs none
     from celery_lowkiq.testing.fixtures import lowkiq, lowkiq_app, lowkiq_redis, lowkiq_server
-    from celery_lowkiq.testing.store import pytest_addoption, pytest_runtest_protocol
+    from celery_lowkiq.testing.guard import pytest_addoption, pytest_runtest_protocol
 
     __all__ += ["lowkiq", "lowkiq_app", "lowkiq_redis", "lowkiq_server"]
     __all__ += ["pytest_addoption", "pytest_runtest_protocol"]
