@@ -28,7 +28,7 @@ FILES = ("t/integration/test_canvas.py", "t/integration/test_tasks.py")
 PLUGINS = ("pytest_timeout", "celery.contrib.pytest", "tests.celery_suite.plugin")
 OPTIONS = (
     # pytest's own tracebacks parse the source, which fails within a deep recursion on Python 3.11.
-    *("-q", "--tb=native", "-c", os.devnull, "-o", "python_classes=test_*"),
+    *("-q", "--tb=native", "--timeout=300", "-c", os.devnull, "-o", "python_classes=test_*"),
     *(word for plugin in PLUGINS for word in ("-p", plugin)),
 )
 HERE = Path(__file__).parents[2]
