@@ -25,24 +25,39 @@ from celery import Celery, Task
 from celery.contrib.testing import worker
 
 from celery_lowkiq import ordered_task
+from celery_lowkiq.rules.models import shard_of
 from tests.waiting import eventually
 
 MODULE = "t.integration.tasks"
 LANES = 4
 #: Of each task. With 70 tasks, more of them cost a busy machine more than the tests do.
 SHARDS = 8
+#: Maximum time of a test in s, in place of its own, which is too little for some on a busy machine.
+TIMEOUT = 300
 #: Maximum time of a worker's start in s.
 START = 240
 _turn = itertools.count()
+
+
+def _own_id(arguments: Any) -> str:
+    """An id in the shard after that of the last call: a test may fill all lanes with as many calls."""
+    shard = next(_turn) % SHARDS
+    while shard_of(identifier := uuid.uuid4().hex, SHARDS) != shard:
+        pass
+    return identifier
+
+
 #: The id of a call.
 IDS: dict[str, Callable[[Any], str]] = {
-    "own": lambda arguments: uuid.uuid4().hex,
+    "own": _own_id,
     "few": lambda arguments: f"id-{next(_turn) % 3}",
 }
 #: A retry with other arguments must have the id of the call.
 OF_ONE_ID = ("retry_with_args_after_kwargs", "retry_with_kwargs_after_args")
-#: ``time_limit=`` needs a process.
-LIMITED = ("time_limit", "soft_time_limit")
+#: Options that need ``run_in="process"``, and with it a worker whose app a module has.
+LIMITS = ("time_limit", "soft_time_limit")
+#: The task to which a call gives one.
+LIMITED_BY_CALL = "delayed_sum_with_soft_guard"
 
 
 def order(task: Any) -> Any:
@@ -56,10 +71,11 @@ def order(task: Any) -> Any:
         options["max_retries"] = 0
     elif "max_retries" not in vars(type(task)):
         options["max_retries"] = Task.max_retries
-    if run_in:
-        options["run_in"] = run_in
+    limited = [name for name in LIMITS if getattr(task, name)]
+    if run_in or (os.environ["LOWKIQ_SUITE_PROCESS"] and (limited or short == LIMITED_BY_CALL)):
+        options["run_in"] = "process"
     else:
-        options |= {name: None for name in LIMITED if getattr(task, name)}
+        options |= dict.fromkeys(limited)
     return ordered_task(**options)(task)
 
 
@@ -79,13 +95,14 @@ _outcomes: dict[str, str] = json.loads(_report.read_text()) if _report.exists() 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Leave the tests of this part that have no outcome, and give each a worker: some rely on another's."""
+    """Leave the tests of this part that have no outcome; each has a worker, and time on a busy machine."""
     if part := os.environ["LOWKIQ_SUITE_PART"]:
         first, parts = map(int, part.split("/"))
         items[:] = items[first::parts]
     items[:] = [item for item in items if item.nodeid not in _outcomes]
     for item in items:
         item.fixturenames.append("celery_session_worker")
+        item.add_marker(pytest.mark.timeout(TIMEOUT), append=False)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -115,6 +132,8 @@ def pytest_configure(config: Any) -> None:
         with subprocess.Popen([sys.executable, "-m", "celery", *words]) as process:
             try:
                 eventually(lambda: app.control.ping(timeout=1.0), START)
+                # The process that serves ordered queues beside the pool starts after the worker's own.
+                app.tasks[f"{MODULE}.identity"].delay(1).get(timeout=START)
                 yield
             finally:
                 process.terminate()
