@@ -24,7 +24,7 @@ from celery_lowkiq.rules.errors import LowkiqError
 TIMEOUT = 15.0
 #: Maximum number of ports that are tried: another process may take a free one before the server does.
 PORT_TRIES = 5
-#: What a server writes then.
+#: Words of a server whose port is in use.
 IN_USE = "Address already in use"
 #: Maximum length of the path of a unix socket, in bytes.
 MAX_SOCKET_PATH = 100

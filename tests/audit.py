@@ -1,6 +1,6 @@
 """Searches the sources for secrets, and the installed packages for known vulnerabilities: ``nox -s audit``.
 
-A finding is an error. What cannot be asked, since the network or a part of the index is unreachable, is said.
+A finding is an error. Checks that the network or a part of the index makes impossible are named.
 ``python -m tests.audit --accept`` writes the found secrets, which are examples, into ``.secrets.baseline``.
 """
 

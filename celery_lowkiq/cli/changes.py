@@ -578,7 +578,7 @@ class MoveProgress:
         self._lines = lines
         self._line = ""
         self._shown_at = 0.0
-        #: Whether no migration went on at the last look.
+        #: True if no migration went on at the last look.
         self.is_over: bool = False
 
     def __enter__(self) -> MoveProgress:

@@ -316,7 +316,7 @@ def _reason(master: str, denied: Mapping[str, str]) -> str:
 
 
 def _queues_text(found: OverviewJson) -> str:
-    missing = "unknown" if found.denied else "away"
+    missing = "unknown" if found.denied else "unreachable"
     rows = [
         _queue_row(one.name, one.shards, one.stats, one.rates, missing, one.former_shards)
         for one in found.queues
@@ -433,7 +433,7 @@ def _master_row(master: Master) -> list[str]:
     slots = "-" if master.slots is None else str(master.slots)
     place = [master.name, slots, str(master.shard_count)]
     if master.away is not None:
-        return [*place, "-", "-", "-", f"away: {master.away}"]
+        return [*place, "-", "-", "-", f"unreachable: {master.away}"]
     if master.refuses is not None:
         return [*place, "-", "-", "-", f"refuses: {master.refuses}"]
     replicas = "-" if server.replicas is None else str(server.replicas)

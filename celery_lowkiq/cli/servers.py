@@ -154,8 +154,8 @@ Examples:
 def flower(context: click.Context, options: tuple[str, ...]) -> None:
     """Start Flower with a tab "Ordered queues".
 
-    It takes the options that `celery flower` takes. What the tab can change needs Flower's own
-    authentication, as all that Flower changes.
+    It takes the options that `celery flower` takes. Changes in the tab need Flower's own
+    authentication, as all changes in Flower.
     """
     try:
         from flower.command import flower as flowers

@@ -51,7 +51,7 @@ LONGEST = 300
 OFFERED = {
     name: one for name, one in ACTIONS.items() if not (one.dangerous or one.takes or one.scope is MIGRATION)
 }
-#: What templates call.
+#: Functions that templates call.
 TEXT: dict[str, Callable[..., str]] = {
     "span": duration,
     "number": number,

@@ -187,11 +187,11 @@ class Action:
     dangerous: bool = False
     #: Offered only for queues with this policy.
     policy: str = ""
-    #: Whether it is offered for a queue; None: for each.
+    #: True if it is offered for a queue; None: for each.
     available: Callable[[OrderedQueue], bool] | None = None
     #: Returns what it would do now, for the question before a dangerous action. Raises LowkiqError.
     plan: Callable[[OrderedQueue, Target], str] | None = None
-    # What its verb adds.
+    # Words after its verb.
     verb: str = ""
     done: str = ""
     unchanged: str = "nothing to change"
@@ -218,7 +218,7 @@ class Action:
 
     @property
     def asks_on_command_line(self) -> bool:
-        """True when the CLI asks before it: it is dangerous, or makes jobs of a whole queue run."""
+        """True when the CLI asks for confirmation: it is dangerous, or makes jobs of a whole queue run."""
         return self.dangerous or self.scope.option == "all"
 
     @property

@@ -41,9 +41,9 @@ class Change:
     shard: int | None = None
     #: Why, in the words of the user; "": none was given.
     reason: str = ""
-    #: What the jobs are searched by, with limit and rate; or the new number of shards.
+    #: Filters of the jobs, with limit and rate; or the new number of shards.
     filter: Mapping[str, Any] = field(default_factory=dict)
-    #: What changes in a payload, with masks.
+    #: Change of a payload, with masks.
     what: str = ""
 
     def __post_init__(self) -> None:

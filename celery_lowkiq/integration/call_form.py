@@ -216,7 +216,7 @@ BY_NAME = inspect.Parameter.POSITIONAL_OR_KEYWORD
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, BY_NAME, inspect.Parameter.VAR_POSITIONAL)
 #: The type of a compiled function.
 CYTHON = "cython_function_or_method"
-#: Of a payload with its own time: a Unix time, or how long after its score, in s.
+#: Keys of a payload with its own time: a Unix time, or how long after its score, in s.
 TIMES = ("eta", "countdown")
 #: A score that a push makes may be some us after the push, in s.
 SCORE_SLACK = 0.001
@@ -235,9 +235,9 @@ class Arguments(NamedTuple):
 class BatchForm:
     """``f(payloads_by_id)``, called with an id and a payload, or with ``key=`` a payload alone."""
 
-    #: Whether equal calls are one payload.
+    #: True if equal calls are one payload.
     merges = True
-    #: Whether a payload may have a time of its own.
+    #: True if a payload may have a time of its own.
     has_times = False
     #: Names of the arguments by position; the last one is that of all further ones.
     parameters: tuple[str, ...] = ()
@@ -453,7 +453,7 @@ class SignatureForm:
         return self._ids.bound(payload["args"], payload["kwargs"]) is not None
 
 
-#: What the function of a task takes, for its calls and its runs.
+#: Arguments of the function of a task, for its calls and its runs.
 CallForm = BatchForm | SignatureForm
 
 

@@ -115,7 +115,7 @@ class Codec:
         return self._accept is None or content_type in self._accept
 
     def _check_serializer(self) -> None:
-        # If the worker could not decode its own serializer's payloads, all of them would go to the morgue.
+        # A worker that cannot decode its own serializer's payloads would bury all of them.
         try:
             if self._serializer == JSON:
                 self._load_plain(b"0")

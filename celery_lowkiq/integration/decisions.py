@@ -78,7 +78,7 @@ _context: Any = vars(BaseException)["__context__"]
 
 
 def may_fail(kind: type[BaseException]) -> bool:
-    """Whether an exception of this class fails a run."""
+    """True if an exception of this class fails a run."""
     return not issubclass(kind, ENDS_WORKER)
 
 
@@ -166,7 +166,7 @@ class JobsFailed(LowkiqError):
 
     The exceptions may include Again, BusinessFailure, and Celery's Retry. An empty mapping, or an id that is
     not in the batch, fails the whole batch. ``results`` are those of the others, by id. Raises TypeError
-    unless ``errors`` maps ids to exceptions; a str is accepted, since a result backend stores the error as
+    unless ``errors`` maps ids to exceptions; a str is accepted, because a result backend stores the error as
     text.
     """
 
@@ -205,14 +205,14 @@ class CallOutcome(NamedTuple):
     final: bool
     error: BaseException | None = None
     give: Callable[[], Any] = lambda: None
-    #: Whether its job is done. If the result cannot be written, the job runs again.
+    #: True if its job is done. If the result cannot be written, the job runs again.
     success: bool = False
 
 
 def outcomes(
     error: Exception, jobs: Sequence[RunJob], dump: Callable[[Any], bytes]
 ) -> tuple[dict[str, Exception | Part], int]:
-    """What becomes of the jobs of a run that raised, by id; jobs without an entry are done.
+    """Return the outcome of each job of a run that raised, by id; jobs without an entry are done.
 
     Also returns how many jobs failed as a whole; 0 when the error names those that failed. Raises InvalidCall
     for an Again with other payloads than the run was called with.
@@ -286,7 +286,7 @@ def policy_of(task: Any) -> RetryPolicy:
     options = {field.name: getattr(task, field.name) for field in fields(RetryPolicy)}
     retry_in = options["retry_in"]
     if retry_in is None and task.default_retry_delay != Task.default_retry_delay:
-        # Of a task with by=; others refuse it.
+        # The delay of a task with by=; other tasks refuse it.
         retry_in = task.default_retry_delay
     if is_list(retry_in):
         options["max_retries"] = len(retry_in)
@@ -320,7 +320,7 @@ AT_ONCE = 1e-6
 
 @dataclass(frozen=True)
 class RunRules:
-    """What all runs of a task have in common."""
+    """Task and policy, which all runs of a task share."""
 
     task: Any
     policy: RetryPolicy
@@ -349,12 +349,12 @@ class RunRules:
         return self.gate.sign_record(stored, data) if signs else data
 
 
-#: Of a job whose run did not fail.
+#: Error text of a job whose run did not fail.
 NO_TEXT = ErrorText(b"", "", "")
 
 
 class JobDecision(NamedTuple):
-    """What becomes of one job."""
+    """Outcome of one job: its settlement and error."""
 
     job: Job
     #: For the settle.
@@ -364,24 +364,24 @@ class JobDecision(NamedTuple):
     error: Exception | None = None
     #: The stored and logged forms of the error, of a job whose run failed.
     text: ErrorText = NO_TEXT
-    #: What the function raised, if it is not done with the job.
+    #: The exception of a function that is not done with the job.
     again: Again | None = None
     #: Positions of the payloads that stay for a later run.
     left: Collection[int] = ()
 
     @property
     def dies(self) -> bool:
-        """Whether a payload of it goes to the morgue."""
+        """True if a payload of the job goes to the morgue."""
         return self.settlement.disposition in (Disposition.DIE, Disposition.BURY)
 
     @property
     def is_requested(self) -> bool:
-        """Whether the function requested the retry, and named no error."""
+        """True if the function requested the retry, and named no error."""
         return isinstance(self.error, Retry) and not self.dies
 
 
 class Decision(NamedTuple):
-    """What becomes of a batch."""
+    """Outcome of a batch, by job."""
 
     batch: DecodedBatch
     #: By id, in the order of the batch; empty when all jobs are done.
@@ -415,8 +415,8 @@ class Decision(NamedTuple):
         ]
 
     def describe(self, error: Exception, now: float) -> Exception | None:
-        """What Celery is to record of a run that raised ``error``: a Retry while any job runs again, else the
-        error; None when all jobs are done. ``now``: Unix time in s.
+        """Return the error that Celery records of a run that raised: a Retry while any job runs again, else
+        ``error``; None when all jobs are done. ``now``: Unix time in s.
         """
         decided = self.jobs.values()
         delays = [
@@ -429,7 +429,7 @@ class Decision(NamedTuple):
         if not delays and not errors:
             return None
         shown = errors[0] if len(self.batch.jobs) == 1 and errors else cause_of(unwrap(error))
-        # As Celery's: a Retry that the function asked for has no other cause.
+        # As in Celery, a Retry that the function asked for has no other cause.
         cause = None if isinstance(shown, Retry) and shown.exc is None else shown
         if isinstance(shown, Again):
             cause = shown = Retry(str(shown))
@@ -469,7 +469,7 @@ class Decision(NamedTuple):
 
 
 def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> Decision:
-    """What becomes of the jobs of a run that raised ``error``.
+    """Return the outcome of a batch whose run raised ``error``.
 
     Raises InvalidCall when the error is an Again with wrong payloads.
     """
@@ -494,9 +494,9 @@ def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> De
 
 
 def decide_rejection(error: Exception, requeue: bool, before: Decision, rules: RunRules) -> Decision:
-    """What becomes of the jobs of a run that raised Reject: back unchanged, or to the morgue.
+    """Return the outcome of a batch whose run raised Reject: back unchanged, or to the morgue.
 
-    ``before``: what was decided before a handler of the task raised Reject.
+    ``before``: the decision before a handler of the task raised Reject.
     """
     reason = getattr(error, "reason", error)
     data = dump_error_text(rules.settings, f"Reject: {reason}")
@@ -616,7 +616,7 @@ def _failed(
 
 
 def _fits(job: DecodedJob, task: Any) -> bool:
-    """Whether the function takes the arguments of a job: with typing=False calls store any."""
+    """True if the function takes the arguments of a job: with typing=False calls store any."""
     return task.typing or job.job is None or all(map(task.call_form.fits, job.job.payloads))
 
 

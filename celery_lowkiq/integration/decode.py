@@ -18,7 +18,7 @@ from celery_lowkiq.rules.signatures import Fault, binds_score
 
 #: Positions of payloads by the id of their job.
 Positions = Mapping[str, Collection[int]]
-#: Of a decoded payload. Raises UndecodablePayload for one that the task cannot take.
+#: Check of a decoded payload. Raises UndecodablePayload for one that the task cannot take.
 Check = Callable[[Any], None]
 NO_POSITIONS: Positions = {}
 #: Up to this size in bytes, the payloads of a job are shown whole in logs and events.
@@ -47,7 +47,7 @@ class RunInfo(NamedTuple):
     #: The epoch of the shard's lease; it only grows, so that a database can refuse an older one.
     fence: int
     jobs: tuple[RunJob, ...]
-    #: ``lease_lost.is_set()`` while another worker may own the shard, since Redis did not answer in time.
+    #: ``lease_lost.is_set()`` while another worker may own the shard, because Redis did not answer in time.
     lease_lost: Flag
 
 
@@ -64,7 +64,7 @@ class DecodedJob(NamedTuple):
     bad: tuple[PayloadRemoval, ...]
     #: Positions of the payloads that run.
     positions: Sequence[int]
-    #: Positions of the payloads that wait for a later run, since one before them cannot be decoded.
+    #: Positions of the payloads that wait for a later run, because one before them cannot be decoded.
     left: Sequence[int] = ()
 
     def place_of(self, position: int) -> int | None:
@@ -89,7 +89,7 @@ class DecodedBatch:
         )
 
     def includes(self, job_id: str, position: int) -> bool:
-        """Whether the task function gets this payload of a claimed job."""
+        """True if the task function gets this payload of a claimed job."""
         return self.jobs_by_id[job_id].place_of(position) is not None
 
     @cached_property
@@ -114,7 +114,7 @@ class DecodedBatch:
 
 
 def is_small(batch: Batch) -> bool:
-    """Whether the payloads of each job are JSON of at most SMALL_BYTES bytes."""
+    """True if the payloads of each job are JSON of at most SMALL_BYTES bytes."""
     for job in batch.jobs:
         size = 0
         for payload in job.payloads:

@@ -77,7 +77,7 @@ class BatchCalls:
     def admit(self, decoded: DecodedBatch, terminated: int = 0) -> dict[str, set[int]]:
         """Announce the calls of a batch that is about to run, and end those that are revoked or expired.
 
-        ``terminated``: end all, since ``revoke(terminate=True)`` has sent this signal to their run.
+        ``terminated``: end all, because ``revoke(terminate=True)`` has sent this signal to their run.
 
         Returns the positions of payloads without a living call, by id of their job. Raises StoreError, and
         the errors of a result backend.
@@ -160,7 +160,7 @@ class BatchCalls:
             return call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1).full()
         except Exception:
             package_logger.exception(
-                "call %s of %s runs, since it cannot be revoked", record.id, self.task.name
+                "call %s of %s runs, because it cannot be revoked", record.id, self.task.name
             )
             return None
 
@@ -189,7 +189,7 @@ class BatchCalls:
     # -- records
 
     def are_few(self, job: Job) -> bool:
-        """Whether all calls of the job came with the claim; else they are read and ended page by page."""
+        """True if all calls of the job came with the claim; else they are read and ended page by page."""
         return job.id in self._few
 
     def pages(self, job: Job) -> Iterator[list[StoredCall]]:
@@ -231,14 +231,14 @@ UNSENDABLE = (TypeError, ValueError, LookupError, AttributeError, RecursionError
 
 @dataclass
 class _Finished:
-    """What has become of the calls of a job."""
+    """Ended calls of a job, and the error that kept others from their ends."""
 
     #: First and last key of ranges of records that are not needed any more.
     ended: list[tuple[bytes, bytes]] = field(default_factory=list)
     news: list[TrackerUpdate] = field(default_factory=list)
     #: The last error that kept calls from their results.
     error: Exception | None = None
-    #: Whether any of these calls has succeeded.
+    #: True if any of these calls has succeeded.
     success: bool = False
 
 
@@ -271,7 +271,7 @@ class CallFinisher:
                     finished.ended, finished.news = [], []
         except StoreError as error:
             safe_logger.warning(
-                "job %r runs again, since not all of its calls could be ended: %s", job.id, error
+                "job %r runs again, because not all of its calls could be ended: %s", job.id, error
             )
             return Settlement(job.id, job.claim, Disposition.RETURN, delay=RETURN_DELAY)
         if finished.error is not None and finished.success:
@@ -296,7 +296,7 @@ class CallFinisher:
                 finished.ended.append((part[0], part[-1]))
 
     def _finish_call(self, job: Job, call: StoredCall, outcome: CallOutcome, finished: _Finished) -> bool:
-        """Whether nothing more will happen to the call."""
+        """True if nothing more will happen to the call."""
         if self._has_reported:
             return outcome.final
         payloads, retries = self._run.decoded.payloads_of(job.id, call.position), job.retry_count + 1
@@ -324,7 +324,7 @@ class CallFinisher:
 
     def _fail_broken(self, record: CallRecord, why: str, error: Exception) -> bool:
         """End a call that no later run could finish either. Returns True."""
-        safe_logger.exception("call %s ends as FAILURE, since %s", record.id, why)
+        safe_logger.exception("call %s ends as FAILURE, because %s", record.id, why)
         report(fail, self._calls.task, replace(record, embed={}), _cause_of(error))
         return True
 

@@ -23,7 +23,7 @@ from celery_lowkiq.store.records import id_bytes
 # Signs what calls store and verifies what runs, with the keys of ``lowkiq_signing_keys``.
 
 Mode = Literal["off", "accept", "require"]
-#: What is wrong with a payload of a job; None: nothing.
+#: Fault of a payload of a job; None: none.
 PayloadCheck: TypeAlias = Callable[[str, Payload], Fault | None]
 
 SETTING = "lowkiq_signing_keys"

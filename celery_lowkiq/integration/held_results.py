@@ -37,7 +37,7 @@ REPLACED = (
     "encode",
     "_encode",
 )
-#: What is stored of a success in no group that no task has called, beside the id.
+#: Stored fields, beside the id, of a success in no group that no task has called.
 PLAIN_META = {"status", "result", "traceback", "children", "date_done"}
 #: Writes what kombu's "json" writes, which makes an encoder for each value.
 _encoder = json.JSONEncoder()
@@ -54,7 +54,7 @@ class EncodedResult(NamedTuple):
 
 
 def writes_together(backend: Any) -> bool:
-    """Whether the backend is Celery's own and unpatched, so that :func:`write` does what it would do."""
+    """True if the backend is Celery's own and unpatched, so that :func:`write` does the same."""
     now = getattr(getattr(backend, "app", None), "now", None)
     return (
         not getattr(backend, "always_retry", True)
@@ -155,17 +155,17 @@ class ResultBuffer:
         self._backend: Any = None
         self._is_suitable = False
         self._held: list[HeldResult] = []
-        #: What the results have in common, for :func:`encode`.
+        #: Fields that the results share, for :func:`encode`.
         self.common: dict[str, Any] = {}
         #: How many of these are written.
         self._written = 0
-        #: Whether :meth:`write_late` has failed: the lane meets the error, and handles it.
+        #: True if :meth:`write_late` has failed: the lane meets the error, and handles it.
         self._has_failed = False
         #: Locked while results are written, or taken out.
         self._writing = threading.Lock()
 
     def accepts(self, backend: Any) -> bool:
-        """Whether results for this backend can be added."""
+        """True if results for this backend can be added."""
         if backend is not self._backend and not self._held:
             self._backend, self._is_suitable = backend, writes_together(backend)
             self.common = {}
@@ -177,7 +177,7 @@ class ResultBuffer:
 
     @property
     def waits(self) -> bool:
-        """Whether :meth:`write_late` may have something to write, now or later."""
+        """True if :meth:`write_late` may have something to write, now or later."""
         return self._written < len(self._held) and not self._has_failed
 
     def write_late(self, before: float) -> None:
@@ -207,7 +207,7 @@ class ResultBuffer:
                     write(self._backend, [one.encoded for one in held[written:]], retry=True)
                 written = len(held)
             except Exception as error:  # noqa: BLE001 - each run that is repeated meets its own
-                logger.debug("results are written one by one, since together failed: %s", error)
+                logger.debug("results are written one by one, because together failed: %s", error)
         done = [settlement for one in held[:written] for settlement in one.done]
         return (*done, *_repeat(held[written:]))
 
@@ -218,7 +218,7 @@ def _repeat(unwritten: Sequence[HeldResult]) -> list[Settlement]:
     for number, held in enumerate(unwritten):
         if time.monotonic() > until:
             logger.warning(
-                "%d jobs of %s run again, since their results could not be written in time",
+                "%d jobs of %s run again, because their results could not be written in time",
                 len(unwritten) - number,
                 held.batch.queue.name,
             )
@@ -272,7 +272,7 @@ class ResultBuffers:
         try:
             thread.start()
         except RuntimeError as error:
-            logger.warning("results may wait behind long runs, since a thread cannot start: %s", error)
+            logger.warning("results may wait behind long runs, because a thread cannot start: %s", error)
         else:
             self._thread = thread
 

@@ -203,7 +203,7 @@ class JobDecoder:
 
 #: Longest ``repr`` of a value that JSON cannot hold, in characters.
 LONGEST_REPR = 10_000
-#: What an encoder raises for keys that JSON lacks, for circles, for numbers as NaN, and for depth.
+#: Errors of an encoder for keys that JSON lacks, for circles, for numbers as NaN, and for depth.
 UNWRITABLE = (TypeError, ValueError, RecursionError)
 #: Properties that belong to the JSON of a record.
 COMPUTED: dict[type, tuple[str, ...]] = {
@@ -233,7 +233,7 @@ class PayloadJson:
     cut: bool
     #: Names the payload in a change; null when it was cut.
     mark: str | None
-    #: Whether secrets in it are masked.
+    #: True if secrets in it are masked.
     redacted: bool
 
 
@@ -375,7 +375,7 @@ def places_json(places: ShownPlaces, why: Why, tries: tuple[Try, ...]) -> Places
 
 
 def _read(data: bytes, decoded: Any = NOT_DECODED) -> tuple[bool, Any]:
-    """Whether a payload can be read, and its value."""
+    """Return True if a payload can be read, and its value."""
     try:
         value = plain_json(data)
         json.dumps(nested_in_lists(value))
@@ -500,7 +500,7 @@ class PayloadMask:
         return masked_payload(self._form, value, self._redactor)
 
     def _cut(self, data: bytes) -> tuple[str | None, bool]:
-        """What is shown of the beginning of a payload, None: all of it; and whether it hides something."""
+        """Return the shown beginning of a payload, None for all of it; and True if it hides something."""
         if data[:1] == MARK:
             return MASK, True
         try:
@@ -519,7 +519,7 @@ class PayloadMask:
         if not may_have_secrets(self._form, text, self._redactor):
             return None, False
         try:
-            # Of keys that are there twice, only the last one is in the value.
+            # The value has only the last of two equal keys.
             masked = self.value(value)
             return json.dumps(masked, ensure_ascii=False), masked != value or self._redactor.may_have(text)
         except (ValueError, RecursionError):
@@ -535,7 +535,7 @@ class PayloadMask:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is JSON, not the ``repr`` of a value that JSON cannot hold."""
+    """True if a text is JSON, not the ``repr`` of a value that JSON cannot hold."""
     try:
         plain_json(text)
     except (ValueError, RecursionError):
@@ -544,7 +544,7 @@ def _is_json(text: str) -> bool:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether the bytes are UTF-8 up to a character that is cut."""
+    """True if the bytes are UTF-8 up to a character that is cut."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -42,7 +42,7 @@ from celery_lowkiq.worker.forks import staying
 
 
 class _Storage(NamedTuple):
-    """What both stacks hold, by thread or greenlet."""
+    """The running tasks and requests of Celery's stacks, by thread or greenlet."""
 
     identify: Callable[[], Any]
     tasks: dict[Any, Any]
@@ -99,7 +99,7 @@ class PlainCall(NamedTuple):
     #: Key of its record.
     key: bytes
     record: CallRecord
-    #: Whether its result is stored.
+    #: True if its result is stored.
     stores_result: bool
 
 
@@ -141,9 +141,9 @@ T = TypeVar("T")
 
 #: Attributes of the request of a run without a call that are the same for all such runs.
 NO_CALL: dict[str, Any] = {**NO_EMBED, **IGNORED_RESULT, "group": None, "parent_id": None}
-#: What result backends read of each request.
+#: Headers that result backends read of each request.
 READ_BY_BACKENDS = ("group", "parent_id", "ignore_result")
-#: What is read of a request when its function has returned; None unless the function has written it.
+#: Attributes that are read when the function has returned; None unless the function has written them.
 READ_AFTER_SUCCESS = ("callbacks", "chain", "chord", "shadow", "lowkiq_retry")
 #: A member of an enum takes longer to find than a global, and each run needs it.
 DONE = Disposition.DONE
@@ -239,7 +239,7 @@ class PlainRequest:
         return plain_batch(self.batch, self._payloads_by_id, self.rules.settings)
 
     def result_of_call(self, result: Any) -> Any:
-        """What the call gets of what the function returned; all of it in a run without a call."""
+        """Return the call's part of the function's result; all of it in a run without a call."""
         by_id = self.call is not None and isinstance(result, ById)
         return result.get(self.batch.jobs[0].id) if by_id else result
 
@@ -254,7 +254,7 @@ class PlainRequest:
 
     @_Once
     def constants(self) -> Mapping[str, Any]:
-        """What result backends read of each request."""
+        """Attributes of the request that result backends read."""
         if self.call is None:
             return NO_CALL
         place = self.call.record.headers
@@ -266,7 +266,7 @@ class PlainRequest:
 
     @_Once
     def run(self) -> Run:
-        """What is decided of its jobs."""
+        """The run, with the decision about its jobs."""
         return Run(self.decoded, self.rules, self.call.record if self.call else None)
 
     @_Once
@@ -317,7 +317,7 @@ class PlainContext(Context):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        """As of a Context made by the tracer: for ``vars()``, ``repr()``, copies and pickles."""
+        """Attributes of a Context made by the tracer: for ``vars()``, ``repr()``, copies and pickles."""
         PlainContext._complete(self)
         own: dict[str, Any] = _attributes(self)
         return own
@@ -353,7 +353,7 @@ _attributes = Context.__dict__["__dict__"].__get__
 
 
 def needs_tracer(context: Context) -> bool:
-    """Whether the function has written into its request what the tracer uses after a success."""
+    """True if the function has written into its request what the tracer uses after a success."""
     own = _attributes(context)
     return any(own.get(name) for name in READ_AFTER_SUCCESS)
 

@@ -31,9 +31,9 @@ from celery_lowkiq.worker.ports import EXIT_CRASHED
 
 
 class Owner(Protocol):
-    """What the bodies of a run belong to."""
+    """The run that owns these coroutines."""
 
-    #: Whether one of them is on the thread of the event loop now.
+    #: True if one of them is on the thread of the event loop now.
     stepping: bool
 
     def one_ended(self) -> None:
@@ -155,7 +155,7 @@ class Bodies:
 
     @property
     def over(self) -> bool:
-        """Whether all have ended."""
+        """True if all bodies have ended."""
         return not self._left
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -203,8 +203,8 @@ class Bodies:
         for (key, body), task in zip(self.by_id.items(), self._tasks, strict=True):
             if not task.done():
                 logger.error(
-                    "%s: a body was cancelled %.0f s ago, since %s, and goes on. Its ids %s stay taken until "
-                    "it ends. It waits at:\n%s",
+                    "%s: a body was cancelled %.0f s ago because %s, and goes on. Its ids %s stay taken "
+                    "until it ends. It waits at:\n%s",
                     self.name,
                     PATIENCE,
                     reason.value,
@@ -217,7 +217,7 @@ class Bodies:
 
 
 class ContextStack:
-    """As Celery's ``LocalStack``, which holds what one thread runs, in a context variable.
+    """Celery's ``LocalStack`` in a context variable, in place of one for each thread.
 
     Many coroutines share the thread of an event loop; each has a context of its own, as each thread has.
     """

@@ -68,7 +68,7 @@ class MessagedCall:
     kwargs: Any
     embed: Mapping[str, Any]
     headers: Mapping[str, Any]
-    #: Of the message, as its producer was given them.
+    #: Properties of the message, as its producer got them.
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -218,7 +218,7 @@ class StoreProducer:
     def __init__(self, app: Celery, store: Callable[[MessagedCall], None]) -> None:
         self._app = app
         self._store = store
-        #: Whether Celery has published the message.
+        #: True if Celery has published the message.
         self.published: bool = False
         self.connection: Any = context_of(app).connection
 
@@ -407,7 +407,7 @@ def announced(task: Any, entry: Entry, args: Any, kwargs: Any, options: dict[str
     eta = _eta_of(app, entry)
     if eta is not None:
         options["headers"] = {**(options.get("headers") or {}), "eta": eta}
-    # As Celery would make them: what differs from them is a receiver's.
+    # Celery's own texts: a text that differs is a receiver's.
     made = {name: None if name in given else text for name, text in _default_texts(app, args, kwargs).items()}
     options |= {name: text for name, text in made.items() if text is not None}
     own_id = {"id": entry.id} if task.key is not None and not _finds_id(task.key, entry) else {}

@@ -884,7 +884,7 @@ _BY_NAME = (
     "send_task() makes it a property of the message, which some brokers drop. Write "
     "headers={{'lowkiq': {{'{name}': ...}}}}"
 )
-#: As Celery's header ``timelimit`` has them.
+#: In the order of Celery's header ``timelimit``.
 LIMITS = ("time_limit", "soft_time_limit")
 
 

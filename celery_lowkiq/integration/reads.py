@@ -215,22 +215,22 @@ class ListingQuery:
 
     @property
     def narrows(self) -> bool:
-        """Whether the listing leaves jobs out."""
+        """True if the listing leaves jobs out."""
         return self.wanted != ANY or self.has_range
 
     @property
     def has_range(self) -> bool:
-        """Whether it is between two values of the sort, which no action takes."""
+        """True if the listing is between two values of the sort, which no action takes."""
         return (self.minimum, self.maximum) != (None, None)
 
     @property
     def is_sorted(self) -> bool:
-        """Whether the order or the range was chosen."""
+        """True if the order or the range was chosen."""
         return self.by != self.sorts[0] or self.reverse or self.has_range
 
     @property
     def is_filtered(self) -> bool:
-        """Whether anything of the form was chosen."""
+        """True if a filter, an order or a range was chosen."""
         return self.wanted != ANY or self.is_sorted
 
     def of_queue(self, queue: OrderedQueue) -> SearchPage[Any]:

@@ -27,7 +27,7 @@ SCHEMES = {
     "unix": "redis+socket",
     "sentinel": "sentinel",
 }
-#: Of these, the URLs of clusters; and Celery's name for a URL of one of their nodes.
+#: URLs of clusters among these; and Celery's name for a URL of one of their nodes.
 CLUSTER_SCHEMES = {
     "redis+cluster": "redis",
     "rediss+cluster": "rediss",

@@ -274,7 +274,7 @@ def quiet_request(
 
 
 def has_listeners(task: Any, consumer: Any) -> bool:
-    """Whether a signal or an event is sent when a run begins."""
+    """True if a signal or an event is sent when a run begins."""
     if signals.task_received.receivers:
         return True
     events = consumer.event_dispatcher
@@ -400,7 +400,7 @@ HOOKS = ("before_start", "on_success", "after_return")
 
 
 class RunObservers:
-    """What is called for each run of a task: signals, events, hooks, and tools that replace parts of Celery.
+    """Observers of each run of a task: signals, events, hooks, and tools that replace parts of Celery.
 
     Sentry and New Relic wrap the tracer or the task in it; Datadog, OpenTelemetry and Django connect signals;
     Flower and exporters of metrics receive events.
@@ -412,11 +412,11 @@ class RunObservers:
         #: The tracer that was examined.
         self._tracer: Any = None
         self._is_observed = True
-        #: Whether the tracer logs how each run ends.
+        #: True if the tracer logs how each run ends.
         self.logs_success: bool = False
 
     def exist(self) -> bool:
-        """Whether anything would notice a run that begins now."""
+        """True if an observer would notice a run that begins now."""
         tracer = self._task.__trace__
         if tracer is not self._tracer:
             self._examine(tracer)

@@ -1,4 +1,4 @@
-"""Results of calls, made when they are asked for."""
+"""Results of calls, made at their first use."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def as_lazy(task: Any, call: Callable[[], T]) -> T:
 
 
 class _LazyResult(_AsyncResult):  # type: ignore[misc]
-    """An AsyncResult whose parts are made when they are asked for."""
+    """An AsyncResult whose parts are made at their first use."""
 
     parent: Any = None
     _cache = None
@@ -95,7 +95,7 @@ class _LazyResult(_AsyncResult):  # type: ignore[misc]
         return copied
 
     def __del__(self) -> None:
-        # A backend that was not asked for has nothing pending of the result.
+        # A backend that was not used has nothing pending of the result.
         if "backend" in self.__dict__:
             super().__del__()
 

@@ -206,7 +206,7 @@ REQUEUED = 10_000
 
 
 def was_requeued(batch: Batch) -> bool:
-    """Whether a run of this process has rejected a payload of the batch, to run again."""
+    """True if a run of this process has rejected a payload of the batch, to run again."""
     return bool(requeued) and not requeued.isdisjoint(_names(batch))
 
 
@@ -244,13 +244,13 @@ class Run:
         self.replay: Callable[[], Any] | None = replay
         #: The process that it began in.
         self.pid: int = os.getpid()
-        #: Whether a run of its payloads has begun before, and was rejected or cut off.
+        #: True if a run of its payloads has begun before, and was rejected or cut off.
         self.redelivered: bool = decoded.batch.suspect or was_requeued(decoded.batch)
         #: Celery's id of the run; "" before it begins.
         self.task_id: str = ""
-        #: Whether the settlements are final: a later failure around the function does not change them.
+        #: True if the settlements are final: a later failure around the function does not change them.
         self.decided: bool = False
-        #: What becomes of its jobs and calls.
+        #: Outcome of its jobs and calls.
         self.decision: Decision = Decision(decoded)
         self.rules: RunRules = rules
         #: The Retry that the function has asked for without raising it.
@@ -273,7 +273,7 @@ class Run:
     # -- what happens
 
     def gives_up(self, error: BaseException | None, max_retries: int | None) -> bool:
-        """Whether a retry for this error would end all jobs. Then ``max_retries``, None for the task's, holds
+        """True if a retry for this error would end all jobs. Then ``max_retries``, None for the task's, holds
         for whatever the function raises.
         """
         rules = self.rules if max_retries is None else self.rules.with_max_retries(max_retries)
@@ -330,7 +330,7 @@ class Run:
 
     @property
     def has_failed(self) -> bool:
-        """Whether Celery is to record an exception."""
+        """True if Celery is to record an exception."""
         return self._described is not None
 
     def fail(self, error: Exception) -> Exception | None:
@@ -393,7 +393,7 @@ class Run:
 
     @property
     def has_callers(self) -> bool:
-        """Whether it has an id of its own, and calls with a record."""
+        """True if it has an id of its own, and calls with a record."""
         return self.callers is not None and next(iter(self.callers()), None) is not None
 
     def _success(self, job_id: str) -> CallOutcome:
@@ -415,7 +415,7 @@ class Run:
 
 
 class CallChanges(NamedTuple):
-    """What ``self.retry`` gives the call; None: as it is."""
+    """Changes of the call by ``self.retry``; None: unchanged."""
 
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None

@@ -41,7 +41,7 @@ _DIED = "Task %(name)s[%(id)s] died, its payload is in the morgue: %(exc)s" + _A
 
 
 def is_logged(failure: JobDecision) -> bool:
-    """Whether the failure has a line."""
+    """True if the failure has a line."""
     return failure.dies or not failure.is_requested
 
 
@@ -193,7 +193,7 @@ def plain_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, A
 
 
 def is_installed() -> bool:
-    """Whether Celery's logger has the filter."""
+    """True if Celery's logger has the filter."""
     return any(isinstance(each, BatchFilter) for each in _logger.filters)
 
 
@@ -216,7 +216,7 @@ FORMATTERS = (logging.Formatter, log.ColorFormatter)
 #: Fields of a record that are the same for all lines of a millisecond, but for the message.
 SHARED = {"asctime", "filename", "funcName", "levelname", "levelno", "lineno", "message", "module", "name"}
 SHARED |= {"pathname", "process", "processName"}
-#: What a line passes through. Tools replace some of it, as Sentry ``Logger.callHandlers``.
+#: Functions that a line passes through. Tools replace some of them, as Sentry ``Logger.callHandlers``.
 _modules = SimpleNamespace(logging=logging, trace=trace, log=log)
 _steps = attrgetter(
     *("trace.info", "log.ColorFormatter.format"),
@@ -246,7 +246,7 @@ class _Line(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """What surrounds the text of all lines of a millisecond."""
+    """The formatted text around the messages of a millisecond."""
 
     millisecond: int
     formatter: logging.Formatter
@@ -262,7 +262,7 @@ class HandlerLines:
         self._handler = handler
         self._frame: _Frame | None = None
         self._waiting: deque[tuple[str, _Line]] = deque()
-        #: Whether the thread that has the handler's lock will look for waiting lines again.
+        #: True if the thread that has the handler's lock will look for waiting lines again.
         self._is_writing = False
 
     def format(self, line: _Line, text: str) -> str:
@@ -272,7 +272,7 @@ class HandlerLines:
         if not _is_shared(form):
             whole = self._handler.format(line.record())
             return f"{whole}{self._handler.terminator}"
-        # As LogRecord rounds it.
+        # Rounded as in LogRecord.
         millisecond = int(now) * 1000 + int((now - int(now)) * 1000)
         if frame is None or frame[:3] != (millisecond, formatter, form):
             before, _, after = self._handler.format(_record(_TEXT)).partition(_TEXT)
@@ -313,7 +313,7 @@ class HandlerLines:
             handler.stream.flush()
             return
         except UnicodeError:
-            # Of one of them, before anything was written.
+            # An error of one handler, before anything was written.
             pass
         except Exception:  # noqa: BLE001 - logged as by the handler itself
             handler.handleError(lines[0][1].record())
@@ -322,7 +322,7 @@ class HandlerLines:
             handler.emit(line.record())
 
 
-#: Those that are being written to.
+#: Lines whose handlers are being written to.
 _writing: set[HandlerLines] = set()
 
 
@@ -362,7 +362,7 @@ def log_success(message: str, about: dict[str, Any]) -> None:
 
 
 def _lines_of(logger: logging.Logger) -> list[HandlerLines]:
-    """Those of the handlers of a line; none if all that happens to a line on its way is not known."""
+    """Return the writers of the logger's handlers; empty if a handler or filter is not a known one."""
     if not (
         _IS_ORIGINAL
         and _steps(_modules) == _ORIGINAL
@@ -388,7 +388,7 @@ def _lines_of(logger: logging.Logger) -> list[HandlerLines]:
 
 
 def _is_known(handler: Any) -> bool:
-    """Whether what the handler does to a line is known."""
+    """True if the handler only formats a line and writes it to its stream."""
     own = vars(handler)
     return (
         type(handler) in HANDLERS
@@ -402,7 +402,7 @@ def _is_known(handler: Any) -> bool:
 
 @lru_cache
 def _is_shared(form: str) -> bool:
-    """Whether a format has only fields of SHARED, and the message once, as it is."""
+    """True if a format has only fields of SHARED, and the message once, as it is."""
     names = re.findall(r"%\((\w*)\)", form)
     once = names.count("message") == form.count("%(message)s") == 1
     return once and SHARED.issuperset(names) and "%%" not in form and _TEXT not in form

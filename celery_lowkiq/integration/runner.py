@@ -60,7 +60,7 @@ class CeleryRunner:
         self._tracker_store = tracker_store
         self._dying = _DyingRuns()
         self._buffers = buffers or ResultBuffers()
-        #: Of ``async def`` tasks; the owner of the runner closes them.
+        #: Event loops of ``async def`` tasks; the owner of the runner closes them.
         self.loops: Loops = Loops(context.settings)
         self.add_tasks(tasks)
 
@@ -78,7 +78,7 @@ class CeleryRunner:
         self._plain = {**self._plain, **plain}
 
     def rules_of(self, queue: str) -> RunRules:
-        """What all runs of the queue's task have in common."""
+        """The task and policy of the queue."""
         return self._rules[queue]
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
@@ -109,7 +109,7 @@ class CeleryRunner:
             try:
                 request.full().revoked()
             except Exception:
-                logger.exception("a call of %s waits, since it cannot be revoked", batch.queue.name)
+                logger.exception("a call of %s waits, because it cannot be revoked", batch.queue.name)
                 return return_batch(batch)
             decoded = rules.decode(batch, {job.id: {0}})
         return self._run_uncalled(Run(decoded, rules, replay=replay))
@@ -122,7 +122,7 @@ class CeleryRunner:
                 self._calls(batch, rules).admit(rules.decode(batch), signum)
             except Exception:
                 logger.exception(
-                    "a batch of %s runs again, since its calls cannot be ended", batch.queue.name
+                    "a batch of %s runs again, because its calls cannot be ended", batch.queue.name
                 )
                 return return_batch(batch)
         else:
@@ -161,7 +161,7 @@ class CeleryRunner:
         try:
             dropped = calls.admit(decoded)
         except Exception:
-            logger.exception("a batch of %s waits, since its calls cannot be read or ended", batch.queue.name)
+            logger.exception("a batch of %s waits: its calls cannot be read or ended", batch.queue.name)
             return return_batch(batch)
         if dropped:
             decoded = rules.decode(batch, dropped)

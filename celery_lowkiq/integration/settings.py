@@ -72,7 +72,7 @@ def _import(path: str) -> Any:
         raise ValueError(f"{path!r} cannot be imported: {error}") from error
 
 
-#: What a user of the dashboard may do.
+#: Rights of a user of the dashboard.
 Role = Literal["viewer", "operator"]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 #: In ``lowkiq_web_roles``: everybody else.
@@ -178,7 +178,7 @@ _shown = _utils.filter_hidden_settings
 
 
 def _without_keys(conf: Mapping[str, Any]) -> Any:
-    # Of a mapping, Celery hides values by their own names.
+    # Celery hides values of a mapping by their own names.
     return _shown({name: bool(v) if name.lower().endswith(KEYS) else v for name, v in conf.items()})
 
 

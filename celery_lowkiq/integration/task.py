@@ -123,11 +123,11 @@ from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.worker.forks import ProcessLock, staying
 
-# What an ordered task gets from task classes that are not ours: the user's own, and Django's.
+# Parts that an ordered task takes from foreign task classes: the user's own, and Django's.
 
 #: Celery's task class. To mypy it is Any, because celery-types lacks much that a subclass may rely on.
 CeleryTask: type[Task[..., Any]] = Task
-#: What the function of a task returns.
+#: Result of a task's function.
 R = TypeVar("R", default=Any)
 
 
@@ -439,7 +439,7 @@ install()
 
 T = TypeVar("T")
 TrackerOrId: TypeAlias = Tracker | str | None
-#: What a call has that gives no options: see ``OrderedTask._take_own``.
+#: Values of a call without options: see ``OrderedTask._take_own``.
 NO_OPTIONS: tuple[dict[str, Any], HeaderValues, str] = ({}, NO_VALUES, "")
 #: Celery's own, which calls ``apply_async``. A user or a test may put another one in its place.
 _DELAY = CeleryTask.delay
@@ -480,7 +480,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         with naming(str(declared.get("name") or cls.__qualname__)):
             names = data_names(declared)
             check_names_of(names, *cls.__bases__)
-            # What options need beside them may be given by a subclass, a decorator or an annotation.
+            # Options that other options need may come from a subclass, a decorator or an annotation.
             check_values(
                 {**{name: declared[name] for name in names}, "retry_in": object.__new__(cls).retry_in}
             )
@@ -1087,7 +1087,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         try:
             retry.change = changed_call(run, CallChanges(**asked))
         except Exception as error:
-            # As Celery when it cannot publish the call again.
+            # Celery does the same when it cannot publish the call again.
             raise Reject(error, requeue=False) from error
         if retry.change is None:
             for name in asked:

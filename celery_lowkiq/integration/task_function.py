@@ -28,7 +28,7 @@ class RunRevoked(Ignore):
 
 
 def is_async(function: Any) -> bool:
-    """Whether a function, or what its decorators wrap, is ``async def``."""
+    """True if a function, or what its decorators wrap, is ``async def``."""
     found = function.__func__ if isinstance(function, staticmethod) else function
     return inspect.iscoroutinefunction(inspect.unwrap(found))
 

@@ -31,7 +31,7 @@ from celery_lowkiq.store.trackers import TrackerStore, latest_due, read_id
 
 # Adds calls to their tracker before they are pushed, so that it has every call that was accepted.
 
-#: What stores jobs: ``Pusher.push``, or the same with a tracker.
+#: A function that stores jobs: ``Pusher.push``, or the same with a tracker.
 Push: TypeAlias = Callable[[QueueSpec, list[NewJob], Iterable[float]], None]
 
 #: A payload of more bytes is shown cut.

@@ -181,7 +181,7 @@ def read_id(value: Any, advice: str = "") -> str:
 
 
 def _plain_text(value: str | int | UUID) -> str:
-    # Of a member of an enum, the value: what ``str`` makes of it depends on Python's version.
+    # The value of a member of an enum: its ``str`` depends on Python's version.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):

@@ -57,9 +57,9 @@ class Owner:
     since: float | None = None
     #: Seconds since its last report; None: no report for an hour.
     silent: float | None = None
-    #: Whether it reported within its lease time; None: its reports cannot be read now.
+    #: True if it reported within its lease time; None: its reports cannot be read now.
     alive: bool | None = False
-    #: Whether it is stopping or quiet, and releases the shard.
+    #: True if it is stopping or quiet, and releases the shard.
     leaving: bool = False
     lane: str | None = None
     running: Running | None = None
@@ -111,9 +111,9 @@ class DiagnosisFacts:
     waiting: Waiting | None = None
     claimed: bool = False
     dead: Dead | None = None
-    #: Whether it was in processing when its worker died.
+    #: True if it was in processing when its worker died.
     suspect: bool = False
-    #: Whether no claim takes it before a mover has sorted it: the queue gets another number of shards.
+    #: True if no claim takes it before a mover has sorted it: the queue gets another number of shards.
     moving: bool = False
     #: None: the shard has no owner since ``unowned_since``; None there, too: it never had one.
     owner: Owner | None = None
@@ -130,14 +130,14 @@ class DiagnosisFacts:
     rate: float | None = None
     token_wait: float = 0.0
     max_retries: int | None = None
-    #: Whether one run gets all payloads of the job.
+    #: True if one run gets all payloads of the job.
     merges: bool = True
     #: Rate limit of each id (runs per second), and the Unix time (s) at which this id has a token.
     id_rate: float | None = None
     id_token_at: float = 0.0
     #: The other shards of its lane that are due before it, the one that waits longest first.
     due_before: tuple[DueBefore, ...] = ()
-    #: What cannot be read now because its master of a cluster is unreachable.
+    #: Facts that are unknown because their master of a cluster is unreachable.
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -266,7 +266,7 @@ def _owner_problem(facts: DiagnosisFacts) -> Reason | None:
     if owner.alive is False:
         return _unresponsive(owner, f"Shard {facts.shard.index} belongs to")
     if owner.leaving:
-        text = f"Node {owner.name} stops or is quiet: it begins nothing new, and gives the shard away."
+        text = f"Node {owner.name} stops or is quiet: it begins nothing new, and releases the shard."
         return Reason("leaving", text)
     return None
 
@@ -458,7 +458,7 @@ def _states(facts: DiagnosisFacts) -> Iterator[Entry]:
 
 
 def _with_restarts(past: Sequence[Entry], facts: DiagnosisFacts) -> list[Entry]:
-    """Add a divider where the retries of the job began again, unless an event tells why."""
+    """Add a divider where the retries of the job began again, unless an event gives the reason."""
     found: list[Entry] = []
     for before, entry in pairwise([None, *past]):
         earlier, later = before and before.failed, entry and entry.failed

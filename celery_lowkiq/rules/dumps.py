@@ -60,7 +60,7 @@ class Entry:
     payloads: tuple[Payload, ...] = ()
     calls: tuple[DumpedCall, ...] = ()
     priority: int = MOST_URGENT
-    #: Of a dead job: whether it holds its id.
+    #: True for a dead job that holds its id.
     held: bool = False
 
 

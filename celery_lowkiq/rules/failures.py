@@ -182,7 +182,7 @@ class FailureFilter:
 
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:
-        # As `fnmatch` translates it, the time does not grow with the power of the number of `*`.
+        # With the translation of `fnmatch`, the time does not grow with the power of the number of `*`.
         error = self.error.replace("[", "[[]")
         return [re.compile(fnmatch.translate(each)) for each in (error, f"{error}: *")]
 

@@ -138,7 +138,7 @@ def lateness(
     worst = max(owned, key=lambda shard: shard.stats.lag, default=None)
     if worst is None:
         return None
-    # What the late job has added to the samples since it was due is not what is usual.
+    # Samples since the late job was due contain its lag: they are not usual.
     usual = usual_lag(day, now - worst.stats.lag - DAY.step)
     if not is_late(worst.stats.lag, usual):
         return None
@@ -201,7 +201,7 @@ def _drain(shards: Sequence[ShardReport]) -> str:
     return f"{jobs} drain in about {duration(seconds)} at {pace:.0f} a minute, if no more arrive."
 
 
-# Which shards have the most load, and whether another number of shards would help.
+# Shards with the most load, and whether another number of shards would help.
 
 #: Lag (s) from which a shard is late.
 LATE = 10.0
@@ -276,7 +276,7 @@ def shard_hints(
 
 
 def _known_for_long(shard: ShardReport, nodes: Iterable[NodeReport]) -> bool:
-    """True if its owner has had it for as long as the load of lanes tells: a move takes shards anew."""
+    """True if its owner has had it for as long as the load of lanes is measured: a move takes shards anew."""
     now = max((node.seen_at + node.silent for node in nodes), default=0.0)
     return shard.since is None or now - shard.since >= LONG_RUN
 
@@ -359,9 +359,9 @@ class QueueState:
     damages: tuple[Damage, ...] = ()
     #: Number of shards before the migration that is going on.
     former: int | None = None
-    #: Whether that is paused.
+    #: True if the migration is paused.
     migration_paused: bool = False
-    #: Whether a rate limit applies.
+    #: True if a rate limit applies.
     limited: bool = False
     #: Samples of the last day.
     day: tuple[Sample, ...] = ()
@@ -477,8 +477,7 @@ def _findings(state: SystemState) -> Iterator[Finding]:
     yield from check_topology(state.topology)
     yield from _nodes(state)
     for queue in state.queues:
-        # Of a queue in another format, or a part that is unreachable, the other checks would only follow from
-        # that.
+        # In another format, or with a part unreachable, the other checks would only report the consequences.
         found = [*_unread(queue), *_format(queue, state.format)] or [
             *_damaged(queue),
             *_unserved(queue, state),

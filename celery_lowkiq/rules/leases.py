@@ -167,7 +167,7 @@ class LeaseWatch:
     known_epoch: int = 0
     #: Monotonic time of the next attempt, after a refused acquire.
     not_before: float = 0.0
-    #: Whether observations came from more than one Redis process.
+    #: True if observations came from more than one Redis process.
     restarted: bool = False
 
     def observed(self, state: LeaseState, now: float, heartbeat: Member | None = None) -> LeaseWatch:

@@ -191,7 +191,7 @@ class ClaimedCallRecords(NamedTuple):
     """The call records returned with the claim of a job, in the order of its payloads."""
 
     records: tuple[StoredRecord, ...]
-    #: Whether the job has no other records.
+    #: True if the job has no other records.
     complete: bool
 
 
@@ -217,9 +217,9 @@ class Job(NamedTuple):
     calls: ClaimedCallRecords | None = None
     #: Number of its payloads, from the smallest score on, that a policy drops.
     unwanted: int = 0
-    #: Whether a new call made it due before its ``perform_in``.
+    #: True if a new call made it due before its ``perform_in``.
     early: bool = False
-    #: Whether its id is paused, and whether a death holds it.
+    #: True if its id is paused; ``held``: if a death holds it.
     paused: bool = False
     held: bool = False
     #: From 0, the most urgent, to 9.
@@ -307,7 +307,7 @@ class PayloadRemoval:
     position: int
     error: bytes | None
     gone: RemovalReason = RemovalReason.DROPPED
-    #: Whether its signature did not verify.
+    #: True if its signature did not verify.
     unverified: bool = False
 
 
@@ -358,7 +358,7 @@ class Settlement(NamedTuple):
     failure: Failure | None = None
     #: Limits on the job's next batch, for RETRY.
     isolation: Isolation = NOT_ISOLATED
-    #: What a RETRY changes; None: nothing.
+    #: Change by a RETRY; None: none.
     change: PayloadChange | None = None
     #: Priority after a RETRY; None: that of the job.
     priority: int | None = None
@@ -395,9 +395,9 @@ class Batch:
     claimed_at: float = field(compare=False, default=0.0)
     #: Id of its run, if that has been chosen.
     run_id: str = field(compare=False, default="")
-    #: Whether it is a suspect, which was in processing when its owner or its process died.
+    #: True if it is a suspect, which was in processing when its owner or its process died.
     suspect: bool = field(compare=False, default=False)
-    #: Whether its process is being started, so that its run has not begun.
+    #: True if its process is being started, so that its run has not begun.
     is_starting: bool = field(compare=False, default=False)
 
     @property

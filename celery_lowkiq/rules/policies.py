@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 # The order in which due jobs of a shard are claimed; ``store/lua/lib/waiting_index.lua`` has the same rule.
 
-#: As in Celery with Redis, 0 is the most urgent; it is the default.
+#: 0 is the most urgent, as in Celery with Redis; it is the default.
 MOST_URGENT, LEAST_URGENT = 0, 9
 
 
@@ -176,7 +176,7 @@ class Policies:
     per_run: int | None = None
     #: Maximum number of payloads behind a dead one, which holds its id; None: a death holds nothing.
     hold: int | None = None
-    #: Whether a push resets the retry count of a job that waits for its retry.
+    #: True if a push resets the retry count of a job that waits for its retry.
     anew_on_push: bool = False
 
     @property

@@ -62,7 +62,7 @@ class Repaired:
     shard: ShardRef
     #: Keys of the wrong type, which were deleted.
     cleared: tuple[str, ...] = ()
-    #: Whether meta was rewritten.
+    #: True if meta was rewritten.
     meta: bool = False
     #: Waiting jobs that are due now because their due times were lost.
     undated: int = 0

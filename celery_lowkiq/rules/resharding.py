@@ -12,7 +12,7 @@ from celery_lowkiq.rules.leases import TAKEOVER_LEASES
 from celery_lowkiq.rules.models import Layout, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import NodeReport
 
-# What a mover does in one turn of a migration: decided from what it has read in each shard.
+# Steps of a mover in one turn of a migration: decided from what it has read in each shard.
 #
 # In a migration, ids go from the shard of the former number of shards, their source, to the one of the new
 # number. See docs/adr/0026-resharding.md.
@@ -101,7 +101,7 @@ class ShardMoves:
     pending: tuple[int, ...] = ()
     #: Sum of the shard's counts.
     counts: int = 0
-    #: Whether jobs that leave may be claimed here: the migration was paused.
+    #: True if jobs that leave may be claimed here: the migration was paused.
     staying: bool = False
     #: The owner of a lease that another server gave, with epoch, counter and this server; '' without such a
     #: lease. It, or an unknown next one, may run jobs that the shard does not know because a failover has
@@ -116,7 +116,7 @@ class Export:
     source: int
     shard: int
     ids: tuple[str, ...] = ()
-    #: Whether the counts of the source go with them.
+    #: True if the counts of the source go with them.
     counts: bool = False
 
     @property
@@ -392,7 +392,7 @@ class MigrationState:
         return shard.waiting if shard.route == str(self.former) else shard.moving + shard.staying
 
 
-# What changes for a node when a queue is stored with another number of shards.
+# Changes for a node when a queue is stored with another number of shards.
 
 
 @dataclass(frozen=True)

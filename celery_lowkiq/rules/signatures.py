@@ -35,7 +35,7 @@ _BLOCK_BYTES = 64
 _IPAD, _OPAD = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
 
 
-#: What is signed, by the first letter of the signature: a payload whose score Redis makes, a payload with its
+#: Signed parts, by the first letter of the signature: a payload whose score Redis makes, a payload with its
 #: score, and the record of a call with the digest of its payload.
 PAYLOAD, SCORED, RECORD = b"s", b"S", b"c"
 

@@ -172,7 +172,7 @@ def nested_in_lists(value: Any) -> Any:
 
 #: The setting for times relative to now, whose titles are in UTC.
 RELATIVE = "relative"
-#: What :func:`text.moment` writes.
+#: Texts of :func:`text.moment`.
 _MOMENTS = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)", re.ASCII)
 
 

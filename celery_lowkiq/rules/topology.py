@@ -95,7 +95,7 @@ class Server:
     appendfsync: str | None = None
     #: Setting ``save``: empty when no snapshots are made.
     save: str | None = None
-    #: Whether the last write to disk succeeded.
+    #: True if the last write to disk succeeded.
     written: bool = True
     #: Its clock minus this host's, and the maximum error of that, in s.
     ahead: float = 0.0
@@ -114,7 +114,7 @@ class Server:
     node_timeout: float | None = None
 
 
-#: What to do about a full Redis. A worker that starts declares queues of its broker, which is a write.
+#: Advice about a full Redis. A worker that starts declares queues of its broker, which is a write.
 FULL = (
     "Raise maxmemory first, and restart no worker before: those that run drain their queues (not on Redis "
     "6.2), and one that starts fails when this is also the broker, whose writes by kombu are refused, too."
@@ -138,16 +138,16 @@ def eviction(server: Server) -> Finding:
     """
     subject, advice = "maxmemory-policy", "Set maxmemory-policy to noeviction."
     if server.policy is None:
-        text = "The server does not tell its maxmemory-policy: INFO is forbidden, or leaves it out."
+        text = "The server does not show its maxmemory-policy: INFO is forbidden, or leaves it out."
         return Finding(WARNING, subject, text, f"Look there. {advice}")
     if server.policy == "noeviction":
         return Finding(OK, subject, "noeviction")
     if server.maxmemory == 0:
         return Finding(WARNING, subject, f"{server.policy}: harmless while no maxmemory is set.", advice)
-    text = "a full Redis throws jobs away."
+    text = "a full Redis evicts jobs."
     if server.policy.startswith("volatile-"):
         text = (
-            "a full Redis keeps jobs, but throws away what drop_stale knows (an older payload may then run "
+            "a full Redis keeps jobs, but evicts what drop_stale knows (an older payload may then run "
             "after a newer one), trackers, and what counts for rate limits."
         )
     return Finding(ERROR, subject, f"{server.policy}: {text}", advice)
@@ -207,7 +207,7 @@ def clock(server: Server) -> Finding:
     return Finding(WARNING, "clock", text, "Let NTP set both clocks: an eta comes too early or too late.")
 
 
-# Which masters store the shards, and the health checks of all masters together.
+# Masters that store the shards, and the health checks of all masters together.
 
 #: Minimum number of shards a master, with which the busiest one has little more than its share.
 SHARDS_A_MASTER = 16
@@ -236,7 +236,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Master:
-    """A server that stores shards. ``away``: why it does not answer, ``server`` is unknown then."""
+    """A server that stores shards. ``away``: why it is unreachable, ``server`` is unknown then."""
 
     #: Host and port, path, or name behind sentinels. A failover does not change the name.
     address: str
@@ -246,7 +246,7 @@ class Master:
     #: Number of shards of each queue.
     shards: Mapping[str, int] = field(default_factory=dict)
     away: str | None = None
-    #: Whether it is unreachable since it refuses user or password.
+    #: True if it is unreachable because it refuses user or password.
     login_refused: bool = False
     #: Why it refuses all scripts, though it answers.
     refuses: str | None = None
@@ -272,7 +272,7 @@ class Topology:
 
     kind: Kind
     masters: tuple[Master, ...]
-    #: Of the app's nodes.
+    #: Lease time of the app's nodes.
     lease_seconds: float
     #: Shards of each queue that lie on no master.
     homeless: Mapping[str, int] = field(default_factory=dict)

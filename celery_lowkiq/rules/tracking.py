@@ -95,7 +95,7 @@ class TrackerView(NamedTuple):
     id: str
     name: str
     opened_at: float
-    #: Whether no more calls will be added.
+    #: True if no more calls will be added.
     closed: bool
     cancelled: bool
     counts: Counts

@@ -442,7 +442,7 @@ class Running:
     ids: tuple[str, ...]
     count: int
     seconds: float
-    #: Whether it takes too long, see ``rules/health.py``.
+    #: True if it takes too long, see ``rules/health.py``.
     overdue: bool = False
     #: Seconds: its task's ``max_run``, and the usual ones of its queue; None: not known.
     max_run: float | None = None
@@ -476,7 +476,7 @@ class NodeReport:
     name: str
     owner: str
     pid: int
-    #: A node that is silent for longer is dead for the others.
+    #: A node that is silent for longer is dead for the other nodes.
     lease_seconds: float
     quiet: bool
     stopping: bool
@@ -528,7 +528,7 @@ class ShardReport:
     epoch: int = 0
     #: When the owner took it, or left it; None: it never had one.
     since: float | None = None
-    #: Whether the owner reported within its lease time; None: the master with the reports is unreachable.
+    #: True if the owner reported within its lease time; None: the master with the reports is unreachable.
     alive: bool | None = None
     #: Seconds since the owner's report; None: none for an hour.
     silent: float | None = None
@@ -569,7 +569,7 @@ class BeatResult(NamedTuple):
     """
 
     members: list[dict[str, tuple[int, int]] | None]
-    #: As text, empty when none is stored.
+    #: Each as text, empty when none is stored.
     routes: list[str | None]
     reply: UpdateReply | StoreError | None = None
 

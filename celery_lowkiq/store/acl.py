@@ -33,7 +33,7 @@ def _names(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-#: What a connection sends.
+#: Commands of a connection.
 CONNECTION = frozenset({"AUTH", "HELLO", "PING", "SELECT", "CLIENT|SETNAME"})
 #: Commands of ``SCRIPT LOAD`` and EVALSHA.
 SCRIPTS = frozenset({"EVALSHA", "SCRIPT|LOAD"})
@@ -223,7 +223,7 @@ def _apart(role: Role, rights: _Rights) -> list[_Rights]:
     reached, permitted = rights.keys, rights.commands
     others = [_Rights(keys, commands & permitted) for keys, commands in role.apart]
     if role.access:
-        # EVALSHA asks for reads and writes of all keys of a script, each command in it for its own.
+        # EVALSHA needs reads and writes of all keys of a script, each command in it for its own.
         others.append(_Rights(reached, _names("EVALSHA")))
         permitted -= {"EVALSHA"}
     for keys, commands in role.apart:

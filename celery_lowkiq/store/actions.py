@@ -140,7 +140,7 @@ class Actions:
     def _run_shard_now(self, shard: ShardRef, tally: Tally) -> None:
         keys = shard_keys(shard)
         lengths = [("ZCARD", keys[index]) for index in WAITING_INDEXES]
-        # As many steps as the shard has jobs now: pushes must not keep this going.
+        # Bounded by the jobs that the shard has now: pushes must not keep this going.
         for _ in range(sum(self._client.commands(lengths)) // STEP + 1):
             tally.begin()
             moved = self._client.call(load("run_now").call(keys, limit=STEP, **announcement(shard)))
@@ -482,7 +482,7 @@ def repair_queue(client: Client, queue: QueueSpec, progress: Progress | None = N
 
     ``progress`` gets the number of repaired shards, and may raise Stop. May be repeated. Raises StoreError.
     """
-    # What the queue's own key has lost of its last migration is known to the shards.
+    # The shards know the fields of the last migration that the queue's own key has lost.
     registry = Registry(client)
     registry.registered(queue)
     count, queue, conditions = _examine(client, queue)

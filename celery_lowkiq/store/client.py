@@ -28,7 +28,7 @@ from celery_lowkiq.store.script import Script, ScriptCall, library
 # Redis client: pipelines script calls and commands, and translates Redis errors to the package's own.
 
 T = TypeVar("T")
-#: What tells one of several servers in a SCRIPT LOAD.
+#: Identifies the server to which a SCRIPT LOAD goes.
 Server: TypeAlias = tuple[Any, ...]
 
 #: In place of the address of a slot's master.
@@ -53,14 +53,14 @@ class Asked(NamedTuple):
 class Client:
     """Runs script calls and plain commands on one Redis."""
 
-    #: Of a :meth:`reader` on a cluster: the errors of rights that masters have denied it, by their address.
+    #: Errors of rights that masters of a cluster have denied a :meth:`reader`, by address.
     denied: Mapping[str, str] = MappingProxyType({})
     #: In front of all keys and channels in Redis. Elsewhere, they have none.
     prefix = ""
 
     def __init__(self, client: redis.Redis) -> None:
         self.redis = client
-        # Whether the server supports script flags (Redis 7); cleared when it rejects the first script.
+        # True if the server supports script flags (Redis 7); cleared when it rejects the first script.
         self._flags = True
 
     # -- what differs on a cluster
@@ -308,7 +308,7 @@ class Client:
         return list(dict.fromkeys(missing))
 
     def _server_of(self, reply: Any) -> Server:
-        """Return what tells one of several servers in a SCRIPT LOAD."""
+        """Return the key of the server to which a SCRIPT LOAD goes."""
         return ()
 
 

@@ -54,7 +54,7 @@ _CONVERT: Mapping[str, Any] = redis.Redis(
 
 #: Seconds within which a master answers that is as good as any other one.
 NEAR = 0.05
-#: Number of masters that answer later, after which no further one is asked.
+#: Number of late masters after which no further one is tried.
 MOST_FAR = 3
 
 
@@ -124,7 +124,7 @@ def load_scripts(cluster: ClusterMap, commands: Sequence[Command], logs_rights: 
 
 
 def find_near(cluster: ClusterMap, last: Address | None) -> Address:
-    """Return the first master that answers within NEAR, or the fastest of MOST_FAR. ``last``: asked last.
+    """Return the first master that answers within NEAR, or the fastest of MOST_FAR. ``last``: tried last.
 
     Raises RedisError, OSError.
     """
@@ -248,8 +248,8 @@ def _give_up(sent: _Sent) -> None:
 
 T = TypeVar("T")
 
-#: Of the commands without a key, what asks about the writes of its own connection: on another one, it may be
-#: answered at once.
+#: Commands without a key about the writes of their own connection: another connection may answer them at
+#: once.
 OF_CONNECTION = frozenset({"WAIT", "WAITAOF"})
 #: How long a batch follows redirections and waits for slots that move, in s.
 PATIENCE = 1.0
@@ -370,7 +370,7 @@ class ClusterClient(Client):
         return self.but_unreachable(self.calls(calls))
 
     def check_reachable(self, replies: Iterable[Any]) -> None:
-        """Raise nothing: the other masters are not away."""
+        """No-op: one unreachable master does not fail the call."""
 
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip; the reply of a refused call is its StoreError.
@@ -560,7 +560,7 @@ class _Batch:
     def _refused(self, positions: Iterable[int]) -> list[int]:
         found: list[int] = []
         for n in positions:
-            # What is asked of a server about the command before is asked again.
+            # A question to a server about the command before is sent again.
             follows = self._commands[n][0] in KEYLESS and found and found[-1] == n - 1
             if follows or (self._commands[n][0] not in OF_CONNECTION and may_follow(self.replies[n])):
                 found.append(n)

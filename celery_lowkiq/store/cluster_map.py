@@ -26,8 +26,7 @@ from celery_lowkiq.rules.text import host_port, sentence
 from celery_lowkiq.store.errors import is_cluster_down, store_error
 from celery_lowkiq.store.exchange import KeepingPool, NoFreeConnection
 
-# Which masters of a Redis Cluster are unreachable or refuse commands, and the log of when that began and
-# ended.
+# Masters of a Redis Cluster that are unreachable or refuse commands, and the log of each begin and end.
 
 #: Host and port of a node.
 Address: TypeAlias = tuple[str, int]
@@ -38,7 +37,7 @@ Name: TypeAlias = tuple[Any, ...]
 
 LOGIN, RIGHTS, WRITES, CALLS = "the login", "the commands of this user", "writes", "calls"
 COMMANDS = "all commands"
-#: What follows; the workers drain a full Redis.
+#: Consequences in the log; the workers drain a full Redis.
 _FOLLOWS = {CALLS: "Jobs that it has stored run."}
 #: Seconds without an attempt after which it is unknown when an outage ended, or a refusal.
 UNWATCHED = 5.0
@@ -72,7 +71,7 @@ class Refused(NamedTuple):
 
 
 class NotAsked(exceptions.ConnectionError):
-    """A node was not asked because it did not answer another thread in time."""
+    """A node got no request because it did not answer another thread in time."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(f"{text_of(address)} did not answer in time")
@@ -82,10 +81,10 @@ class Outages:
     """The outages of a cluster's nodes. Safe to share between threads, not across a fork."""
 
     def __init__(self) -> None:
-        #: By node. One that stays away for good is removed when the map has no slots for it.
+        #: By node. A node that never comes back is removed when the map has no slots for it.
         self.away: dict[Address, Outage] = {}
-        #: Of these, the ones that accept connections or commands and say nothing. Only the thread that reads
-        #: the map asks them again.
+        #: Unresponsive nodes: they accept a connection but do not reply. Only the thread that reads the map
+        #: sends to them again.
         self.silent: set[Address] = set()
         #: Commands that were sent before these times say nothing about the node any more; infinite for a node
         #: that was replaced.
@@ -110,7 +109,7 @@ class Outages:
                 return
             had = [slot for slot, master in enumerate(slots) if master == address]
             self.away[address] = Outage(sent_at, time.monotonic(), had, sent_at)
-        # Whether the others go on depends on cluster-require-full-coverage.
+        # The setting cluster-require-full-coverage decides if the other masters go on.
         logger.error("Redis %s is unreachable: %s Its shards wait.", text_of(address), sentence(str(error)))
 
     def answered(self, address: Address, sent_at: float) -> None:
@@ -188,7 +187,7 @@ class Outages:
 
 
 def _lasted(outage: Outage, now: float) -> str:
-    """Return how long an outage lasted; a process that asked nothing meanwhile knows only the limits."""
+    """Return how long an outage lasted; a process without requests meanwhile knows only the limits."""
     longest = f"{now - outage.since:.1f} s"
     if now - outage.last < UNWATCHED:
         return longest
@@ -209,19 +208,19 @@ def text_of(address: Address) -> str:
     return host_port(*address)
 
 
-# What replies of the nodes of a Redis Cluster mean: asked elsewhere, later, or lost.
+# Replies of the nodes of a Redis Cluster: redirected, to repeat later, or lost.
 
-#: What a slot answers that moves or has no master for a moment.
+#: Errors of a slot that moves or has no master for a moment.
 LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
 #: Codes of errors that redis-py 5.0 does not know, unless its client is one of a cluster.
 LATER_TEXTS = ("TRYAGAIN ", "CLUSTERDOWN ")
 LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
-#: Of these, what another attempt does not change.
+#: Errors that another attempt does not change.
 REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError, NoFreeConnection)
 
 
 def is_redirect(reply: Any) -> bool:
-    """True if a node names another one to be asked."""
+    """True if a node redirects to another one."""
     return isinstance(reply, exceptions.ResponseError) and (
         isinstance(reply, exceptions.AskError) or str(reply).startswith(("MOVED ", "ASK "))
     )
@@ -264,7 +263,7 @@ def with_denials(replies: Iterable[Any], denied: dict[str, str]) -> list[Any]:
     return found
 
 
-#: What a node refuses, by the code of its error.
+#: Refused commands, by the code of a node's error.
 _CODES = {"NOREPLICAS": WRITES, "MISCONF": WRITES, "READONLY": WRITES, "OOM": CALLS, "CLUSTERDOWN": COMMANDS}
 #: Redis 6.2 puts the error of a command within the text of the script's error.
 _CODE = re.compile(rf"(?:^|-)({'|'.join(_CODES)}) (.*)")
@@ -305,13 +304,13 @@ def refusal(reply: Any) -> Refused | None:
 # The map of a Redis Cluster: which master has each slot, and connections to each master.
 
 SLOTS = 16384
-#: Timeout in s of each node that is asked for the map: another one can answer when it does not.
+#: Timeout in s of each node when the map is read: another one can answer when it does not.
 ASK_SECONDS = 1.0
-#: How long one node is waited for before another one is asked, too, in s.
+#: After how many s without a reply another node is tried, too.
 STAGGER_SECONDS = 0.3
 #: Timeout in s for the first map.
 FIRST_SECONDS = 5.0
-#: How long a caller waits for a map that is read anew, in s: one silent node does not hide what others tell.
+#: How long a caller waits for a map that is read anew, in s: one unresponsive node does not delay the map.
 NEW_SECONDS = 1.5
 #: Minimum seconds between two readings of the map.
 BETWEEN_READINGS = 0.25
@@ -327,7 +326,7 @@ class ClusterMap:
     """Knows the masters of a cluster. Safe to share between threads, not across a fork.
 
     Nothing is connected before the first use. The map is read by a thread of its own, so that a node that
-    does not answer delays no caller that knows its master; and it is asked for by a thread for each node.
+    does not answer delays no caller that knows its master; and a thread for each node reads it.
     """
 
     def __init__(
@@ -336,7 +335,7 @@ class ClusterMap:
         """``seeds``: some nodes; ``options``: arguments of each connection but host and port."""
         arguments = dict(options)
         self.connection_class: Any = arguments.pop("connection_class", redis.Connection)
-        #: Those of a connection to the first seed.
+        #: Options of a connection to the first seed.
         self.connection_kwargs: dict[str, Any] = {
             # The caller of a pool repeats what was not answered.
             **(arguments | {"retry": Retry(NoBackoff(), 0)}),
@@ -359,7 +358,7 @@ class ClusterMap:
         return ",".join(map(text_of, self._seeds))
 
     def slots(self) -> Slots:
-        """Return the masters of all slots. Raises RedisError, OSError when no seed tells them."""
+        """Return the masters of all slots. Raises RedisError, OSError when no seed returns them."""
         return self._slots or self._first_slots()
 
     def _first_slots(self) -> Slots:
@@ -387,7 +386,7 @@ class ClusterMap:
         try:
             threading.Thread(target=self._read, name="lowkiq-cluster-map", daemon=True).start()
         except RuntimeError as error:
-            # The next outage asks again.
+            # The next outage tries again.
             self._end_reading(None, exceptions.ConnectionError(str(error)))
 
     def read_anew(self) -> None:
@@ -397,7 +396,7 @@ class ClusterMap:
             self._changed.wait_for(lambda: not self._is_reading, NEW_SECONDS)
 
     def check_responsive(self, address: Address) -> None:
-        """Raise NotAsked for a node that was silent; have it asked again by the thread of the map."""
+        """Raise NotAsked for an unresponsive node; the thread of the map tries it again."""
         if address in self.outages.silent:
             self.refresh()
             raise NotAsked(address)
@@ -451,8 +450,8 @@ class ClusterMap:
     def _fullest(self, addresses: Iterable[Address]) -> tuple[Slots | None, Exception | None]:
         """Return the first map that has all masters that are known, or else the fullest; and the last error.
 
-        The map of a node that has lost its disk, or is just joining, lacks masters. A node is asked when the
-        one before it has answered, or is silent for a while: then the first answer of them counts.
+        The map of a node that has lost its disk, or is just joining, lacks masters. A node is tried when the
+        one before it has answered, or is late: then the first answer counts.
         """
         expected = max(1, _count(self._slots or ()))
         found, error = None, None
@@ -475,7 +474,7 @@ class ClusterMap:
         return found, error
 
     def _ask_apart(self, address: Address, answers: SimpleQueue[Slots | Exception]) -> None:
-        """Have a node asked by a thread of its own."""
+        """Read the map from a node in a thread of its own."""
 
         def ask() -> None:
             try:
@@ -500,7 +499,7 @@ class ClusterMap:
             self._changed.notify_all()
 
     def _ask_unresponsive(self) -> None:
-        # Not for longer than other threads wait: they would find a node silent again that was found here.
+        # Not for longer than other threads wait: they would find the node unresponsive again.
         seconds = min(ASK_SECONDS, self.connection_kwargs.get("socket_timeout") or ASK_SECONDS)
         for address in list(self.outages.silent):
             with contextlib.suppress(Exception):
@@ -538,7 +537,7 @@ class ClusterMap:
 
 
 def parse_slots(reply: Sequence[Any], asked: Address) -> Slots:
-    """Read the reply of CLUSTER SLOTS; a node that does not know its host has that where it was ``asked``."""
+    """Read the reply of CLUSTER SLOTS; ``asked``: the address of a node that does not know its host."""
     slots: Slots = [None] * SLOTS
     for first, last, (host, port, *about), *_ in reply:
         # Port 0: the other nodes have forgotten where this one is.
@@ -567,7 +566,7 @@ def _count(slots: Sequence[Address | None]) -> int:
 
 def _host(host: Any) -> str:
     text = host.decode() if isinstance(host, bytes) else host or ""
-    # Of a node that prefers its hostname and has none.
+    # A node that prefers its hostname and has none sends "?".
     return "" if text == "?" else text
 
 

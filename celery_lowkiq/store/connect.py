@@ -21,7 +21,7 @@ from celery_lowkiq.store.exchange import KeepingPool, limited
 
 # Sentinels whose errors name each of them once: redis-py's have all arguments of each connection.
 
-#: As redis-py writes an error of the system that came while it read.
+#: Text of redis-py for an error of the system during a read.
 _OS_ERROR = re.compile(r"\(-?\d+, ['\"](.*)['\"]\)$")
 _LOST = (exceptions.ConnectionError, exceptions.TimeoutError)
 
@@ -153,7 +153,7 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
         # The pool has classes of its own for connections to a master.
         given = options.pop("connection_class", redis.Connection)
         options["ssl"] = options.get("ssl") or issubclass(given, redis.SSLConnection)
-        # As for a master; and when a sentinel does not answer, the next one is asked.
+        # The timeouts of a master; when a sentinel does not answer, the next one is tried.
         timeouts = {name: value for name, value in options.items() if name.startswith("socket_")}
         return options, _Master(list(sentinels), str(master_name), timeouts | of_sentinels, least_others)
     if "path" in options:

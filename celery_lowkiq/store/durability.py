@@ -101,7 +101,7 @@ class Durability:
         deadline = now() + CONFIRM_SECONDS
         shards = list(shards)
         left, unreachable = client.streams(shards), Unreachable()
-        # The others are waited for, so that the error tells what they have.
+        # Wait for the other servers, so that the error names what they have.
         while left := self._unconfirmed(client, left, push, unreachable):
             if now() >= deadline:
                 break

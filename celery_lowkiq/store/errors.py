@@ -31,7 +31,7 @@ from celery_lowkiq.rules.text import host_port
 from celery_lowkiq.rules.topology import FULL
 from celery_lowkiq.store.keys import shard_of_key
 
-# What errors of Redis mean, as errors of the package.
+# Errors of Redis, as errors of the package.
 
 #: Characters that are read of an error: what answers in place of Redis may send any number of them.
 MAX_TEXT = 1000
@@ -50,7 +50,7 @@ UNAVAILABLE = (
 UNREACHABLE = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
-    # What came is no reply: redis-py closes the connection, and how the request ended is as unknown as when
+    # The bytes are no reply: redis-py closes the connection, and how the request ended is as unknown as when
     # it is lost.
     exceptions.InvalidResponse,
     # The server forgets scripts as fast as they are loaded, as while it is flushed: none of them has run.
@@ -150,7 +150,7 @@ def store_error(error: BaseException) -> StoreError:
 
 
 def lacks_tls(error: BaseException | None) -> bool:
-    """True if a port did not answer as one with TLS does: it has none, or the server is silent."""
+    """True if a port did not answer as one with TLS does: it has none, or the server does not respond."""
     while error is not None:
         if _HANDSHAKE.search(str(error)):
             return True
@@ -200,7 +200,7 @@ def _refused(code: str, rest: str) -> StoreError | None:
 
 
 def _access_error(error: BaseException, text: str) -> StoreError | None:
-    # What a long command is answered with before a login.
+    # The reply to a long command before a login.
     name, too_long = _name(error), text.startswith("Protocol error: unauthenticated")
     if isinstance(error, exceptions.AuthenticationError) or too_long:
         if "Authentication required" in text or too_long:
@@ -235,7 +235,7 @@ def is_wrong_type(reply: object) -> bool:
 
 T = TypeVar("T")
 
-#: What readers of replies raise for unexpected ones, redis-py's own parser among them (arrays in arrays
+#: Errors of readers for unexpected replies, redis-py's own parser among them (arrays in arrays
 #: without end); some errors of the package are ValueErrors, too.
 UNREADABLE = (
     TypeError,

@@ -65,7 +65,7 @@ SHARD_KEYS = {
     "dead_spill": "hash",
     "dead_spill_order": "zset",
     "dead_errors": "hash",
-    # Of a migration to another number of shards:
+    # Fields of a migration to another number of shards:
     "inflight": "zset",  # id -> claim number of a job that was in processing when the migration began here
     "arrived": "zset",  # equal scores: ids whose waiting job is newer than what another shard may have
     # <shard> -> number and records of the transfer to it; sent:<shard>, received:<shard> -> last numbers;
@@ -183,7 +183,7 @@ def ticket_key(ticket: str) -> str:
 
 
 def report_key(owner: str) -> str:
-    """Hash with a node's report: started, at, text. The owner is hashed, since it may have any characters."""
+    """Hash with a node's report: started, at, text. The owner is hashed: it may have any characters."""
     return f"{PREFIX}report:{{nodes}}:{_digest(owner)}"
 
 

@@ -23,11 +23,11 @@ from celery_lowkiq.store.keys import channel, queue_of_channel
 
 #: Timeout in s for the confirmation of a subscription.
 SUBSCRIBE_TIMEOUT = 5.0
-#: On a cluster, after how many s of silence the master is asked whether it is there.
+#: On a cluster, after how many s without a message the master gets a PING.
 CHECK_SECONDS = 0.25
 #: Timeout in s for its answer.
 ANSWER = 0.5
-#: After how many s a master with messages is asked.
+#: After how many s a master with messages gets a PING.
 ASK_AGAIN = 5.0
 #: After how many s an answer is late, as the messages of that master are.
 LATE = 0.1
@@ -68,7 +68,7 @@ class Listener:
         """Return the next message, None after ``timeout`` s.
 
         Raises StoreUnavailable when the connection is lost or was closed. On a cluster, raises
-        SubscriptionLost when the connection is lost, or when the master is unreachable, silent or late.
+        SubscriptionLost when the connection is lost, or when the master is unreachable or late.
         """
         if self._closed:
             raise StoreUnavailable(CLOSED)
@@ -100,7 +100,7 @@ class Listener:
         began = time.monotonic()
         deadline = began + timeout
         if self._asked_at is not None:
-            # What the caller did since is no delay of the answer.
+            # The time that the caller took since is no delay of the answer.
             self._asked_at += began - self._left_at
         while True:
             message = self._next(max(0.0, min(CHECK_SECONDS, deadline - time.monotonic())))
@@ -127,7 +127,7 @@ class Listener:
             if now - self._heard_at >= CHECK_SECONDS:
                 self._ask_master(now)
         elif now - max(self._asked_at, self._heard_at) >= ANSWER:
-            raise self._lost("Redis is not available: the master of the subscription is silent")
+            raise self._lost("Redis is not available: the master of the subscription does not respond")
 
     def _ask_master(self, now: float) -> None:
         self._asked_at = self._last_asked_at = now
@@ -168,7 +168,7 @@ class PushSubscription(Listener):
     def __init__(self, client: Client, queues: Sequence[str]) -> None:
         """Raises StoreUnavailable, AccessDenied."""
         super().__init__(client, *map(channel, queues))
-        # Disable silent reconnects: announcements meanwhile would be missed.
+        # Disable automatic reconnects: announcements meanwhile would be missed.
         self._pubsub.connection.retry = Retry(NoBackoff(), 0)
 
     def wait_pushed(self, timeout: float) -> tuple[ShardRef, float | None] | None:

@@ -39,7 +39,7 @@ from celery_lowkiq.store.script import ScriptCall, load
 class ShardReads:
     """Reads the shards of a queue for one listing, or for an action on all that it lists.
 
-    On a cluster, a shard whose master is unreachable answers None, and is not asked again. Methods raise
+    On a cluster, a shard whose master is unreachable gives None, and gets no more requests. Methods raise
     StoreError; on one server, and when all masters are unreachable, StoreUnavailable.
     """
 
@@ -415,7 +415,7 @@ class ListingReader:
             replies = self._reads.calls([part.shard for part in short], [part.call(most) for part in short])
             for part, reply in zip(short, replies, strict=True):
                 part.add(reply)
-            # What comes before the last entry of each index that goes on is complete.
+            # Entries before the last one of each index that goes on are complete.
             ends = [part.entries[-1].position for part in parts if not part.ended]
             bound = (max(ends) if listing.reverse else min(ends)) if ends else None
             ready = chain.from_iterable(part.until(bound, listing.reverse) for part in parts)

@@ -459,7 +459,7 @@ class Mover:
         self._shards = MovingShards(client, queue, lease_seconds, self._now)
         self._pace = Pace()
         self._took = 0.0
-        #: Whether shards have joined a later migration: a failover may have taken the queue's own key back.
+        #: True if shards have joined a later migration: a failover may have taken the queue's own key back.
         self._is_behind = False
         self._begin(0)
 
@@ -623,7 +623,7 @@ class Mover:
         if any(has_come_back(migration, index, found) for index, found in moves.items()):
             self._begin(migration.gen)
             return True
-        # What is sealed takes no transfer, and lets calls run: no failover may bring a job back from now on.
+        # A sealed shard takes no transfer, and lets calls run: no failover may bring a job back from now on.
         self._confirm(migration.shards, servers)
         if len(moves) < migration.former:
             return False

@@ -49,7 +49,7 @@ from celery_lowkiq.store.script import load
 
 #: Place of the number of payloads in a reply of ``peek.lua``.
 PAYLOAD_COUNT = 3
-#: What the masters of other keys tell of an id.
+#: Facts of an id on the masters of other keys.
 OTHERS = (Missing.REPORTS, Missing.TOKENS)
 #: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
@@ -117,7 +117,7 @@ class NodeReports:
         return None if found is None else {report.owner: report for report in found}
 
     def is_limited(self, queue: QueueSpec) -> bool:
-        """Return whether workers have just asked for tokens of the queue's rate limit."""
+        """Return whether workers have just polled for tokens of the queue's rate limit."""
         time, tokens = self._client.commands([("TIME",), ("HMGET", tokens_key(queue.name), "left", "rate")])
         left, rate = tokens
         return _token_wait(left, rate, None, seconds(time))[0] is not None

@@ -35,7 +35,7 @@ CLOSING_PHASES = (Phase.FLIP.value, Phase.MOVE.value, Phase.SEAL.value)
 NO_PAUSE = (0, b"")
 #: The mark of a shard's format from its first signature on (``lib/format.lua``).
 SIGNED = " signed"
-#: What a shard's meta tells of the number of shards.
+#: Fields of ``meta`` that hold the number of shards.
 LAYOUT_FIELDS = ("shards", "gen", "migration")
 #: Continues the migration of a queue.
 ContinueMigration = Callable[[QueueSpec], object]
@@ -272,7 +272,7 @@ def _last_migration(queue: QueueSpec, copies: Sequence[Sequence[bytes | None]]) 
 
 
 def _layout_of(route: bytes | None, migration: bytes | None) -> Layout | None:
-    """Return the layout that a shard tells of: a removed one knows the number that its queue has since."""
+    """Return the layout that a shard reports: a removed one knows the number that its queue has since."""
     if route == b"retired":
         ended = parse_layout(migration)
         return ended and Layout(ended.shards)

@@ -59,7 +59,7 @@ def drain(app: Celery, context: AppContext, tasks: Mapping[str, Any], most: int,
 class _Runner(CeleryRunner):
     """Keeps what the last batch has raised: its jobs have only the text."""
 
-    #: Whether Celery's tracer had the batch. A plain run that succeeds leaves nothing.
+    #: True if Celery's tracer had the batch. A plain run that succeeds leaves nothing.
     was_traced = False
     error: BaseException | None = None
     _traceback: Any = None

@@ -211,7 +211,7 @@ def endpoint_of(read: Read) -> Endpoint:
 
 
 async def plain_job(request: Request) -> Response:
-    """The same with payloads without masks; the audit log tells who reads them."""
+    """The same with payloads without masks; the audit log records who reads them."""
     fields = await _fields(request)
     return await run_in_threadpool(_plain_job, request, fields)
 

@@ -67,7 +67,7 @@ class Proxies:
         headers = Headers(scope=scope)
         scope[PEER] = peer
         hops = [hop.strip() for hop in ",".join(headers.getlist("x-forwarded-for")).split(",") if hop.strip()]
-        # What browsers write themselves is at the left of what the proxies add.
+        # Values that browsers write themselves are at the left of those that the proxies add.
         browser = next((hop for hop in reversed(hops) if not self._trusts(hop)), "")
         if is_address(browser):
             scope["client"] = (browser, 0)

@@ -73,7 +73,7 @@ class QueueLook:
 
     @property
     def unread(self) -> bool:
-        """Whether no count is known."""
+        """True if no count is known."""
         return bool(self.damage) or self.stats.missing == self.shards
 
     @property
@@ -82,13 +82,13 @@ class QueueLook:
 
     @property
     def troubled(self) -> bool:
-        """Whether it needs attention."""
+        """True if it needs attention."""
         stats = self.stats
         return bool(self.unowned or stats.paused or stats.held or stats.backlog or self.damage or self.away)
 
     @property
     def paused(self) -> bool:
-        """Whether the whole queue is paused."""
+        """True if the whole queue is paused."""
         return self.stats.paused == self.shards - self.stats.missing > 0
 
 

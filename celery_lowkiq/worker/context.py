@@ -18,7 +18,7 @@ from celery_lowkiq.worker.outage import OutageTracker
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ports import EXIT_CRASHED, Host, Meter, Runner, Store
 
-# Rate limits of a node's queues, and when a queue without tokens may be asked again.
+# Rate limits of a node's queues, and when a queue without tokens may be polled again.
 
 
 class RateLimiter:
@@ -51,7 +51,7 @@ class RateLimiter:
     def record(self, queue: str, tokens: Tokens) -> None:
         """Record an answer of the store."""
         if tokens.wait > 0:
-            # One poll at most, since other nodes may return tokens.
+            # One poll at most, because other nodes may return tokens.
             self._exhausted_until[queue] = self._clock.monotonic() + min(tokens.wait, self._poll_interval)
         else:
             self._exhausted_until.pop(queue, None)
@@ -67,7 +67,7 @@ class RateLimiter:
         return {queue: until for queue, until in list(self._exhausted_until.items()) if until > now}
 
 
-# What all parts of a node's engine share: dependencies, settings, and messages of lanes to ownership.
+# Parts that a whole engine shares: dependencies, settings, and messages of lanes to ownership.
 
 
 class OwnershipMailbox:
@@ -120,7 +120,7 @@ class WorkerContext:
     lease_seconds: float
     #: Maximum number of batches in one claim.
     window: int
-    #: Whether queues move to the number of shards that all nodes declare.
+    #: True if queues move to the number of shards that all nodes declare.
     auto_reshard: bool
 
     def thread(self, name: str, main: Callable[[], None]) -> threading.Thread:

@@ -84,7 +84,7 @@ def _unavailable(why: object) -> ConfigurationError:
     )
 
 
-# What happens to a batch that outlives its lease: it goes on (cooperative), or its process ends (strict).
+# The end of a batch that outlives its lease: it goes on (cooperative), or its process ends (strict).
 
 #: Fraction of the lease time that is left when the line is written, after three failed renewals.
 LEFT = 0.15
@@ -93,9 +93,9 @@ LEFT = 0.15
 class Exclusion:
     """Learns from lanes and ownership which batches run, and when their leases run out."""
 
-    #: Whether a batch that runs longer than ``max_run`` loses its lease.
+    #: True if a batch that runs longer than ``max_run`` loses its lease.
     ends_overdue = False
-    #: Whether an ending process may release a shard whose batch still runs.
+    #: True if an ending process may release a shard whose batch still runs.
     gives_up_running = True
 
     def begin(self, owned: OwnedShard) -> None:

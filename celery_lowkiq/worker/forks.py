@@ -13,7 +13,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.worker.ports import EXIT_CRASHED
 
-# Stop signals of the processes that a worker starts: only the worker reacts, and tells them what to do.
+# Stop signals of the processes that a worker starts: only the worker reacts, and sends them messages.
 #
 # Process managers send the signals to all processes at once. A process that reacted by itself would cut the
 # run that the worker waits for.
@@ -23,7 +23,7 @@ STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP") if hasattr(signal, name)
 )
 
-#: Of this process, if it is one that a worker has started.
+#: Handler of this process, if a worker has started it.
 _handler: Callable[[int, Any], Any] | None = None
 
 
@@ -40,7 +40,7 @@ def blocked() -> Iterator[None]:
 def handle(handler: Callable[[int, Any], Any]) -> None:
     """Handle stop signals from now on.
 
-    They are neither blocked nor ignored, since the programs that runs start would not get them, either.
+    They are neither blocked nor ignored, because the programs that runs start would not get them, either.
     """
     global _handler
     _handler = handler

@@ -318,7 +318,7 @@ PollAnswer: TypeAlias = Due | ShardDamaged | None
 
 
 class DueQuery(NamedTuple):
-    """Asks for the due time of one shard; ``number`` matches the answer to it."""
+    """A request for the due time of one shard; ``number`` matches the answer to it."""
 
     shard: ShardRef
     open_claims: OpenClaims
@@ -699,7 +699,7 @@ class Lane:
             finally:
                 ctx.exclusion.end(owned)
             if self._stopping_at is not None:
-                # What stops the worker may have ended the child process of the run, too.
+                # The stop of the worker may have ended the child process of the run, too.
                 settlements = tuple([settlement.without_crash() for settlement in settlements])
             window.add(batch, settlements)
             for settlement in settlements:
@@ -747,7 +747,7 @@ class Lane:
                 window.restore(to_settle)
                 self._set_aside(window, settled)
                 if to_claim is not None and to_claim.lease.shard == window.owned.shard:
-                    # What was claimed nevertheless goes back with the next claim: a second window of the
+                    # Jobs that were claimed nevertheless go back with the next claim: a second window of the
                     # shard would take the place of this one.
                     raise settled
             else:
@@ -824,7 +824,7 @@ class Lane:
         shard = window.owned.shard
         self._aside = {**self._aside, shard: window}
         self._defer(shard, PARKED)
-        # What a master of a cluster denies is logged for all its shards.
+        # A denial by a master of a cluster is logged for all its shards.
         if not isinstance(error, StoreUnavailable):
             self._ctx.meter.refused()
             if window.denied_at is None:

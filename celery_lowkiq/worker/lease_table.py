@@ -83,7 +83,7 @@ class LeaseTable:
         return self._lanes[shard]
 
     def in_use(self, shard: ShardRef) -> bool:
-        """Whether a thread of this node still works on the shard, under any epoch."""
+        """True if a thread of this node still works on the shard, under any epoch."""
         return shard in self._lanes[shard].working
 
     def add(self, owned: OwnedShard, lane: Lane | None = None) -> None:

@@ -186,7 +186,7 @@ class Heartbeat:
 
     def _log_refusal(self, reply: UpdateReply | StoreError | None) -> None:
         if isinstance(reply, StoreUnavailable) and not isinstance(reply, (StoreFull, AccessDenied)):
-            # Of a cluster's master, which is named in the log already.
+            # The error of a cluster's master, which is named in the log already.
             return
         refused = isinstance(reply, StoreError)
         if refused and not self._refused:
@@ -196,7 +196,7 @@ class Heartbeat:
         self._refused = refused
 
 
-# Which nodes serve which queues, from their heartbeats, timed by this node's monotonic clock.
+# Nodes by the queues that they serve, from their heartbeats, timed by this node's monotonic clock.
 
 
 class Membership:
@@ -222,7 +222,7 @@ class Membership:
         self._lanes = lanes
         self.shared = shared
         self._others: dict[str, dict[str, Member]] = {}
-        #: Of each queue whose heartbeats the last update read: the monotonic time since which all have.
+        #: By queue, the monotonic time since when each update has read its heartbeats.
         self._read_since: dict[str, float] = {}
         self.serve(served)
 

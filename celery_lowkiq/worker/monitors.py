@@ -29,7 +29,7 @@ POLICY_INTERVAL = 60.0
 SLOW_RENEWAL = 0.5
 #: Renewals in a row that were slow before that is logged.
 SLOW_RENEWALS = 3
-#: Lease times that are advised, in times that a renewal took: a turn of a node asks for more than that.
+#: Lease times that are advised, in times that a renewal took: a turn of a node sends more than renewals.
 ADVISED_LEASE = 10
 
 
@@ -123,7 +123,7 @@ class MasterMonitor:
         self._next = clock.monotonic()
         #: Addresses of masters that may drop jobs.
         self._dangerous: set[str] = set()
-        #: What is logged once: addresses of masters whose policy is unknown, and texts about commands.
+        #: Addresses of masters with unknown policy, and texts about commands: each is logged once.
         self._logged: set[str] = set()
 
     def check(self) -> None:
@@ -137,7 +137,7 @@ class MasterMonitor:
         except StoreUnavailable:
             raise
         except StoreError:
-            # What cannot be read now must not keep each turn from the leases.
+            # An unreadable policy must not keep each turn from the leases.
             self._next = now + POLICY_INTERVAL
             raise
         self._next = now + POLICY_INTERVAL

@@ -29,11 +29,11 @@ class OwnedShard:
     open_claims: OpenClaims = field(default_factory=OpenClaims)
     #: Set while another node may own the shard; running batches see it.
     lost: threading.Event = field(default_factory=threading.Event)
-    #: Whether no new batch starts, and the shard is to be released: the settle of its last batch does so.
+    #: True if no new batch starts, and the shard is to be released: the settle of its last batch does so.
     leaving: bool = False
-    #: Whether the lane has sent that settle: from then on, a lease that is gone is no loss.
+    #: True if the lane has sent that settle: from then on, a lease that is gone is no loss.
     release_sent: bool = False
-    #: Whether a release was ever sent: another node may own the shard since, whatever the answer was.
+    #: True if a release was ever sent: another node may own the shard since, whatever the answer was.
     may_be_released: bool = False
 
     @property
@@ -70,9 +70,9 @@ class OwnedShard:
         return self.renewed_at + DEADLINE * self.lease_seconds
 
     def lapsed(self, now: float) -> bool:
-        """Whether another node may have taken the shard since the last renewal."""
+        """True if another node may have taken the shard since the last renewal."""
         return now >= self.deadline
 
     def may_claim(self, now: float) -> bool:
-        """Whether enough of the lease is left to start a batch."""
+        """True if enough of the lease is left to start a batch."""
         return now < self.renewed_at + CLAIMING * self.lease_seconds

@@ -75,8 +75,8 @@ class Rebalancing:
     def share(self, served: Collection[str], away: Collection[ShardRef], go_on: Callable[[], bool]) -> bool:
         """Release surplus shards, each when its batch has ended, while ``go_on()``.
 
-        A surplus shard is served until its turn comes, since a release may wait for a master that is
-        unreachable. ``away``: shards whose leases were not renewed, since their master is unreachable; they
+        A surplus shard is served until its turn comes, because a release may wait for a master that is
+        unreachable. ``away``: shards whose leases were not renewed because their master is unreachable; they
         are released later. Returns whether all were tried. Raises StoreError.
         """
         table = self._table
@@ -265,13 +265,13 @@ class Ownership:
         self._added: deque[Sequence[QueueSpec]] = deque()
         self._draining = False
         self._abandoned = False
-        #: Whether the process ends, and its batches with it: no lane is waited for.
+        #: True if the process ends, and its batches with it: no lane is waited for.
         self._at_once = False
         self._backoff = backoff(longest=MAX_RENEWAL_BACKOFF)
         #: Monotonic times: when the leases are to be renewed next, and when to observe those of other nodes.
         self._renew_at = 0.0
         self._observe_at = 0.0
-        #: Whether a release may have been announced since leases were last observed.
+        #: True if a release may have been announced since leases were last observed.
         self._woken = True
         #: Set when leases are released, or are left to run out.
         self.finished: threading.Event = threading.Event()
@@ -365,7 +365,7 @@ class Ownership:
         )
 
     def _may_be_renewed(self, away: Collection[ShardRef]) -> bool:
-        """Whether the lease of such a shard lasts: its master, or a replica, may be back before its end."""
+        """True if the lease of an unreachable shard lasts: a master may answer before its end."""
         now = self._ctx.clock.monotonic()
         return any(owned.shard in away and now < owned.deadline for owned in self._table.owned())
 
@@ -502,7 +502,7 @@ class Ownership:
 
     def _release_unused(self, silent: Collection[ShardRef]) -> bool:
         """Release the shards that no lane works; False when masters are unreachable. ``silent``: shards whose
-        leases were not renewed, since their master is unreachable.
+        leases were not renewed because their master is unreachable.
         """
         done = True
         for owned in self._table.owned():

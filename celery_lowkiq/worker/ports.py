@@ -51,7 +51,7 @@ class Mover(Protocol):
 
 
 class Store(Protocol):
-    """What a node asks of Redis. Every method may raise StoreUnavailable, and may be repeated then.
+    """Requests of a node to Redis. Every method may raise StoreUnavailable, and may be repeated then.
 
     On a cluster, an answer about one shard or queue may say that its master is unreachable.
     """

@@ -73,7 +73,7 @@ class Runtime:
         self._queues, self._splitter = list(queues), splitter
         self.queue_names: frozenset[str] = frozenset(queue.name for queue in queues)
         self.served: frozenset[str] = self.queue_names if served is None else frozenset(served)
-        #: Whether an operator made the node quiet: it serves nothing.
+        #: True if an operator made the node quiet: it serves nothing.
         self.is_quiet: bool = False
         shared = splitter is lease_splitter
         self._ownership = Ownership(

@@ -11,7 +11,7 @@ from celery_lowkiq.worker.context import WorkerContext
 from celery_lowkiq.worker.outage import backoff
 from celery_lowkiq.worker.ports import Subscription
 
-#: Maximum seconds of one wait on a silent subscription. Closing the subscription ends most waits at once.
+#: Maximum seconds of one wait for a message. Closing the subscription ends most waits at once.
 LISTEN = 1.0
 
 

@@ -121,7 +121,7 @@ def add_task(app: Celery, stage: Stage, journal: Journal | None = None, recordin
         try:
             await asyncio.sleep(seconds)
         finally:
-            # Also when it is cancelled, since its lease is lost.
+            # Also when it is cancelled, because its lease is lost.
             ledger.note("end", run=run)
 
     decorate: Any = ordered_task(

@@ -181,10 +181,10 @@ def _possible(options: Options, say: Say) -> Options:
     left_out = set()
     if options.redis_url is not None and options.faults & OWN_REDIS:
         left_out = set(options.faults & OWN_REDIS)
-        say(f"left out, since the Redis is yours: {', '.join(sorted(left_out))}")
+        say(f"left out, because the Redis is yours: {', '.join(sorted(left_out))}")
     if "clock" in options.faults - left_out and not can_set_clocks():
         left_out.add("clock")
-        say("left out, since it needs Linux and a C compiler: clock")
+        say("left out, because it needs Linux and a C compiler: clock")
     return options.without(left_out)
 
 

@@ -62,7 +62,7 @@ def test_a_users_redis_is_left_as_it_was(capsys):
         words = ["--redis", url, "--nodes", "1", "--seconds", "1", "--seed", "1", "--faults", "redis,cut"]
         main([*words, "--json"])
         shown = capsys.readouterr()
-        assert "left out, since the Redis is yours: redis" in shown.err
+        assert "left out, because the Redis is yours: redis" in shown.err
         report = json.loads(shown.out)
         assert report["figures"]["payloads"] > 0
         assert report["figures"]["faults by kind"].keys() <= {"cut", "hole", "down"}

@@ -34,7 +34,7 @@ NASTY = "evil\u202e\u2028id"
 @pytest.fixture
 def filled(queue):
     """Dead: d1, d2. Failed, for the second time: f1. Waiting: w1 with two payloads, w2, and a nasty id.
-    Held, since its id is paused: h1.
+    Held because its id is paused: h1.
     """
     proj.sync_order.perform_async([{"id": f"d{n}", "payload": {"n": n}, "score": n} for n in (1, 2)])
     end_all(proj.sync_order, Disposition.BURY)

@@ -51,7 +51,7 @@ PAGES = [
     for path in sorted(ROOT.glob("docs/*.md"))
     if blocks(page := path.relative_to(ROOT).as_posix()) and page not in FOLLOWED
 ]
-#: What a page may take as given, since the quickstart has it.
+#: What a page may take as given, because the quickstart has it.
 GIVEN = """
 from celery import Celery
 from celery_lowkiq import OrderedTask, ordered_task

@@ -17,7 +17,7 @@ WAIT = 30
 
 @pytest.fixture
 def ask(features):
-    """The worker's answer to an `inspect` command; sent again, since the reply may be late."""
+    """The worker's answer to an `inspect` command; sent again, because the reply may be late."""
 
     def answer(command, *arguments):
         inspect = features.app.control.inspect(destination=[NODE], timeout=10, limit=1)

@@ -163,7 +163,7 @@ def test_no_action_decodes(planted):
         "sign_dead",
     }
     assert done["delete_payload"] == done["edit_payload"] + 1 == 3
-    # Last, since a queue that moves refuses the others.
+    # Last, because a queue that moves refuses the others.
     for name in sorted(moves, key="abort_migration".__eq__):
         act(made, name)
 

@@ -20,9 +20,8 @@ CODE = ("celery_lowkiq", "tests", "examples", "benchmarks")
 ENDINGS = {".py", ".lua", ".html", ".js", ".css"}
 #: A line for each allowed pair of files, with the reason.
 ALLOWED = Path(__file__).parent / "allowed_duplicates.txt"
-#: First words of docstrings that name nothing, and the folders of the package that have none.
+#: First words of docstrings that name nothing.
 NAMELESS = {"What", "Which", "Those", "That", "As", "Of", "Whether", "If"}
-NAMED_FOLDERS = ("rules", "store", "cli", "flower", "metrics", "testing", "contrib")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 #: Globals of library functions that the script does not call.
 ALLOWED_GLOBALS = {
@@ -88,12 +87,11 @@ def _circles() -> list[str]:
 def _first_words() -> list[str]:
     """A docstring names the thing first, then says what it does."""
     faults = []
-    for folder in NAMED_FOLDERS:
-        for path in sorted((ROOT / "celery_lowkiq" / folder).rglob("*.py")):
-            nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, DOCUMENTED)]
-            words = [(ast.get_docstring(node) or "-").split()[0].strip(",:") for node in nodes]
-            wrong = [word for word in words if word in NAMELESS]
-            faults += [f"{path.relative_to(ROOT)}: a docstring begins with {word!r}" for word in wrong]
+    for path in sorted((ROOT / "celery_lowkiq").rglob("*.py")):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, DOCUMENTED)]
+        words = [(ast.get_docstring(node) or "-").split()[0].strip(",:") for node in nodes]
+        wrong = [word for word in words if word in NAMELESS]
+        faults += [f"{path.relative_to(ROOT)}: a docstring begins with {word!r}" for word in wrong]
     return faults
 
 

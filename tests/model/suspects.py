@@ -23,7 +23,7 @@ class Suspect:
     deaths: int = 0
 
     def moved(self, job: ModelJob) -> Item | None:
-        """The payload that runs in its old place, since a later call has moved it behind others."""
+        """The payload that runs in its old place, because a later call has moved it behind others."""
         first, *others = job.in_order()
         if self.level < 2 or first.payload in self.left or first.score <= self.last:
             return None

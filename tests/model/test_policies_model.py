@@ -55,7 +55,7 @@ POLICIES = st.builds(
 
 class PolicyMachine(StoreMachine):
     """Calls of a task with policies, some of them with records. No id is condemned here, and nothing is
-    loaded, since records would become more and more.
+    loaded, because records would become more and more.
     """
 
     max_crashes = 10**6

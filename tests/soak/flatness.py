@@ -6,7 +6,7 @@ Each figure is growth as a part of what was there before, and may be at most 2 %
 - What lives through the run: Redis, the producer, and the resident, a node that is neither deployed nor
   killed. The first half of the run is warm-up. Two windows are compared: the first one after it, and the last
   one of the run. A window is as long as the time between two deploys, so that each has the same number of
-  deploys and kills. Each counts with its median, since samples fall into the midst of work.
+  deploys and kills. Each counts with its median, because samples fall into the midst of work.
 - Nodes that are deployed start afresh, so their age decides. Half of the time between two deploys is their
   warm-up. Growth in a life compares the two quarters after it; the median of all lives counts. Growth over
   lives compares the median at one age, the third quarter, of the first third of all lives with that of the

@@ -99,7 +99,7 @@ def _by_queue(lines: Iterable[Line]) -> tuple[dict[str, list[str]], list[Line], 
 
 
 def _each_id(lines: Iterable[Line]) -> Iterator[Line]:
-    """The same lines with a run of its own for each id of a batch, since a batch may fail in part."""
+    """The same lines with a run of its own for each id of a batch, because a batch may fail in part."""
     started: dict[tuple[int, int], Iterable[str]] = {}
     for line in lines:
         if line["event"] == "start":

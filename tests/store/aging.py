@@ -1,4 +1,4 @@
-"""Jobs that have been due for long: a push makes none, since a due time in the past counts as its arrival."""
+"""Jobs that have been due for long: no push makes one, because a past due time counts as its arrival."""
 
 from __future__ import annotations
 

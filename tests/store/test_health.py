@@ -49,7 +49,7 @@ def test_what_a_server_says_of_itself(store, client):
     client.config_set("maxmemory-policy", "allkeys-lru")
     client.config_set("maxmemory", 10**9)
     try:
-        assert "throws jobs away" in found(store)["maxmemory-policy", ERROR]
+        assert "evicts jobs" in found(store)["maxmemory-policy", ERROR]
     finally:
         client.config_set("maxmemory", 0)
         client.config_set("maxmemory-policy", "noeviction")

@@ -1,4 +1,4 @@
-"""A scan whose key moves to another server begins again, since that one does not know the cursor."""
+"""A scan whose key moves to another server begins again, because that one does not know the cursor."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ ANSWERS = {
     "an owner that leaves": (
         {"waiting": DUE, "owner": owner(run("y"), leaving=True)},
         ["leaving"],
-        "Node x@host stops or is quiet: it begins nothing new, and gives the shard away.",
+        "Node x@host stops or is quiet: it begins nothing new, and releases the shard.",
     ),
     "paused in every way": (
         {

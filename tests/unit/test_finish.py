@@ -496,7 +496,7 @@ def test_links_that_can_never_be_sent_end_their_call(caplog, field, calls):
         b"key %d" % n for n in range(calls)
     }
     assert lane.state("a") == "FAILURE"
-    assert "call a ends as FAILURE, since its links cannot be sent" in caplog.messages
+    assert "call a ends as FAILURE, because its links cannot be sent" in caplog.messages
 
 
 def test_links_whose_broker_is_unreachable_are_sent_later(monkeypatch):

@@ -85,7 +85,7 @@ def test_all_is_well():
         ({"name": "Valkey", "version": "8.1"}, OK, "server", "Valkey 8.1"),
         ({"version": ""}, OK, "server", "Redis of an unknown version"),
         ({"policy": "allkeys-lru"}, WARNING, "maxmemory-policy", "harmless while no maxmemory"),
-        ({"policy": "allkeys-lru", "maxmemory": 5}, ERROR, "maxmemory-policy", "throws jobs away"),
+        ({"policy": "allkeys-lru", "maxmemory": 5}, ERROR, "maxmemory-policy", "evicts jobs"),
         ({"policy": "volatile-ttl", "maxmemory": 5}, ERROR, "maxmemory-policy", "what drop_stale knows"),
         ({"policy": "volatile-lru"}, WARNING, "maxmemory-policy", "harmless while no maxmemory"),
         ({"policy": None}, WARNING, "maxmemory-policy", "does not tell"),

@@ -50,7 +50,7 @@ def test_an_error_at_once_and_each_minute_until_it_is_mended(store, minutes, cap
     store.server = EVICTS
     assert minutes(1) == ["ERROR"]
     assert caplog.messages == [
-        "maxmemory-policy of Redis: allkeys-lru: a full Redis throws jobs away. "
+        "maxmemory-policy of Redis: allkeys-lru: a full Redis evicts jobs. "
         "Set maxmemory-policy to noeviction."
     ]
     assert minutes(3) == ["ERROR"] * 3
@@ -80,7 +80,7 @@ def test_what_expires_may_be_thrown_away_too(store, minutes, caplog):
     """P1: jobs never expire, but what ``drop_stale`` has seen does."""
     store.server = Server(policy="volatile-lru", maxmemory=100)
     assert minutes(1) == ["ERROR"]
-    assert "keeps jobs, but throws away what drop_stale knows" in caplog.text
+    assert "keeps jobs, but evicts what drop_stale knows" in caplog.text
 
 
 @pytest.mark.parametrize("server", [Server(policy="noeviction", maxmemory=5), Server(policy="allkeys-lru")])
@@ -103,7 +103,7 @@ def test_a_node_looks_before_it_takes_shards(caplog):
     node.store.server = EVICTS
     node.start()
     eventually(node.owns)
-    assert "throws jobs away" in caplog.text
+    assert "evicts jobs" in caplog.text
     node.runtime.drain()
     assert node.runtime.join(10)
 

@@ -52,7 +52,7 @@ def test_similar_names(given, found):
     ],
 )
 def test_what_is_no_queue_is_refused_with_a_way_out(given, said):
-    """F6: what is ambiguous is refused, since an action on the wrong queue may delete jobs."""
+    """F6: what is ambiguous is refused, because an action on the wrong queue may delete jobs."""
     with pytest.raises(InvalidCall) as refused:
         read_queue_name(given, KNOWN)
     assert said in str(refused.value)

@@ -212,7 +212,7 @@ def test_a_backend_that_does_not_answer_takes_little_of_a_lanes_time(lane, monke
     with caplog.at_level("WARNING", "celery_lowkiq"):
         dispositions = [one.disposition for one in lane.flush().values()]
     assert dispositions == [Disposition.RETURN] * 2
-    assert "2 jobs of t run again, since their results could not be written in time" in caplog.messages
+    assert "2 jobs of t run again, because their results could not be written in time" in caplog.messages
 
 
 def test_a_long_run_does_not_delay_the_results_before_it(lane):

@@ -1,4 +1,4 @@
-"""Classes of errors in results, events and signals: a caller can catch each, since it is public."""
+"""Classes of errors in results, events and signals: a caller can catch each, because it is public."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_what_one_server_reports_has_no_word_of_a_cluster():
 
 def test_what_differs_names_its_masters():
     texts = [f.text for f in check_topology(cluster(WELL, replace(WELL, policy="allkeys-lru", maxmemory=1)))]
-    assert "m1:1: allkeys-lru: a full Redis throws jobs away." in texts
+    assert "m1:1: allkeys-lru: a full Redis evicts jobs." in texts
     assert "m0:1: noeviction" in texts
 
 

@@ -102,7 +102,7 @@ def test_a_master_that_is_away_is_named_beside_the_others(settings, visit, app):
 
         gone = "{}:{}".format(*cluster.addresses[1])
         assert eventually(named) == [gone]
-        assert "away" in browser.get("/doctor").text
+        assert '<span class="pill bad">unreachable</span>' in browser.get("/doctor").text
         levels = {f["subject"]: f["level"] for f in browser.get("/api/v1/doctor").json()["findings"]}
         assert levels[f"master {gone}"] == "error"
         assert read_metrics(app)[f'lowkiq_master_up{{master="{gone}"}}'] == "0.0"
@@ -275,7 +275,7 @@ def check_missing(app, browser, record, before, homes, gone, cluster):
 
     shown = CliRunner().invoke(stats_command, [name], obj=Context(app))
     assert shown.exit_code == 1
-    assert f"{len(lost)} of {len(homes)} shards away" in shown.stdout
+    assert f"{len(lost)} of {len(homes)} shards unreachable" in shown.stdout
     assert f"{address} is unreachable: nothing here counts {shards}" in shown.stderr
     of_shards = CliRunner().invoke(stats_command, [name, "--shards", "--json"], obj=Context(app))
     (listed,) = json.loads(of_shards.stdout)["queues"]

@@ -149,7 +149,7 @@ def own_servers(settings):
 
 @pytest.mark.full
 def test_lanes_do_not_need_the_broker(own_servers, app, settings, start_worker, ledger, tmp_path):
-    """Nor does a run end with the connection, since no message of it will come again."""
+    """Nor does a run end with the connection, because no message of it will come again."""
     broker, _ = own_servers
     settings.update(worker_cancel_long_running_tasks_on_connection_loss=True, task_acks_late=True)
     # A lane for each shard: none of the others waits behind the long run.
@@ -233,7 +233,7 @@ def test_a_redis_that_may_throw_jobs_away_is_an_error_in_the_log(settings, app, 
     with EmbeddedServer(port=0, config=config) as store:
         settings["lowkiq_url"] = store.url
         node = start_worker()
-        node.wait_for_log("allkeys-lru: a full Redis throws jobs away. Set maxmemory-policy to noeviction.")
+        node.wait_for_log("allkeys-lru: a full Redis evicts jobs. Set maxmemory-policy to noeviction.")
         (line,) = [line for line in node.logs().splitlines() if "maxmemory-policy" in line]
         assert "ERROR" in line
         node.kill("SIGTERM")

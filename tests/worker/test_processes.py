@@ -334,7 +334,7 @@ def test_strict_exclusion_is_refused(settings, start):
     settings["lowkiq_exclusion"] = "strict"
     node = start(wait=False)
     assert node.exit_status(60) != 0
-    assert "lowkiq_exclusion='strict' is invalid: expected 'cooperative', since" in node.logs()
+    assert "lowkiq_exclusion='strict' is invalid: expected 'cooperative', because" in node.logs()
 
 
 def test_a_worker_that_stops_waits_for_its_children(app, start, ledger, tmp_path):

@@ -1,6 +1,6 @@
 """Attacks of somebody who can write all keys in Redis: each is refused, and logged, while others run.
 
-Their names say what is forged. A job waits for its attack, since it is due later; then it is made due.
+Their names say what is forged. A job waits for its attack, because it is due later; then it is made due.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def test_a_payload_among_honest_ones_of_its_id(shop, job_id):
 
 
 def test_signed_scores_that_descend(shop, job_id):
-    """All of them are refused, since nobody knows which one was moved; others of the id run."""
+    """All of them are refused, because nobody knows which one was moved; others of the id run."""
     shop.call(job_id, score=1)
     shop.call(job_id, {"amount": 11}, score=2)
     shop.call(job_id, {"amount": 12})
@@ -490,7 +490,7 @@ def test_a_dump_that_is_loaded_into_another_queue_is_signed_for_it(shop, job_id)
     eventually(lambda: shop.dead(edited, "refund"), 30)
 
 
-# -- last, since they look at all that was said before
+# -- last, because they look at all that was said before
 
 
 def test_no_log_shows_a_key(shop):

@@ -33,7 +33,7 @@ from celery_lowkiq.web import User, make_app
 from celery_lowkiq.web.auth import OPERATOR, PUBLIC, VIEWER
 from celery_lowkiq.web.endpoints import MAX_BODY
 
-# What a Django user may do on the dashboard.
+# Rights of a Django user on the dashboard.
 
 
 def role_of(user: Any) -> Role | None:
@@ -53,7 +53,7 @@ def role_of(user: Any) -> Role | None:
 
 #: Where ``scope`` has Django's user.
 USER = "lowkiq.django_user"
-#: Of the dashboard's URLs.
+#: Namespace of the dashboard's URLs.
 NAMESPACE = "lowkiq"
 NEEDS = "the dashboard needs django.contrib.auth's AuthenticationMiddleware in MIDDLEWARE"
 PERMISSION = (

@@ -19,7 +19,7 @@ class OrderedTasksMixin(SimpleTestCase):
     It needs a Redis server on PATH, or the extra ``embedded``.
     """
 
-    #: What the fixture ``lowkiq`` of pytest is.
+    #: The fixture ``lowkiq`` of pytest.
     lowkiq: Lowkiq
 
     def setUp(self) -> None:

@@ -15,7 +15,7 @@ from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.names import did_you_mean, full_names
 from celery_lowkiq.rules.text import count_of, listed
 
-# What a worker serves, in words: the lines of its banner, and one line of its log.
+# The queues that a worker serves, in words: the lines of its banner, and one line of its log.
 
 #: Why a queue is not served.
 NOT_NAMED, EXCLUDED, CANCELLED = "-Q does not name it", "-X names it", "cancel_consumer"
@@ -69,7 +69,7 @@ class Service:
 
     @property
     def is_overlooked(self) -> bool:
-        """Whether the worker serves no ordered queue, and its -Q does not name some."""
+        """True if the worker serves no ordered queue, and its -Q does not name some."""
         return not self.shards and NOT_NAMED in self.reasons.values()
 
     def _not_served(self) -> list[str]:
@@ -79,7 +79,7 @@ class Service:
         return [f"{listed(names, LISTED)} ({reason})" for reason, names in by_reason.items()]
 
 
-# What the options of a worker mean for ordered queues: -Q and -X, and those that lanes cannot obey.
+# Options of a worker for ordered queues: -Q and -X, and the options that lanes cannot obey.
 
 NO_CHILD = "there is no child to replace"
 ENDLESS = "a lane is a thread, which cannot be stopped from outside"
@@ -127,7 +127,7 @@ def _selects(words: Collection[str], name: str) -> bool:
 def check_threads(controller: Any, any_process: bool) -> None:
     """Check a worker that serves ordered queues. Raises ImproperlyConfigured for --autoscale.
 
-    Settings without effect only get a warning, since other workers of the app may use them. ``any_process``:
+    Settings without effect only get a warning: other workers of the app may use them. ``any_process``:
     some of its tasks run in child processes, for which they have an effect.
     """
     if controller.autoscale:

@@ -52,7 +52,7 @@ class Metrics(Meter, Protocol):
 
 
 class LaneConsumer(Protocol):
-    """What lanes and their runs need of Celery's consumer; also the sender of the signal task_received."""
+    """Parts of Celery's consumer that lanes and their runs use; it also sends the signal task_received."""
 
     app: Celery
     hostname: str
@@ -71,7 +71,7 @@ class LaneConsumer(Protocol):
 class Shutdown(Protocol):
     """How the lanes of a process end."""
 
-    #: Whether the process serves nothing else. A worker in a user's test shares its process with the test.
+    #: True if the process serves nothing else. A worker in a user's test shares its process with the test.
     is_program: bool
 
     def watch(self, runtime: Runtime) -> None:
@@ -89,7 +89,7 @@ class LaneEngine(Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether an operator made the node quiet."""
+        """True if an operator made the node quiet."""
 
     @property
     def queue_names(self) -> frozenset[str]:
@@ -135,7 +135,7 @@ class CeleryHost:
             self.exitcode = exitcode
             state.should_stop = exitcode  # type: ignore[assignment]
             wake_event_loop(self._consumer)
-            # Last, since a handler of the log may raise anything.
+            # Last, because a handler of the log may raise anything.
             logger.critical("the worker stops: %s", reason)
 
     def alarm(self, lane: str, run: Running, waiting: int | None) -> None:
@@ -229,7 +229,7 @@ class Engine:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether an operator made the node quiet."""
+        """True if an operator made the node quiet."""
         return self.runtime.is_quiet
 
     @property
@@ -266,7 +266,7 @@ class Engine:
         runtime, was_cold = self.runtime, is_cold_shutdown()
         self._shutdown.drain(runtime, context_of(self._consumer.app).settings.shutdown_timeout)
         if self._runner.loops.close() or was_cold:
-            # What was cancelled goes back to the queue.
+            # Cancelled batches go back to the queue.
             runtime.join(COLD_SHUTDOWN_TIMEOUT)
         if self._metrics is not None:
             self._metrics.close()

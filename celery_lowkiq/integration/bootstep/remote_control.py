@@ -148,7 +148,6 @@ def revoke(step: Any, celerys: Command, task_id: Any, terminate: bool = False, *
 
 @_instead
 def terminate(step: Any, celerys: Command, signal: Any, task_id: Any, **_: Any) -> Any:
-    """As :func:`revoke`."""
     return _revoke(step, celerys, task_id, signal)
 
 

@@ -77,7 +77,7 @@ def call_at_shutdown(controller: Any, stop: Callable[..., None]) -> Callable[[],
 
 
 def is_cold_shutdown() -> bool:
-    """Whether the worker must end without waiting for its batches."""
+    """True if the worker must end without waiting for its batches."""
     return state.should_terminate is not None and state.should_terminate is not False
 
 
@@ -224,7 +224,7 @@ class _ExitHook(logging.NullHandler):
         if self._begun or threading.main_thread().is_alive():
             return
         self._begun = True
-        # Close the other handlers first, since they may take long; closing them again takes no time.
+        # Close the other handlers first, because they may take long; closing them again takes no time.
         try:
             logging.shutdown()
         finally:

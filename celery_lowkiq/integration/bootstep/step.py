@@ -65,7 +65,7 @@ class LateTasks:
         self._seen: frozenset[str] = frozenset()
         self._logged: set[str] = set()
         self._celerys: Callable[[], None] = consumer.update_strategies
-        # What reload() and each connection to the broker call: it makes the tracers of the tasks.
+        # reload() and each connection to the broker call this: it makes the tracers of the tasks.
         consumer.update_strategies = self.update
 
     def update(self) -> None:
@@ -79,7 +79,7 @@ class LateTasks:
                 self._begin(new)
 
     def finds(self, queue: str) -> bool:
-        """Whether the app has this ordered queue now. Starts to serve a new one."""
+        """True if the app has this ordered queue now. Starts to serve a new one."""
         if queue in self._new():
             self.update()
         return queue in self._known
@@ -194,7 +194,7 @@ class OrderedQueues(bootsteps.StartStopStep):
             worker.startup_info = startup_info
 
     def _service(self) -> Service:
-        """What this worker serves, and what not."""
+        """The queues that this worker serves, and why it leaves the other ones out."""
         app, served = self._consumer.app, frozenset[str]() if self._obstacle else self._served
         left = reasons(set(self.tasks) - self._served, worker_options(app))
         left |= dict.fromkeys(self._served - served, self._obstacle)
@@ -258,12 +258,12 @@ class OrderedQueues(bootsteps.StartStopStep):
     # -- remote control
 
     def finds(self, queue: str) -> bool:
-        """Whether the app has this ordered queue, also if its task was registered after the start."""
+        """True if the app has this ordered queue, also if its task was registered after the start."""
         return self._late.finds(queue)
 
     @property
     def has_lanes(self) -> bool:
-        """Whether this process has lanes; they stay when the last queue is removed."""
+        """True if this process has lanes; they stay when the last queue is removed."""
         return isinstance(self._engine, Engine)
 
     @property

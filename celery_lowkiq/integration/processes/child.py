@@ -45,7 +45,7 @@ CONNECTIONS = 2
 
 
 class ChildOptions(NamedTuple):
-    """What a child gets when it starts."""
+    """Options of a child, sent when it starts."""
 
     #: ``module:attribute`` of the app.
     app: str
@@ -61,7 +61,7 @@ class ChildOptions(NamedTuple):
 
 def main(end: socket.socket, control: Connection, lifeline: Connection, options: ChildOptions) -> None:
     """Run batches until the lane or the worker ends, or this process is spent."""
-    # What a run starts belongs to this group, and ends with it.
+    # Programs that a run starts belong to this group, and end with it.
     os.setsid()
     # In a child of a fork server, it would be by this fork server, which the child would have to start.
     multiprocessing.set_start_method(options.start_method, force=True)
@@ -71,7 +71,7 @@ def main(end: socket.socket, control: Connection, lifeline: Connection, options:
     threading.Thread(target=orders.watch, args=(control,), name="lowkiq-control", daemon=True).start()
     app: Any = import_app(options.app)
     for fixup in getattr(app, "_fixups", ()):
-        # As in Celery's own children, where the parent has done it before the fork.
+        # Celery's own children have this from their parent, before the fork.
         if hasattr(fixup, "worker_fixup"):
             fixup.worker_fixup.install()
     import_modules(app, options.modules, "a child process")
@@ -105,7 +105,7 @@ def _crash(error: BaseException | None) -> NoReturn:
 
 
 class Orders:
-    """What the lane says of the running batch while it runs."""
+    """Messages of the lane about the running batch."""
 
     def __init__(self) -> None:
         #: Set while another worker may own the shard of the running batch.
@@ -151,7 +151,7 @@ class Orders:
 
 
 class SoftLimit:
-    """What SIGUSR1 does: ends a task's function, and nothing else."""
+    """Handler of SIGUSR1: ends a task's function, and nothing else."""
 
     def __init__(self, tasks: Iterable[Any], cancel: Callable[[], bool]) -> None:
         """``cancel`` cancels the coroutines of the run, and returns whether there are any."""
@@ -179,7 +179,7 @@ class SoftLimit:
 
     def _on_signal(self, *_: Any) -> None:
         if not self._is_running:
-            # What precedes the function took that long.
+            # The time ran out before the function began.
             self._is_due = True
         elif not self._cancel():
             self._is_running = False

@@ -127,7 +127,7 @@ class LaneProcess:
         with contextlib.suppress(EOFError, OSError):
             while (data := self._work.receive()) is None:
                 if not was_alive:
-                    # What it has forked keeps the socket open; what it had sent before its end would be read.
+                    # A fork of it keeps the socket open; its messages from before its end would be read.
                     raise EOFError
                 was_alive = self._process.is_alive()
                 if was_alive:
@@ -160,7 +160,7 @@ class LaneProcess:
             self.send(messages.write((messages.END,)))
 
     def end(self) -> None:
-        """Wait until the process ends, which was asked to or does so by itself; kill it if it is late."""
+        """Wait until the process ends, by request or by itself; kill it if it is late."""
         if not self._has_ended:
             self._process.join(END_TIMEOUT)
             self._finish(kill=self._process.is_alive())

@@ -72,7 +72,7 @@ class Channel:
         return message
 
     def is_silent(self) -> bool:
-        """Whether the other end is open, and has sent nothing."""
+        """True if the other end is open, and has sent nothing."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -86,9 +86,9 @@ class Channel:
         self._socket.close()
 
 
-# What a lane and its child process send each other: plain values, written by ``marshal``.
+# Messages between a lane and its child process: plain values, written by ``marshal``.
 #
-# What is rare, and made of classes, travels as a pickle inside of that.
+# Rare values made of classes travel as a pickle inside of a message.
 
 #: Kinds of messages to the child: run a batch, call on_retries_exhausted, end.
 RUN, EXHAUSTED, END = range(3)
@@ -124,12 +124,12 @@ class RunMessage(NamedTuple):
 
 
 class OutcomeMessage(NamedTuple):
-    """What becomes of the jobs of a batch."""
+    """Outcome of a batch."""
 
     kind: int
     #: Number of the run in this child.
     number: int
-    #: Whether the child ends now.
+    #: True if the child ends now.
     is_spent: bool
     #: A pickle of settlements and dead jobs; empty when all jobs are done, and nothing else is to store.
     settlements: bytes = b""

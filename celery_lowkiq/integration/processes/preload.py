@@ -21,7 +21,7 @@ def load(reference: str, *modules: str) -> None:
         for module in modules:
             app.loader.import_task_module(module)
         app.finalize()
-        # What these import and look up for the first time costs a child more than the rest of its start.
+        # The first imports and look-ups of these cost a child more than the rest of its start.
         context_of(app).redis_parameters()
         get_pdeathsig()
 

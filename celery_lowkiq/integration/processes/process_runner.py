@@ -110,7 +110,7 @@ class ProcessRun:
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the process of the run, for ``revoke(terminate=True)``.
 
-        A stop signal has no effect on it. Its lane tells it to raise one.
+        A stop signal has no effect on it. Its lane sends it a message to raise one.
         """
         signum = int(platforms.signals.signum(signal or "TERM"))
         with self._lock:
@@ -158,7 +158,7 @@ START_DELAY = 5.0
 
 
 def runs_in_process(task: Any, settings: Settings) -> bool:
-    """Whether lanes run the task in a child process."""
+    """True if lanes run the task in a child process."""
     return (task.run_in or settings.run_in) == "process"
 
 
@@ -167,7 +167,7 @@ class _Lane:
 
     def __init__(self) -> None:
         self.process: LaneProcess | None = None
-        #: Whether the process ends by itself.
+        #: True if the process ends by itself.
         self.is_spent = False
         #: Batches of the last claim in which jobs have died, with these.
         self.dead: list[tuple[Batch, list[RunJob]]] = []
@@ -312,7 +312,7 @@ class ProcessRunner:
             logger.error("shard %s: the process that ran %s ended by %s", batch.shard, ids, error)
             return crash_batch(batch)
         if kind == messages.FAILED:
-            logger.error("a batch of shard %s waits, since its run failed: %s", batch.shard, rest[1])
+            logger.error("a batch of shard %s waits, because its run failed: %s", batch.shard, rest[1])
             return return_batch(batch, START_DELAY)
         return self._read_outcome(OutcomeMessage(kind, *rest), batch, lane)
 
@@ -416,7 +416,7 @@ class ProcessRunner:
 
 
 def _revoked_since(process: LaneProcess) -> Sequence[str]:
-    """The ids that were revoked since the process was told; each is told once."""
+    """Return the ids that were revoked since the last message to the process; each is sent once."""
     revoked: Any = state.revoked
     entries = revoked._data
     newest = next(reversed(entries.values()), None)
@@ -431,7 +431,7 @@ def _revoked_since(process: LaneProcess) -> Sequence[str]:
 def _check(task: Any, settings: Settings) -> None:
     """Raises ConfigurationError for a task that cannot run in a process of this worker."""
     if settings.exclusion == "strict":
-        expected = f"'cooperative', since {task.name} has run_in='process'"
+        expected = f"'cooperative', because {task.name} has run_in='process'"
         fix = "A frozen worker cannot end its children when their leases do: run the task in threads"
         raise ConfigurationError(invalid("lowkiq_exclusion", settings.exclusion, expected, fix))
     if "forkserver" not in multiprocessing.get_all_start_methods():

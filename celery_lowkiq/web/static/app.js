@@ -160,7 +160,7 @@
     }
   };
 
-  // -- the chart tells what is under the pointer
+  // -- the chart shows what is under the pointer
 
   const pointAt = (event) => {
     const chart = event.target.closest && event.target.closest("svg[data-chart]");

@@ -28,7 +28,7 @@ NO_MODULE = (
     "the app is not in a variable of an imported module, so the node process cannot import it: keep it in "
     "one, or start the worker with -P threads"
 )
-#: What the new interpreter executes: the main module as ``multiprocessing`` prepares it, then :func:`main`.
+#: Code of the new interpreter: the main module as ``multiprocessing`` prepares it, then :func:`main`.
 BOOT = (
     "import sys; from multiprocessing import connection, spawn; "
     "pipe = connection.Connection(int(sys.argv[1])); "
@@ -52,7 +52,7 @@ class NodeProcess(subprocess.Popen[bytes]):
 
 
 def launch(options: NodeOptions) -> tuple[NodeProcess, Connection]:
-    """Start the process. It ends when the connection does, unless it is told to before."""
+    """Start the process. It ends when the connection does, or earlier when the worker sends it a stop."""
 
     ours, theirs = Pipe()
     its_stop_end, stop_end = Pipe(duplex=False)
@@ -80,7 +80,7 @@ def launch(options: NodeOptions) -> tuple[NodeProcess, Connection]:
 
 
 def _preparation() -> dict[str, Any]:
-    """As ``multiprocessing`` prepares a spawned process; without the start method, which would get fixed."""
+    """Return ``multiprocessing``'s preparation of a spawned process; the start method stays free."""
     prepared = {"name": NAME, "sys_path": sys.path, "sys_argv": sys.argv, "dir": os.getcwd()}
     main = sys.modules["__main__"]
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)

@@ -13,7 +13,7 @@ from celery import Celery
 from celery.platforms import EX_OK
 from celery.worker import state
 
-# What the node process takes from the worker at its start.
+# Options that the node process takes from the worker at its start.
 
 
 @dataclass
@@ -27,7 +27,6 @@ class NodeLimits:
 
     @classmethod
     def of(cls, worker: Any) -> NodeLimits:
-        """Those of Celery's worker."""
         return cls(**{one.name: getattr(worker, one.name, None) for one in fields(cls)})
 
 
@@ -51,7 +50,7 @@ class NodeOptions:
     changes: Mapping[str, Any] = field(default_factory=dict)
     #: :func:`task_limits` by queue.
     task_limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: Whether events are sent, and which groups.
+    #: ``enabled`` and ``groups`` of the event dispatcher.
     events: tuple[bool, frozenset[str]] = (False, frozenset())
     revoked: tuple[str, ...] = ()
     revoked_stamps: Mapping[str, Any] = field(default_factory=dict)

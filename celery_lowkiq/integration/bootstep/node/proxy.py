@@ -53,12 +53,12 @@ class _Eventer:
 
 
 def count_in_heartbeats(heart: Any, running: Callable[[], int]) -> None:
-    """Add ``running()`` to the active tasks that ``heart`` tells; None with --without-heartbeat."""
+    """Add ``running()`` to the active tasks that ``heart`` reports; None with --without-heartbeat."""
     if heart is not None and not isinstance(heart.eventer, _Eventer):
         heart.eventer = _Eventer(heart.eventer, running)
 
 
-# The lanes of a worker with Celery's pool of processes: in a node process, which it starts and asks.
+# The lanes of a worker with Celery's pool of processes: in a node process, which it starts and controls.
 
 #: Seconds that the worker waits for an answer of its node process.
 ANSWER = 5.0
@@ -84,7 +84,7 @@ class NodeProxy:
     def __init__(self, consumer: Any, tasks: Mapping[str, Any], served: Collection[str]) -> None:
         """``tasks`` by queue; ``served`` are names of queues."""
         self.is_quiet: bool = False
-        #: All, until the process has told its own.
+        #: All, until the process has reported its own.
         self.queue_names: frozenset[str] = frozenset(tasks)
         self._consumer = consumer
         self._tasks = dict(tasks)
@@ -123,7 +123,7 @@ class NodeProxy:
             if self._connection is None and not self._is_stopping:
                 self._launch_later()
             self.switch_events()
-            # Of other workers, which tell theirs at each connection.
+            # Revoked ids that other workers broadcast when they connect.
             self._tell("revoke", list(state.revoked), None)
             count_in_heartbeats(self._consumer.heart, lambda: self._running)
             if self._consumer.hub is None:

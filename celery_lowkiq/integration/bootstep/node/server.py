@@ -32,7 +32,7 @@ from celery_lowkiq.rules.basics import package_logger, worker_logger
 from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
 from celery_lowkiq.worker.runtime import Runtime
 
-# What the node process sends to the worker: events, answers, and counts of runs.
+# Messages of the node process to the worker: events, answers, and counts of runs.
 
 #: Events that may wait for the worker; more are dropped: lanes never wait for it.
 LIMIT = 10_000
@@ -134,7 +134,7 @@ class RelayedEvents:
             self._outbox.put_event(type, fields)
 
 
-# Serves the ordered queues in the node process, as the worker's bootstep tells it to.
+# Serves the ordered queues in the node process, controlled by the worker's bootstep.
 
 #: Seconds that idle lanes, then the others, have to release their shards when the worker has died.
 IDLE_TIMEOUT, BUSY_TIMEOUT = 0.4, 0.2
@@ -157,7 +157,7 @@ class NodeConsumer:
 
 
 class NodeServer:
-    """The lanes, and what the worker asks of them; ``engine.Shutdown`` of their engine.
+    """The lanes, and the commands that the worker sends them; ``engine.Shutdown`` of their engine.
 
     For remote control commands, which the worker relays, it stands in for the bootstep.
     """
@@ -203,7 +203,7 @@ class NodeServer:
 
     def run(self) -> int:
         """Serve until the worker, or a signal, ends it. Returns the exit status."""
-        # What was asked meanwhile: no lane begins a call that was revoked.
+        # Commands that came meanwhile: no lane begins a call that was revoked.
         while self._connection.poll():
             self._turn()
         self._is_serving = True
@@ -285,7 +285,7 @@ class NodeServer:
             self._turn()
 
     def exit_with(self, exitcode: int) -> None:
-        """Set the exit status of this process; the worker has been told its own."""
+        """Set the exit status of this process; the worker has got its own."""
         self._status = exitcode
 
     def _end(self, is_cold: bool) -> None:
@@ -293,7 +293,7 @@ class NodeServer:
         if is_cold:
             state.should_terminate = True  # type: ignore[assignment]
 
-    # -- what the worker asks
+    # -- commands of the worker
 
     @property
     def served(self) -> list[str]:
