@@ -171,7 +171,6 @@ class ProcessGroup:
         self._running: dict[Program, subprocess.Popen[bytes]] = {}
 
     def start(self, programs: Collection[Program]) -> None:
-        """Start each program."""
         for program in programs:
             self._running[program] = subprocess.Popen(  # noqa: S603 - a list of our own words
                 program.words, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True

@@ -179,7 +179,6 @@ def reason_option(function: F) -> F:
 
 
 def ids_argument(function: F) -> F:
-    """The optional argument IDS."""
     return click.argument("ids", metavar="[IDS]...", nargs=-1)(function)
 
 

@@ -61,7 +61,6 @@ class Change:
         reason: str = "",
         what: str = "",
     ) -> Change:
-        """The change that an action makes to a target."""
         named = (one.name for one in action.takes if one not in (SHARD, MARK, VALUE))
         wanted = {name: target.values[name] for name in named if name in target.values}
         shard = target.values.get(SHARD.name)

@@ -86,11 +86,9 @@ class Signing:
     # -- store.jobs.push.Signer
 
     def sign_payload(self, queue: str, job_id: bytes, payload: bytes, score: float | None) -> bytes:
-        """The signature of a payload; ``score``: None when Redis makes it."""
         return self._keys().sign_payload(queue, job_id, payload, score)
 
     def sign_record(self, queue: str, job_id: bytes, digest: bytes, record: bytes) -> bytes:
-        """The signature of the record of a call."""
         return self._keys().sign_record(queue, job_id, digest, record)
 
     # -- what runs

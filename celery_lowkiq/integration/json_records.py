@@ -159,7 +159,6 @@ class JobDecoder:
         )
 
     def dead_job(self, job: DeadJob) -> ShownDeadJob:
-        """Decode a dead job."""
         payloads = self._payloads(job.id, job.payloads)
         state = job.updated_at, self._error(job.error), job.held_since, self._failure(job.error)
         return ShownDeadJob(job.id, payloads, job.payload_count, *state)

@@ -82,7 +82,6 @@ class Body(Coroutine[Any, Any, None]):
         raise StopIteration
 
     def close(self) -> None:
-        """Close the coroutine."""
         self._coroutine.close()
 
     def __await__(self) -> Any:
@@ -194,7 +193,6 @@ class Bodies:
             task.cancel()
 
     def one_ended(self) -> None:
-        """A body has ended."""
         self._left -= 1
         if not self._left:
             self.when_ended()
@@ -226,7 +224,6 @@ class ContextStack:
         self._items: ContextVar[tuple[Any, ...]] = ContextVar("lowkiq_requests", default=())
 
     def push(self, item: Any) -> None:
-        """Put an item on the stack of this context."""
         self._items.set((*self._items.get(), item))
 
     def pop(self) -> Any:

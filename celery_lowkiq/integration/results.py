@@ -81,12 +81,10 @@ class _LazyResult(_AsyncResult):  # type: ignore[misc]
 
     @cached_property
     def backend(self) -> Any:
-        """The result backend of the task."""
         return self._task.backend
 
     @cached_property
     def on_ready(self) -> Any:
-        """The callbacks of the result."""
         return promise(self._on_fulfilled, weak=True)
 
     def __copy__(self) -> AsyncResult[Any]:

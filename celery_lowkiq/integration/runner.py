@@ -256,7 +256,6 @@ class CeleryRunner:
                 self.last_words(error)
 
     def last_words(self, error: BaseException) -> None:
-        """Call ``lowkiq_last_words``."""
         try:
             self._context.settings.last_words(error)
         except Exception:

@@ -86,12 +86,10 @@ Line: TypeAlias = "Header | Entry | End"
 
 
 def header_line(header: Header) -> bytes:
-    """Encode the header."""
     return _line({"format": FORMAT, **vars(header)})
 
 
 def end_line(end: End) -> bytes:
-    """Encode the end."""
     return _line({"end": True, **vars(end)})
 
 

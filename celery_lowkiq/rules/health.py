@@ -390,7 +390,6 @@ class QueueState:
         return self.stored is None and not (self.length or self.damages or self.unread)
 
     def finding(self, level: str, text: str, advice: str = "") -> Finding:
-        """Return a finding about this queue."""
         return Finding(level, f"queue {self.name}", text, advice)
 
 

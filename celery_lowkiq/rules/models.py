@@ -101,7 +101,6 @@ class QueueSpec:
         return tuple(ShardRef(self.name, index) for index in range(self.layout.count))
 
     def shard_of(self, job_id: str) -> ShardRef:
-        """The shard of an id."""
         return ShardRef(self.name, self.layout.home(job_id))
 
     def shards_of(self, job_id: str) -> tuple[ShardRef, ...]:
@@ -115,7 +114,6 @@ class QueueSpec:
         return _layout(self.shards, self.former_shards)
 
     def with_layout(self, layout: Layout) -> QueueSpec:
-        """Return the queue with another layout."""
         if layout == self.layout:
             return self
         return replace(self, shards=layout.shards, former_shards=layout.former)

@@ -173,7 +173,6 @@ class Redactor:
 
 @lru_cache(maxsize=64)
 def redactor_of(names: tuple[str, ...]) -> Redactor:
-    """The redactor of these names."""
     return Redactor(names)
 
 

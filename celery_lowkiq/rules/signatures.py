@@ -102,7 +102,6 @@ class KeyRing:
         return self._signers(SCORED, queue)(_scored(job_id, payload, score))
 
     def sign_record(self, queue: str, job_id: bytes, digest: bytes, record: bytes) -> bytes:
-        """The signature of the record of a call of the payload with this digest."""
         return self._signers(RECORD, queue)(job_id + b"\0" + digest + record)
 
     def payload_fault(

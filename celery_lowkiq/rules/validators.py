@@ -47,7 +47,6 @@ class Validator:
             raise ConfigurationError(invalid(name, value, self.expected, str(error))) from None
 
     def accepts(self, value: Any) -> bool:
-        """True if the value is valid."""
         try:
             self.read(value)
         except ValueError:
@@ -85,7 +84,6 @@ def whole(low: int, high: int | None = None, of: str = "") -> Validator:
 
 
 def seconds(low: float, high: float) -> Validator:
-    """Return a validator of a number of seconds."""
     return matching(f"seconds from {low:.12g} to {high:.12g}", lambda value: is_number(value, low, high))
 
 

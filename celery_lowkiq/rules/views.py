@@ -510,7 +510,6 @@ class NodeReport:
         return {lane.running.shard: lane.running for lane in self.lanes if lane.running is not None}
 
     def running(self, shard: ShardRef) -> Running | None:
-        """Return the running batch of a shard."""
         return self._running.get(shard)
 
 

@@ -70,7 +70,6 @@ class Role:
 
     @property
     def scripts(self) -> frozenset[str]:
-        """Names of its scripts."""
         return frozenset(name for name in script_names() if self.of.intersection(load(name).roles))
 
     def with_(self, *others: Role) -> Role:
@@ -233,7 +232,6 @@ def _apart(role: Role, rights: _Rights) -> list[_Rights]:
 
 
 def keys_of(role: RoleName) -> frozenset[str]:
-    """Return the names of the keys that a role reaches."""
     found = ROLES[role]
     of_commands = (key for keys in found.commands.values() for key in keys)
     return frozenset().union(of_commands, *(_keys(load(name)) for name in found.scripts))

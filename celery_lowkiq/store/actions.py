@@ -222,7 +222,6 @@ class Actions:
         return self._delete(queue, "failed", progress, only_failed=1)
 
     def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Delete dead jobs."""
         return self._move("delete_dead", queue, ids, progress, self._clocks(queue))
 
     def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:

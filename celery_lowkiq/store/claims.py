@@ -110,12 +110,10 @@ def owned(name: str, lease: Lease, rest: Sequence[Value] = (), **args: Value) ->
 
 
 def release_call(lease: Lease, unsettled: bool = False) -> ScriptCall:
-    """Return the script call that releases a shard."""
     return owned("release", lease, server=lease.server, unsettled=int(unsettled), **announcement(lease.shard))
 
 
 def claim_call(wish: ClaimRequest) -> ScriptCall:
-    """Return the script call of a claim."""
     queue, in_hand = wish.queue, wish.in_hand
     return owned(
         "claim",

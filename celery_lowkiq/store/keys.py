@@ -302,7 +302,6 @@ def shard_of_key(key: str) -> ShardRef | None:
 
 
 def queue_of_channel(name: str) -> str:
-    """Return the queue of a channel."""
     return name.partition("{")[2][:-1]
 
 

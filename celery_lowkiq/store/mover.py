@@ -59,11 +59,9 @@ class MovingShards:
         self._now = now
 
     def ref(self, index: int) -> ShardRef:
-        """Return the name of a shard."""
         return ShardRef(self._queue.name, index)
 
     def call(self, name: str, index: int, rest: Sequence[bytes] = (), /, **args: Any) -> ScriptCall:
-        """Return the call of a script for a shard."""
         return load(name).call(shard_keys(self.ref(index)), rest, **args)
 
     def send(self, calls: Sequence[ScriptCall]) -> list[Any]:
@@ -491,7 +489,6 @@ class Mover:
             self._took = self._now() - began_at
 
     def pause(self, movers: int) -> float:
-        """Return how many seconds to wait after the last turn, beside other movers; ``movers``: of all."""
         return self._pace.pause_after(self._took, movers)
 
     def _turn(self, stored: StoredMigration) -> bool:

@@ -81,7 +81,6 @@ class ShardTally(Tally):
 
 
 def by_shard(queue: QueueSpec, ids: Iterable[str]) -> dict[ShardRef, list[Value]]:
-    """Group ids by their shards."""
     parts: dict[ShardRef, list[Value]] = {}
     for job_id in ids:
         shard = queue.shard_of(job_id)

@@ -72,12 +72,10 @@ def parse_id(data: bytes) -> str:
 
 
 def id_bytes(job_id: str) -> bytes:
-    """Encode an id."""
     return job_id.encode("utf-8", "surrogateescape")
 
 
 def parse_processing(job_id: bytes, record: bytes) -> Job:
-    """Parse a processing record."""
     return _usual(job_id, record) or _any(job_id, record)
 
 
@@ -239,7 +237,6 @@ LAST_PLACE = 10**15
 
 
 def dump_cursor(number: float, rest: bytes = b"") -> str:
-    """Encode a cursor."""
     return base64.urlsafe_b64encode(number_text(number).encode() + b" " + rest).decode()
 
 

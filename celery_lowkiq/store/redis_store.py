@@ -101,7 +101,6 @@ class RedisStore:
         self.pusher: Pusher = Pusher(self.client, self._admission, durability)
 
     def close(self) -> None:
-        """Close all connections."""
         self.client.close()
 
     def reader(self) -> RedisStore:

@@ -212,7 +212,6 @@ def _with_probes(parts: Sequence[str], keys: Sequence[str]) -> str:
 
 @cache
 def load(name: str) -> Script:
-    """Return the script of ``<name>.lua``."""
     source = _read(f"{name}.lua")
     of_policies = declared_keys(source, "POLICY KEYS")
     declared = declared_keys(source) + of_policies
@@ -234,7 +233,6 @@ def load(name: str) -> Script:
 
 
 def script_names() -> list[str]:
-    """Return the names of all scripts."""
     return [name.removesuffix(".lua") for name in lua_files() if "/" not in name]
 
 

@@ -72,7 +72,6 @@ class Schemas:
         self.named: dict[str, Schema] = {}
 
     def of(self, kind: Any) -> Schema:
-        """The schema of a type."""
         origin, args = get_origin(kind), get_args(kind)
         if kind in PLAIN:
             return PLAIN[kind]
@@ -197,8 +196,6 @@ def _taken(action: Action) -> list[str]:
 
 
 def endpoint_of(read: Read) -> Endpoint:
-    """The endpoint of a read."""
-
     def run(request: Request) -> Any:
         params = Params.query(request)
         values = {one.name: params.value(one) for one in read.parameters}

@@ -44,7 +44,6 @@ class ErrorJson:
 
 
 def json_response(record: Any, status: int = 200) -> Response:
-    """A response with a record as its body."""
     return Response(encode(record, MAX_TEXT), status, media_type="application/json")
 
 
@@ -113,7 +112,6 @@ class Params:
         return flag(name, self.text(name, ""))
 
     def value(self, query: Query) -> Any:
-        """Return the value of a parameter."""
         return query.read(self.text(query.name, None if query.required else ""))
 
 

@@ -67,7 +67,6 @@ class LeaseTable:
     # -- owned shards and their lanes
 
     def owned(self) -> list[OwnedShard]:
-        """Return all shards that the node owns."""
         return list(self._owned.values())
 
     def get(self, shard: ShardRef) -> OwnedShard | None:
@@ -176,7 +175,6 @@ class LeaseTable:
             self._watches[shard] = replace(self._watches[shard], not_before=until)
 
     def shards_of(self, queue: str) -> list[ShardRef]:
-        """Return all shards of a queue."""
         return [shard for shard in self._watches if shard.queue == queue]
 
     def mark_doubtful(self, now: float) -> None:

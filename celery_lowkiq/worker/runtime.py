@@ -172,7 +172,6 @@ class Runtime:
         return sum(lane.batch is not None for lane in self._lanes)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what each lane serves and runs, as plain values."""
         now = self._clock.monotonic()
         return {"quiet": self.is_quiet, "lanes": [_describe(lane, self._lanes, now) for lane in self._lanes]}
 

@@ -40,7 +40,6 @@ class Waker:
         self.thread: threading.Thread = ctx.thread("lowkiq-waker", self._main)
 
     def stop(self) -> None:
-        """Stop listening."""
         self._stop.set()
         self._interrupt()
 

@@ -161,7 +161,6 @@ class CeleryHost:
             logger.exception("could not send the event lowkiq-overdue")
 
     def last_words(self, error: BaseException) -> None:
-        """Call ``lowkiq_last_words``."""
         self._runner.last_words(error)
 
 
@@ -229,16 +228,13 @@ class Engine:
 
     @property
     def is_quiet(self) -> bool:
-        """True if an operator made the node quiet."""
         return self.runtime.is_quiet
 
     @property
     def queue_names(self) -> frozenset[str]:
-        """The queues that may be served."""
         return self.runtime.queue_names
 
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
-        """Take tasks (by queue) that were registered after the start."""
         self._tasks = {**self._tasks, **new}
         self._runner.add_tasks(new)
         self.runtime.add_queues(specs)
@@ -248,15 +244,12 @@ class Engine:
         return self.runtime.snapshot()
 
     def quiet(self, yes: bool) -> None:
-        """Stop claiming jobs, or go on."""
         self.runtime.quiet(yes)
 
     def serve(self, queues: Collection[str]) -> None:
-        """Serve these queues from now on."""
         self.runtime.serve(queues)
 
     def limit(self, queue: str) -> None:
-        """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
         rate = read_rate(self._tasks[queue].rate_limit)
         if not self._consumer.disable_rate_limits:
             self.runtime.set_rate(queue, rate)

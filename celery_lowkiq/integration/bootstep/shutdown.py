@@ -146,7 +146,6 @@ class ConsumerShutdown:
         self.is_program: bool = isinstance(consumer.controller, Worker)
 
     def watch(self, runtime: Runtime) -> None:
-        """Stop claiming at the first signal."""
         self._stop = drain_on_signal(self._consumer.controller, runtime)
 
     def drain(self, runtime: Runtime, timeout: float | None) -> None:
@@ -160,7 +159,6 @@ class ConsumerShutdown:
         run_event_loop_until(consumer, drain(runtime, timeout, partial(wake_event_loop, consumer)).wait)
 
     def exit_with(self, exitcode: int) -> None:
-        """Set the worker's exit status."""
         self._consumer.controller.exitcode = exitcode
 
 

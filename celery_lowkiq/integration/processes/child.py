@@ -116,7 +116,6 @@ class Orders:
         self._lock = threading.Lock()
 
     def begin(self, number: int, is_lost: bool) -> None:
-        """A run begins."""
         with self._lock:
             self._number = number
             # They may come before the run does.
@@ -162,7 +161,6 @@ class SoftLimit:
         signal.signal(signal.SIGUSR1, self._on_signal)
 
     def begin(self) -> None:
-        """A batch begins."""
         self._is_due = False
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,11 +207,9 @@ class RelayedBuffer(ResultBuffer):
     held: HeldResult | None = None
 
     def add(self, held: HeldResult) -> None:
-        """Keep a result."""
         self.held = held
 
     def take(self) -> HeldResult | None:
-        """Remove and return the result."""
         held, self.held = self.held, None
         return held
 
@@ -227,7 +223,6 @@ class RelayedBuffers(ResultBuffers):
 
     @property
     def own(self) -> ResultBuffer:
-        """The buffer."""
         return self.buffer
 
     def watch(self) -> None:

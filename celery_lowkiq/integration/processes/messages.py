@@ -167,7 +167,6 @@ def run_message(
 
 
 def read_batch(message: RunMessage, queue: QueueSpec, lost: Flag) -> Batch:
-    """Return the batch of a message."""
     index, owner, epoch, server = message.lease
     return Batch(
         queue,
@@ -202,7 +201,6 @@ def read_settlements(message: OutcomeMessage, batch: Batch) -> tuple[tuple[Settl
 
 
 def write(message: tuple[Any, ...]) -> bytes:
-    """Return the bytes of a message."""
     return marshal.dumps(tuple(message))
 
 

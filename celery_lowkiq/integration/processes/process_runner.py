@@ -88,7 +88,6 @@ class ProcessRun:
         return new_id()
 
     def begins(self) -> None:
-        """Count the run as active."""
         name = self.task.name
         state.requests[self.id] = self
         state.active_requests.add(self)
@@ -96,7 +95,6 @@ class ProcessRun:
         state.all_total_count[0] += 1
 
     def ends(self) -> None:
-        """Count the run as ended."""
         with self._lock:
             self._process = None
         state.requests.pop(self.id, None)
@@ -250,7 +248,6 @@ class ProcessRunner:
         return lane
 
     def run(self, batch: Batch) -> tuple[Settlement, ...]:
-        """Run a batch, see ``worker.ports.Runner``."""
         if batch.queue.name not in self._queues or batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
             return self._in_lane.run(batch)
         run = ProcessRun(self._in_lane.rules_of(batch.queue.name), self._consumer, batch)
@@ -265,11 +262,9 @@ class ProcessRunner:
             run.ends()
 
     def flush(self) -> tuple[Settlement, ...]:
-        """Write the results that runs of this lane have left, see ``worker.ports.Runner``."""
         return self._in_lane.flush()
 
     def last_words(self, error: BaseException) -> None:
-        """Call ``lowkiq_last_words``."""
         self._in_lane.last_words(error)
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:

@@ -392,7 +392,6 @@ class NodeProxy:
             self.queue_names |= set(new)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what each lane serves and runs, as plain values."""
         try:
             snapshot: dict[str, Any] = self.ask("snapshot")
         except ConfigurationError as error:

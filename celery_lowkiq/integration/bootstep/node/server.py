@@ -297,7 +297,6 @@ class NodeServer:
 
     @property
     def served(self) -> list[str]:
-        """The ordered queues that this node serves now."""
         return [] if self._engine.is_quiet or self._is_stopping else sorted(self._served)
 
     def snapshot(self) -> dict[str, Any]:
