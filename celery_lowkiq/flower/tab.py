@@ -21,14 +21,22 @@ from tornado.template import Loader, Template
 from tornado.web import HTTPError, RequestHandler, authenticated, url
 
 from celery_lowkiq.integration.actions import ACTIONS, MIGRATION, Action, Target
-from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.audit import Audit, Change
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.json_records import ShownDeadJob, encode
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.basics import flower_logger as logger
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.text import TERMS, duration, escaped, lacking, last_error_line, number, shortened
+from celery_lowkiq.rules.text import (
+    TERMS,
+    duration,
+    escaped,
+    lacking,
+    last_error_line,
+    number,
+    shortened,
+    time_element,
+)
 
 # The pages of the tab and their actions, behind Flower's own authentication.
 
@@ -83,8 +91,8 @@ class OrderedQueuePage(BaseHandler):
         unfit = "pause" if found["paused"].queue else "resume"
         buttons = [one for one in OFFERED.values() if not one.scope.ids and one.name != unfit]
         rows = {"said": said, "may_act": _may_act(self), "buttons": buttons, "requeue": OFFERED["requeue"]}
-        times, now = context_of(self.capp).settings.web_times, time.time()
-        rows["when"] = lambda at: times.element(at, now)
+        now = time.time()
+        rows["when"] = lambda at: time_element(at, now)
         self.render("ordered_queue.html", **rows, **found, **TEXT)
 
 

@@ -23,7 +23,6 @@ from celery_lowkiq.rules import claims, leases
 from celery_lowkiq.rules.basics import cached_property
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.redaction import Redactor, redactor_of
-from celery_lowkiq.rules.text import RELATIVE, Times
 from celery_lowkiq.rules.validators import (
     Option,
     Validator,
@@ -159,16 +158,6 @@ class WebSettings:
         secret=True,
     )
     web_read_only: bool = setting(False, boolean, "Whether the dashboard refuses every change.")
-    web_times: Times = setting(
-        RELATIVE,
-        matching(
-            "'relative', 'UTC' or the name of a time zone, as 'Europe/Berlin'",
-            lambda value: isinstance(value, str),
-            Times.of,
-        ),
-        "How the dashboard and Flower's tab write times: `3 min ago`, or in that zone. In the dashboard, "
-        "each reader may choose otherwise.",
-    )
 
 
 # Hides settings in ``inspect conf`` and ``report``, as Celery hides the broker's URL.
@@ -383,12 +372,6 @@ class Settings(WebSettings):
         boolean,
         "Every call keeps its own id and a record, also without a result. It shows in events and in Flower, "
         "and can be revoked.",
-    )
-    track_ttl: int = setting(
-        7 * 86400,
-        whole(60, 31536000, of="seconds"),
-        "How long a [tracker](tracking.md) is kept after its last call has ended. While it waits for a call, "
-        "it is kept for at least 30 days.",
     )
     serializer: str = setting(
         "json",

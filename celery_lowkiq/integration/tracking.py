@@ -38,6 +38,8 @@ Push: TypeAlias = Callable[[QueueSpec, list[NewJob], Iterable[float]], None]
 SHOWN_BYTES = 1024
 #: Number of calls that are added to a tracker, and then pushed, at a time.
 CHUNK = 1000
+#: Seconds for which a tracker is kept after its last call has ended.
+KEPT_SECONDS = 7 * 86400
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ def track(name: str, app: Celery | None = None) -> Tracker:
     if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME:
         raise InvalidCall(f"name={name!r:.100} is invalid: expected a text of 1 to {LONGEST_NAME} characters")
     context = context_of(app)
-    return Tracker(app, context.tracker_store.open(name, context.settings.track_ttl), name, mine=True)
+    return Tracker(app, context.tracker_store.open(name, KEPT_SECONDS), name, mine=True)
 
 
 def trackers(app: Celery, limit: int = 100, after: str | None = None) -> Page[TrackerView]:

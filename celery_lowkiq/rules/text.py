@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone, tzinfo
+from datetime import datetime, timezone
 from html import escape
 from itertools import groupby
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from celery_lowkiq.rules.models import ShardRef
 
@@ -60,10 +58,10 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or float(value).is_integer() else f"{value:,.2f}"
 
 
-def moment(at: float, zone: tzinfo = timezone.utc) -> str:
-    """Format a Unix time (s), in UTC or another zone."""
+def moment(at: float) -> str:
+    """Format a Unix time (s) in UTC."""
     try:
-        return f"{datetime.fromtimestamp(at, zone):%Y-%m-%d %H:%M:%S %Z}"
+        return f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S %Z}"
     except (OverflowError, ValueError, OSError):
         return f"Unix time {at:.0f}"
 
@@ -168,63 +166,41 @@ def nested_in_lists(value: Any) -> Any:
     return value
 
 
-# Times on pages: relative to now, or in a time zone. The dashboard and Flower share them.
+# Times on pages, relative to now with titles in UTC. The dashboard and Flower share them.
 
-#: The setting for times relative to now, whose titles are in UTC.
-RELATIVE = "relative"
 #: Texts of :func:`text.moment`.
 _MOMENTS = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Times:
-    """How times are written; ``name`` is ``"relative"`` or that of the zone."""
+def time_element(at: float, now: float) -> str:
+    """Return the HTML element of a Unix time (s), relative to ``now``."""
+    return _element(at, relative(at, now))
 
-    name: str = RELATIVE
-    zone: tzinfo = timezone.utc
 
-    @classmethod
-    def of(cls, name: str) -> Times:
-        """Raises ValueError for an unknown name."""
-        if name in (RELATIVE, "UTC"):
-            return cls(name)
-        try:
-            return cls(name, ZoneInfo(name))
-        except (KeyError, OSError, TypeError, AttributeError) as error:
-            raise ValueError from error
+def clock_element(at: float, words: str) -> str:
+    """Return the HTML element of a Unix time (s) in ``words``; readers may choose hour and minute instead."""
+    return _element(at, words, f' data-words="{escape(words)}"')
 
-    def exact(self, at: float) -> str:
-        """Format a Unix time (s) to the second."""
-        return moment(at, self.zone)
 
-    def element(self, at: float, now: float) -> str:
-        """Return the HTML element of a Unix time (s)."""
-        return self._element(at, relative(at, now) if self.name == RELATIVE else self.exact(at))
+def with_moments(text: str, clean: Callable[[str], str] = str) -> str:
+    """Return text as HTML; its moments become elements."""
+    parts = _MOMENTS.split(text)
+    return "".join(_moment(part) if place % 2 else escape(clean(part)) for place, part in enumerate(parts))
 
-    def clock(self, at: float, words: str) -> str:
-        """Return the HTML element of hour and minute; relative times are ``words`` instead."""
-        text = words if self.name == RELATIVE else f"{datetime.fromtimestamp(at, self.zone):%H:%M}"
-        return self._element(at, text, f' data-words="{escape(words)}"')
 
-    def marked(self, text: str, clean: Callable[[str], str] = str) -> str:
-        """Return text as HTML; its moments in UTC become elements in the zone."""
-        parts = _MOMENTS.split(text)
-        return "".join(
-            self._moment(part) if place % 2 else escape(clean(part)) for place, part in enumerate(parts)
-        )
+def _moment(text: str) -> str:
+    try:
+        at = datetime.strptime(text, "%Y-%m-%d %H:%M:%S %Z").replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return text
+    return _element(at, moment(at), " data-exact")
 
-    def _moment(self, text: str) -> str:
-        try:
-            at = datetime.strptime(text, "%Y-%m-%d %H:%M:%S %Z").replace(tzinfo=timezone.utc).timestamp()
-        except ValueError:
-            return text
-        return self._element(at, self.exact(at), " data-exact")
 
-    def _element(self, at: float, text: str, more: str = "") -> str:
-        stamp = iso(at)
-        if not stamp:
-            return f"<time>{escape(text)}</time>"
-        return f'<time datetime="{stamp}" title="{escape(self.exact(at))}"{more}>{escape(text)}</time>'
+def _element(at: float, text: str, more: str = "") -> str:
+    stamp = iso(at)
+    if not stamp:
+        return f"<time>{escape(text)}</time>"
+    return f'<time datetime="{stamp}" title="{moment(at)}"{more}>{escape(text)}</time>'
 
 
 def iso(at: float) -> str:

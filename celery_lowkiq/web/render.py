@@ -14,10 +14,20 @@ import jinja2
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
-from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.current import naming
 from celery_lowkiq.rules.health import expected
-from celery_lowkiq.rules.text import TERMS, Terms, duration, lacking, last_error_line, number, size
+from celery_lowkiq.rules.text import (
+    TERMS,
+    Terms,
+    clock_element,
+    duration,
+    lacking,
+    last_error_line,
+    number,
+    size,
+    time_element,
+    with_moments,
+)
 from celery_lowkiq.web import formatting
 from celery_lowkiq.web.auth import TOKEN, path_of, user_of
 from celery_lowkiq.web.charts import history_chart, sparkline, stacked_bar
@@ -59,10 +69,13 @@ def _environment() -> jinja2.Environment:
     environment.filters.update(FILTERS)
     environment.tests["score_time"] = formatting.is_time
     environment.globals.update(
+        clock_element=clock_element,
         expected=expected,
         history_chart=history_chart,
         sparkline=sparkline,
         stacked_bar=stacked_bar,
+        time_element=time_element,
+        with_moments=with_moments,
     )
     # In one thread: Python 3.11 raises SystemError when several parse numbers of templates at once.
     for name in environment.list_templates():
@@ -100,7 +113,6 @@ def page(
         link_here=link_here,
         static=lambda name: link(request, f"/static/{name}", v=_version(name)),
         here=path_of(request.scope) or "/",
-        times=context_of(site.app).settings.web_times,
         terms=Terms(),
         meanings=TERMS,
         plain_text=formatting.plain,

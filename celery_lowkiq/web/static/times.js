@@ -1,16 +1,15 @@
 // Times as the reader chose: relative to now, in UTC or in the browser's zone. Without this file, and until
-// the reader chooses, they are as the server writes them.
+// the reader chooses, they are relative, as the server writes them.
 "use strict";
 
 const lowkiqTimes = (() => {
   const KEY = "lowkiq-times";
   const root = document.documentElement;
-  const given = root.dataset.times;
   const ahead = Number(root.dataset.now) * 1000 - Date.now();
   const here = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  const names = { relative: "relative", UTC: "UTC", [given]: given, local: `local, ${here}` };
+  const names = { relative: "relative", UTC: "UTC", local: `local, ${here}` };
   const stored = localStorage.getItem(KEY);
-  let choice = stored in names ? stored : given;
+  let choice = stored in names ? stored : "relative";
 
   const UNITS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
 
@@ -32,8 +31,8 @@ const lowkiqTimes = (() => {
     return seconds > 0 ? `in ${span(seconds)}` : `${span(-seconds)} ago`;
   };
 
-  // The zone of exact times; relative ones have a title in the server's zone.
-  const zone = () => (choice === "local" ? here : choice !== "relative" ? choice : given === "relative" ? "UTC" : given);
+  // The zone of exact times, and of the titles of relative ones.
+  const zone = () => (choice === "local" ? here : "UTC");
 
   const parts = (at) => {
     const format = new Intl.DateTimeFormat("en-GB", {
@@ -74,7 +73,7 @@ const lowkiqTimes = (() => {
     for (const [name, text] of Object.entries(names)) picker.append(new Option(text, name, false, name === choice));
     picker.addEventListener("change", () => {
       choice = picker.value;
-      if (choice === given) localStorage.removeItem(KEY);
+      if (choice === "relative") localStorage.removeItem(KEY);
       else localStorage.setItem(KEY, choice);
       show(document);
     });
@@ -83,7 +82,7 @@ const lowkiqTimes = (() => {
   };
 
   // A fresh page is written as the server does until the reader chooses.
-  const update = (within) => choice === given || show(within);
+  const update = (within) => choice === "relative" || show(within);
 
   addPicker();
   update(document);
