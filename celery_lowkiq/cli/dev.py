@@ -100,6 +100,8 @@ def dev(
         _say(f"Redis: {server.url}; in another shell, first: export {_in_shell(environ)}")
         programs = [_worker(inspector.app, app, server.url, lanes)]
         if not no_web and (dashboard := _dashboard(inspector.app, app, web_port)):
+            with binding("127.0.0.1", web_port):
+                socket.create_server(("127.0.0.1", web_port)).close()
             programs.append(dashboard)
         tree = None if no_reload else _source_tree(app)
         inspector.app.conf.update(lowkiq_url=server.url)  # this process reads the jobs there

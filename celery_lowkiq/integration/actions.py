@@ -276,6 +276,9 @@ class Action:
 
     def question(self, queue: str, target: Target, count: int) -> str:
         """The question before a dangerous action."""
+        if self.scope is HELD_IDS:
+            # Some of them may not be held.
+            return f"{self.label}: {count_of(count, 'id')} of queue {queue}?"
         return f"{self.label}: {self._things(queue, target, count)}?"
 
     def said(self, queue: str, target: Target, count: int) -> str:

@@ -13,6 +13,7 @@ from celery_lowkiq.rules.errors import (
     QueueResharded,
     ShardDamaged,
     ShardRepairing,
+    StoreError,
     StoreUnavailable,
 )
 from celery_lowkiq.rules.leases import LeaseWatch, Member, QuotaRoom, least_loaded_lane
@@ -211,7 +212,7 @@ class Acquisition:
         sent_at = self._ctx.clock.monotonic()
         answers = self._ctx.store.acquire_all(watches, self._ctx.owner)
         overtaken: list[LeaseWatch] = []
-        refused: dict[str, LowkiqError] = {}
+        refused: dict[str, dict[ShardRef, LowkiqError]] = {}
         self._refused.difference_update(watch.shard for watch in watches)
         for watch, answer in zip(watches, answers, strict=True):
             if not isinstance(answer, (Lease, NotOwner)):
@@ -226,9 +227,11 @@ class Acquisition:
             elif isinstance(answer, (ShardDamaged, QueueResharded)):
                 self._table.postpone([watch.shard], sent_at + _seconds_to_retry(watch.shard, answer))
             else:
-                refused.setdefault(watch.queue.name, answer)
-        for queue, error in refused.items():
-            logger.error("queue %s is not served: %s", queue, error)
+                refused.setdefault(watch.queue.name, {})[watch.shard] = answer
+        for queue, errors in refused.items():
+            error = next(iter(errors.values()))
+            subject = shard_names(errors) if isinstance(error, StoreError) else f"queue {queue}"
+            logger.error("%s is not served: %s", subject, error)
             self._table.postpone(self._table.shards_of(queue), sent_at + REFUSED_RETRY)
         return overtaken
 

@@ -240,6 +240,7 @@ def test_refusals(filled, run, words, status, said):
         ("delete sync_order --failed", "Delete all: 1 failed job of queue sync_order?"),
         ("delete sync_order --morgue --all", "Delete all: 2 dead jobs of queue sync_order?"),
         ("bury sync_order w1", "Bury: 1 waiting job of queue sync_order?"),
+        ("go-on sync_order w1", "Let the id go on: 1 id of queue sync_order?"),
         ("bury sync_order --failed", "Bury all: 1 failed job of queue sync_order?"),
         ("requeue sync_order --all --force", "Force requeue all: 2 dead jobs of queue sync_order?"),
         ("requeue sync_order --all", "Requeue all: 2 dead jobs of queue sync_order?"),

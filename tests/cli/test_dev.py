@@ -195,6 +195,14 @@ def test_a_port_that_is_taken(run):
     assert f"--redis-port {port} on 127.0.0.1 cannot be had: Address already in use" in done.output
 
 
+def test_a_port_of_the_dashboard_that_is_taken(run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("dev", "--port", str(port), "--no-reload")
+    assert done.exit_code == 1
+    assert f"--port {port} on 127.0.0.1 cannot be had: Address already in use" in done.output
+
+
 @pytest.mark.full
 def test_a_second_interrupt_does_not_wait(start_dev):
     dev = start_dev("--no-web", "--no-reload")

@@ -88,6 +88,11 @@ def test_the_readme_begins_with_one_line_of_a_plain_task():
     assert "```diff\n-@app.task\n+@ordered_task(by=" in text[: text.index("```python")]
 
 
+@pytest.mark.parametrize("path", ["README.md", "docs/quickstart.md"])
+def test_a_clone_is_installed_by_its_path(path):
+    assert '`pip install ".[embedded,web]"`' in (ROOT / path).read_text()
+
+
 def test_the_readmes_example_is_the_quickstarts():
     readme, *_ = blocks("README.md")
     quickstart = (ROOT / "examples" / "quickstart.py").read_text()

@@ -229,6 +229,21 @@ def test_a_queue_of_another_format_is_not_served_and_the_others_are(node, caplog
     assert "format 7" in caplog.text
 
 
+def test_a_shard_of_another_format_is_named_alone(node, caplog):
+    one = node()
+    acquire = one.store.acquire
+
+    def mismatch(watch, owner):
+        if watch.shard == SHARDS[1]:
+            raise StoreError("the shard is stored in format 3")
+        return acquire(watch, owner)
+
+    one.store.acquire = mismatch
+    one.start()
+    eventually(lambda: "q/1 is not served: the shard is stored in format 3" in caplog.text)
+    assert "queue q" not in caplog.text
+
+
 def test_the_snapshot_says_what_runs_where(node):
     one = node()
     one.start_with_run(shard=SHARDS[3])

@@ -62,7 +62,7 @@ def drained(app, ledger):
 def test_control_shutdown_drains(app, runs_and_waits, ledger, tmp_path):
     node = runs_and_waits()
     app.control.shutdown()
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     assert node.container.status == "running"
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()
@@ -75,7 +75,7 @@ def test_control_shutdown_ends_no_drain(app, runs_and_waits, ledger, tmp_path, f
     """Asked for again, it is what goes on already; and the worker still hears what comes after it."""
     node = runs_and_waits()
     app.control.shutdown() if first == "the command" else node.kill(first)
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     app.control.shutdown()
     node.wait_for_log("received another shutdown command")
     assert command(app, "ping", "w0@test") == [{"ok": "pong"}]
@@ -124,7 +124,7 @@ def test_a_draining_worker_beats_and_obeys(app, runs_and_waits, ledger, tmp_path
     """A ping is not all: it shows what runs, and counts as alive in Flower."""
     node = runs_and_waits("--heartbeat-interval", "1")
     node.kill("SIGTERM")
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     with Heartbeats(app) as listener:
         eventually(lambda: len(listener.of("worker-heartbeat")) >= 2)
     active = app.control.inspect(timeout=10, limit=1).active()
@@ -142,7 +142,7 @@ def test_a_draining_worker_beats_and_obeys(app, runs_and_waits, ledger, tmp_path
 def test_a_draining_worker_shows_its_lanes_and_lets_nobody_change_them(app, runs_and_waits, ledger, tmp_path):
     node = runs_and_waits()
     node.kill("SIGTERM")
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     (stats,) = command(app, "stats", "w0@test")
     (shown,) = command(app, "lowkiq", "w0@test")
     for picture in (stats["lowkiq"], shown):

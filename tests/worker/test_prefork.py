@@ -115,7 +115,7 @@ def test_term_and_int_drain(app, start_prefork, ledger, tmp_path, name, status):
     ledger.wait_for("start")
     gated.delay("waits")
     node.kill(name)
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     assert eventually(lambda: app.control.ping(timeout=1.0)) == [{"w0@test": {"ok": "pong"}}]
     (tmp_path / "gate").touch()
     assert node.exit_status() == status, node.logs()
@@ -150,7 +150,7 @@ def test_quit_ends_a_drain(app, start_prefork, ledger):
     node = start_prefork()
     ledger.wait_for("start")
     node.kill("SIGTERM")
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     node.kill("SIGQUIT")
     node.exit_status()
     assert app.tasks["gated"].ordered_queue.stats().busy == 1
@@ -163,7 +163,7 @@ def test_a_node_process_that_dies_in_a_drain_is_named(app, start_prefork, ledger
     app.tasks["gated"].delay("1")
     ledger.wait_for("start")
     node.kill("SIGTERM")
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     os.kill(lanes, signal.SIGKILL)
     assert node.exit_status() == 0
     assert f"the node process {lanes} has ended with status -9" in node.logs()
@@ -341,7 +341,7 @@ def test_a_restart_of_the_pool_restarts_the_node_process(app, settings, start_pr
     app.tasks["gated"].delay("1")
     ledger.wait_for("start")
     command(app, "pool_restart", "w0@test")
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     (tmp_path / "gate").touch()
     ledger.wait_for("end")
     node.wait_for_log(f"the node process {first} has ended with status 0")

@@ -52,7 +52,7 @@ def test_what_ends_in_time_is_settled_and_nobody_waits_for_longer(gated, start_w
     node = start_worker()
     ledger.wait_for("start", 1, LEASE / 2)
     node.kill("SIGTERM")
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0, node.logs()
     stats = gated.ordered_queue.stats()

@@ -25,7 +25,7 @@ def test_term_and_int_drain(app, start_worker, ledger, tmp_path, name, status):
     ledger.wait_for("start")
     gated.delay("waits")
     node.kill(name)
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     assert node.container.status == "running"
     (tmp_path / "gate").touch()
     assert node.exit_status() == status, node.logs()
@@ -41,7 +41,7 @@ def test_a_draining_worker_still_answers(app, start_worker, ledger, tmp_path):
     app.tasks["gated"].delay("1")
     ledger.wait_for("start")
     node.kill("SIGTERM")
-    node.wait_for_log("ordered queues stop: 1 batches are running")
+    node.wait_for_log("ordered queues stop: 1 batch is running")
     assert eventually(lambda: app.control.ping(timeout=1.0)) == [{"w0@test": {"ok": "pong"}}]
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0

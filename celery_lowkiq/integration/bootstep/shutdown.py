@@ -16,6 +16,7 @@ from celery.worker import state
 
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.leases import EXIT_TIMEOUT
+from celery_lowkiq.rules.views import counted
 from celery_lowkiq.worker.runtime import Runtime
 
 #: Timeout in s of a cold shutdown for idle lanes to release their shards.
@@ -94,7 +95,7 @@ def drain(runtime: Runtime, timeout: float | None, wake: Callable[[], None]) -> 
 
     ``wake`` is called then, in another thread.
     """
-    logger.info("ordered queues stop: %d batches are running", runtime.busy())
+    logger.info("ordered queues stop: %s running", counted(runtime.busy(), "batch is", "batches are"))
     runtime.drain()
     ended = threading.Event()
 
