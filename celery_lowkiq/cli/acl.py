@@ -27,7 +27,7 @@ from celery_lowkiq.store.acl import RoleName, rules
 @click.option(
     "--trackers/--no-trackers",
     default=True,
-    help="Whether the role reaches tracked groups of calls, which are of no queue.  [default: trackers]",
+    help="Whether the role reaches trackers, which are of no queue.  [default: trackers]",
 )
 @click.option(
     "--redis", metavar="VERSION", help="Version of Redis, as 7.2. Default: that of the one in lowkiq_url."

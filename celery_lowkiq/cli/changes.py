@@ -642,19 +642,19 @@ def in_words(state: MigrationState) -> str:
     return f"{_doing(state)}: {', '.join(parts)}"
 
 
-# ``cancel``: cancel the waiting calls of a tracked group.
+# ``cancel``: cancel the waiting calls of a tracker.
 
 CANCEL_EXAMPLES = ["cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11", "cancel 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --yes"]
 
 
-@command("Cancel the waiting calls of a tracked group.", CANCEL_EXAMPLES)
+@command("Cancel the waiting calls of a tracker.", CANCEL_EXAMPLES)
 @click.argument("id_", metavar="ID")
 @yes_option
 @reason_option
 def cancel(inspector: Inspector, id_: str, yes: bool, reason: str) -> None:
-    """Cancel the tracked group with this ID: its waiting calls end as failed, running calls go on.
+    """Cancel the tracker with this ID: its waiting calls end as failed, running calls go on.
 
-    Their results become REVOKED when the calls are due. Status 1 if there is no such group.
+    Their results become REVOKED when the calls are due. Status 1 if there is no such tracker.
     """
     try:
         tracker = inspector.tracker(id_)

@@ -760,21 +760,21 @@ def audit(inspector: Inspector, limit: int, json_: bool) -> None:
     write_lines(((entry, f"{moment(entry.at)} {line_of(entry)}") for entry in entries), json_)
 
 
-# ``progress``: the progress of a tracked group of calls.
+# ``progress``: the progress of a tracker.
 
 STATES = [state.value for state in State]
-GROUPS = ("id", "name", "opened", ">total", *(f">{state}" for state in STATES), "")
+TRACKERS = ("id", "name", "opened", ">total", *(f">{state}" for state in STATES), "")
 CALLS = ("queue", "id", "state", "updated", "progress", "payload", "last message")
 PROGRESS_EXAMPLES = [
     "progress",
     "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11",
     "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11 --state failed --state error",
 ]
-#: Seconds between two updates of the bar; the end of the group is shown at once.
+#: Seconds between two updates of the bar; the end of the tracker is shown at once.
 LOOK = 0.25
 
 
-@command("Progress of a tracked group of calls.", PROGRESS_EXAMPLES)
+@command("Progress of a tracker.", PROGRESS_EXAMPLES)
 @click.argument("id_", metavar="[ID]", required=False)
 @click.option(
     "--state", "states", type=click.Choice(STATES), multiple=True, help="List its calls in this state."
@@ -784,12 +784,12 @@ LOOK = 0.25
 )
 @json_option
 def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], limit: int, json_: bool) -> None:
-    """Progress of the tracked group with this ID; without an ID, of all groups, the latest first.
+    """Progress of the tracker with this ID; without an ID, of all trackers, the latest first.
 
-    On a terminal, a bar moves until all calls have ended. Status 1 if there is no such group.
+    On a terminal, a bar moves until all calls have ended. Status 1 if there is no such tracker.
     """
     if id_ is None:
-        write_listing(all_items(inspector.trackers), limit, GROUPS, _group_row, json_)
+        write_listing(all_items(inspector.trackers), limit, TRACKERS, _tracker_row, json_)
         return
     try:
         tracker = Tracker.get(inspector.app, id_)
@@ -801,15 +801,15 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
         write_listing(found, limit, CALLS, _call_row, json_)
         return
     if sys.stderr.isatty() and not json_:
-        _watch_group(tracker)
+        _watch_tracker(tracker)
     view = tracker.view()
     if json_:
         write_json(view)
     else:
-        write_text(table(GROUPS, [_group_row(view)]))
+        write_text(table(TRACKERS, [_tracker_row(view)]))
 
 
-def _watch_group(tracker: Tracker) -> None:
+def _watch_tracker(tracker: Tracker) -> None:
     """Move the bar until the end, or until Ctrl-C."""
     try:
         with click.progressbar(length=1, label=escaped(tracker.name), file=sys.stderr, show_pos=True) as bar:
@@ -824,7 +824,7 @@ def _watch_group(tracker: Tracker) -> None:
         pass
 
 
-def _group_row(view: TrackerView) -> list[str]:
+def _tracker_row(view: TrackerView) -> list[str]:
     counts = view.counts
     numbers = [counts.total, *(getattr(counts, state) for state in STATES)]
     how = "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"

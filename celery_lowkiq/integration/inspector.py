@@ -293,11 +293,11 @@ class Inspector:
         return _migrating(self._as_stored(self.queues()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
-        """Return a page of the tracked groups of calls, the latest first. Raises InvalidCall."""
+        """Return a page of the trackers, the latest first. Raises InvalidCall."""
         return trackers(self.app, limit, after)
 
     def tracker(self, tracker_id: str) -> Tracker:
-        """Return a tracked group. Raises UnknownTracker, and InvalidCall for an invalid id."""
+        """Return a tracker. Raises UnknownTracker, and InvalidCall for an invalid id."""
         return Tracker.get(self.app, tracker_id, raw=self._raw)
 
     def topology(self) -> Topology:

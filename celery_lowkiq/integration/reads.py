@@ -437,5 +437,5 @@ READS = (
     ),
     Read("doctor", "The results of the health checks, and what to do about them", _doctor),
     Read("audit", "The changes that people made, the latest first", _audit, (LIMIT, AFTER)),
-    Read("trackers", "Tracked groups of calls, the latest first", Inspector.trackers, (LIMIT, AFTER)),
+    Read("trackers", "Trackers, the latest first", Inspector.trackers, (LIMIT, AFTER)),
 )

@@ -1,4 +1,4 @@
-"""Tracked groups of calls, as their caller sees them."""
+"""Trackers, as callers see them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def shown_payload(context: AppContext, data: bytes) -> bytes:
     return context.record_codec.dump(data[: SHOWN_BYTES // 2].decode("utf-8", "ignore") + CUT)
 
 
-# Tracked groups of calls: the caller opens one, and any process can watch it.
+# Trackers: the caller opens one, and any process can watch it.
 
 LONGEST_NAME = 200
 #: Seconds after a lost subscription before the next one: each new master may be lost at once, too.
@@ -160,7 +160,7 @@ class Tracker:
     # -- reads
 
     def view(self) -> TrackerView:
-        """A snapshot of the group, at constant cost."""
+        """A snapshot of the tracker, at constant cost."""
         found = self._tracker_store.view(self.id)
         if found is None:
             raise UnknownTracker(self.id)
@@ -217,11 +217,11 @@ class Tracker:
     # -- changes
 
     def close(self) -> None:
-        """End the group: no more calls will be added."""
+        """End the tracker: no more calls will be added."""
         self._tracker_store.close(self.id)
 
     def cancel(self, progress: Callable[[int], Any] | None = None) -> int:
-        """End all waiting calls of the group as failed; calls that run go on. Returns how many have ended.
+        """End all waiting calls of the tracker as failed; calls that run go on. Returns how many have ended.
 
         ``progress`` gets their number after each part. Their results become REVOKED when they are due.
         """

@@ -187,7 +187,7 @@ def rules(
     """Return the words of ``ACL SETUSER`` for a role, without a password.
 
     ``queues``: only these; none: all. ``version``: of Redis; a Valkey is a Redis 7.2. ``prefix``: of
-    keys and channels. ``trackers``: whether the role reaches tracked groups of calls. Raises InvalidCall for
+    keys and channels. ``trackers``: whether the role reaches trackers. Raises InvalidCall for
     a role that does not exist.
     """
     if role not in ROLES:

@@ -1,4 +1,4 @@
-"""Records of calls, and updates of tracked groups."""
+"""Records of calls, and updates of trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages: the overview, queues, nodes, tracked groups."""
+"""Pages: the overview, queues, nodes, trackers."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def shard_parts(lane: LaneReport) -> list[ShardsPart]:
 
 
 def failures(request: Request) -> Response:
-    """The groups of failures of a queue, or the jobs that match a group, an error or a time."""
+    """The groups of failures of a queue, or the jobs that match a tracker, an error or a time."""
     params, shown = Params.query(request), queue_of(request)
     given = {one.name: params.text(one.name, "") for one in FILTERS}
     try:
@@ -332,7 +332,7 @@ def operation(request: Request) -> Response:
     return page(request, "operation.html", operation=found)
 
 
-# Tracked groups of calls: pages and endpoints that show and cancel them.
+# Trackers: pages and endpoints that show and cancel them.
 
 #: States by their names; "" for all of them.
 CALL_STATES = ("", *(state.value for state in State))
@@ -341,63 +341,63 @@ PEEK = 160
 
 
 def trackers(request: Request) -> Response:
-    """All groups, the latest first."""
+    """All trackers, the latest first."""
     params = Params.query(request)
     found = site_of(request).inspector.trackers(params.value(LIMIT), params.value(AFTER))
     return page(request, "trackers.html", found=found)
 
 
 def tracker(request: Request) -> Response:
-    """One group, and a listing of its calls."""
-    group, state = _asked(request)
+    """One tracker, and a listing of its calls."""
+    tracker, state = _asked(request)
     return page(
         request,
         "tracker.html",
-        view=group.view(),
+        view=tracker.view(),
         state=state,
         states=CALL_STATES,
-        found=_calls(request, group, state),
+        found=_calls(request, tracker, state),
         after=Params.query(request).value(AFTER),
         payload_text=_payload_text,
     )
 
 
 async def cancel(request: Request) -> Response:
-    """Form handler: cancels the waiting calls of a group."""
+    """Form handler: cancels the waiting calls of a tracker."""
     form = await form_of(request)
     check_token(request, form.text("token", ""))
     return await run_in_threadpool(_cancel, request, form.text("id"))
 
 
 def _cancel(request: Request, tracker_id: str) -> Response:
-    group = site_of(request).inspector.tracker(tracker_id)
-    _cancelled(request, group)
-    return RedirectResponse(link(request, "/tracker", id=group.id), 303)
+    tracker = site_of(request).inspector.tracker(tracker_id)
+    _cancelled(request, tracker)
+    return RedirectResponse(link(request, "/tracker", id=tracker.id), 303)
 
 
-def _cancelled(request: Request, group: Tracker) -> int:
-    change = Change(*asker(request), "cancel", f"tracker {group.name}", (group.id,))
-    return site_of(request).audit.around(change, group.cancel)
+def _cancelled(request: Request, tracker: Tracker) -> int:
+    change = Change(*asker(request), "cancel", f"tracker {tracker.name}", (tracker.id,))
+    return site_of(request).audit.around(change, tracker.cancel)
 
 
 # -- for programs
 
 
 def api_tracker(request: Request) -> TrackerView:
-    """One group and its counts."""
+    """A tracker and its counts."""
     return _named(request).view()
 
 
 def api_calls(request: Request) -> Page[TrackedCall]:
-    """A page of a group's calls, in the order in which they came."""
+    """A page of a tracker's calls, in the order in which they came."""
     return _calls(request, _named(request), Params.query(request).choice("state", CALL_STATES, ""))
 
 
 def api_cancel(request: Request) -> TrackerView:
-    """End the waiting calls of a group as failed; running ones go on."""
-    group = _named(request)
-    _cancelled(request, group)
-    return group.view()
+    """End the waiting calls of a tracker as failed; running ones go on."""
+    tracker = _named(request)
+    _cancelled(request, tracker)
+    return tracker.view()
 
 
 def _named(request: Request) -> Tracker:
@@ -406,11 +406,11 @@ def _named(request: Request) -> Tracker:
 
 def _asked(request: Request) -> tuple[Tracker, str]:
     params = Params.query(request)
-    group = site_of(request).inspector.tracker(params.text("id"))
-    return group, params.choice("state", CALL_STATES, "")
+    tracker = site_of(request).inspector.tracker(params.text("id"))
+    return tracker, params.choice("state", CALL_STATES, "")
 
 
-def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
+def _calls(request: Request, tracker: Tracker, state: str) -> Page[TrackedCall]:
     params = Params.query(request)
     tasks, site = site_of(request).inspector.tasks(), site_of(request)
 
@@ -419,7 +419,7 @@ def _calls(request: Request, group: Tracker, state: str) -> Page[TrackedCall]:
         stored = PayloadMask(site.redactor, form).stored(call.payload)
         return replace(call, payload=stored)
 
-    return group.jobs(state or None, params.value(LIMIT), params.value(AFTER)).map(masked)
+    return tracker.jobs(state or None, params.value(LIMIT), params.value(AFTER)).map(masked)
 
 
 def _payload_text(call: TrackedCall) -> str:

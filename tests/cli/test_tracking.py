@@ -1,4 +1,4 @@
-"""Tracked groups on the command line."""
+"""Trackers on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracked groups of calls: what becomes of each, and their counts."""
+"""Trackers: what becomes of each, and their counts."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ NODE = "golden@test"
 
 @dataclass
 class Scene:
-    """The app with its worker, the dashboard, a tracked group, and a listener to its events."""
+    """The app with its worker, the dashboard, a tracker, and a listener to its events."""
 
     app: Celery
     node: Worker

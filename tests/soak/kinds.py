@@ -48,7 +48,7 @@ class Kind:
     call: Callable[[int], Mapping[str, Any]] = lambda n: {}
     #: Ids of one bulk call; 0 makes single calls.
     bulk: int = 0
-    #: Whether a bulk call is a tracked group.
+    #: Whether a bulk call has a tracker.
     tracked: bool = False
     #: Whether a payload fails in its try number so and so, from 0.
     fails: Callable[[int, int], bool] = lambda n, tries: False

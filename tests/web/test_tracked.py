@@ -1,4 +1,4 @@
-"""The pages of tracked groups, their JSON, and cancelling."""
+"""The pages of trackers, their JSON, and cancelling."""
 
 from __future__ import annotations
 

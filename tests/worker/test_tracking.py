@@ -1,4 +1,4 @@
-"""Tracked groups while workers die, stop, and lose their Redis."""
+"""Trackers while workers die, stop, and lose their Redis."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PAGES = {
     "dead job": "/job?queue=send_invoice&id=INV-9000",
     "unknown job": "/job?queue=sync_order&id=nobody",
     "nodes": "/nodes",
-    "tracked groups": "/trackers",
+    "trackers": "/trackers",
     "operations": "/operations",
     "doctor": "/doctor",
     "audit log": "/audit",
