@@ -50,7 +50,6 @@ from celery_lowkiq.rules.topology import Kind, Master, Topology
 from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import (
     ERROR,
-    Finding,
     HeldId,
     LaneReport,
     NodeReport,
@@ -473,12 +472,9 @@ masters: click.Command = record_command(
 
 def _write_findings(found: Findings) -> None:
     for finding in found.findings:
-        write_text(_finding_text(finding))
-
-
-def _finding_text(finding: Finding) -> str:
-    text = f"{finding.level:8} {finding.subject}: {finding.text}"
-    return escaped(text) + (f"\n         {escaped(finding.advice)}" if finding.advice else "")
+        write_text(escaped(f"{finding.level:8} {finding.subject}: {finding.text}"))
+        if finding.advice:
+            write_text(f"         {escaped(finding.advice)}")
 
 
 doctor: click.Command = record_command(

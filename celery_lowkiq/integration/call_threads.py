@@ -13,6 +13,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
+from celery_lowkiq.rules.basics import try_start
 from celery_lowkiq.rules.errors import StoreUnavailable
 
 T = TypeVar("T")
@@ -65,15 +66,14 @@ class CallThreads:
             starts = number < min(shared.open, self._size)
             self._started += starts
         if starts:
-            try:
-                threading.Thread(target=shared.work, name=f"lowkiq-calls-{number}", daemon=True).start()
-            except RuntimeError:
-                # The process may start no more threads: those that there are make the call.
+            thread = threading.Thread(target=shared.work, name=f"lowkiq-calls-{number}", daemon=True)
+            if error := try_start(thread):
+                # The other threads make the call.
                 with shared.lock:
                     self._started -= 1
                     shared.open -= not number
                 if not number:
-                    raise
+                    raise error
         shared.waiting.put(_Submitted(future, call))
         return future
 

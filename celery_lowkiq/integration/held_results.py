@@ -17,7 +17,7 @@ from kombu.utils import json
 
 from celery_lowkiq.integration.decisions import return_batch
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
-from celery_lowkiq.rules.basics import is_defined_in
+from celery_lowkiq.rules.basics import is_defined_in, try_start
 from celery_lowkiq.rules.models import Batch, Settlement
 from celery_lowkiq.store.exchange import transact
 
@@ -269,9 +269,7 @@ class ResultBuffers:
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._main, name="lowkiq-late-results", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
+        if error := try_start(thread):
             logger.warning("results may wait behind long runs, because a thread cannot start: %s", error)
         else:
             self._thread = thread

@@ -1,7 +1,8 @@
-"""Helpers that know nothing of jobs: clock, loggers, cached properties, middlewares."""
+"""Helpers that know nothing of jobs: clock, threads, loggers, cached properties, middlewares."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from logging import Logger, getLogger
@@ -36,6 +37,18 @@ class SystemClock:
 
         def monotonic(self) -> float:
             return time.monotonic()
+
+
+# Threads: where the system allows no further one, work waits, or is done by the caller.
+
+
+def try_start(thread: threading.Thread) -> RuntimeError | None:
+    """Start a thread. Return the error when the process may start no more threads."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        return error
+    return None
 
 
 # ``cached_property`` without a lock, for all classes of the package.

@@ -21,6 +21,7 @@ from redis.crc import key_slot
 from redis.retry import Retry
 
 from celery_lowkiq.rules.basics import store_logger as logger
+from celery_lowkiq.rules.basics import try_start
 from celery_lowkiq.rules.errors import AccessDenied, MasterDenies
 from celery_lowkiq.rules.text import host_port, sentence
 from celery_lowkiq.store.errors import is_cluster_down, store_error
@@ -383,9 +384,7 @@ class ClusterMap:
             if self._is_reading or (time.monotonic() < self._next_reading and not at_once):
                 return
             self._is_reading = True
-        try:
-            threading.Thread(target=self._read, name="lowkiq-cluster-map", daemon=True).start()
-        except RuntimeError as error:
+        if error := try_start(threading.Thread(target=self._read, name="lowkiq-cluster-map", daemon=True)):
             # The next outage tries again.
             self._end_reading(None, exceptions.ConnectionError(str(error)))
 
@@ -484,10 +483,7 @@ class ClusterMap:
             except Exception as failure:  # noqa: BLE001 - an answer is waited for
                 answers.put(exceptions.InvalidResponse(f"CLUSTER SLOTS cannot be read: {failure!r:.200}"))
 
-        try:
-            threading.Thread(target=ask, name="lowkiq-cluster-node", daemon=True).start()
-        except RuntimeError:
-            # The limit of threads is reached.
+        if try_start(threading.Thread(target=ask, name="lowkiq-cluster-node", daemon=True)):
             ask()
 
     def _end_reading(self, found: Slots | None, error: Exception | None) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from celery_lowkiq.rules.basics import store_logger as logger
+from celery_lowkiq.rules.basics import try_start
 from celery_lowkiq.rules.errors import LowkiqError, ShardRepairing
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Condition, Registered, Repaired, can_restore_meta
@@ -293,9 +294,7 @@ class BackgroundRepairs(Repairs):
                 self._todo.put((shard, repair))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._main, name="lowkiq-repairs", daemon=True)
-                try:
-                    self._thread.start()
-                except RuntimeError as error:
+                if error := try_start(self._thread):
                     # The next look at a damaged shard tries again.
                     logger.error("the repair of shard %s waits: %s", shard, error)
         return ShardRepairing(shard.queue, shard.index, "some of its keys were lost and are being repaired")

@@ -76,7 +76,7 @@ def payload_text(payload: ShownPayload, limit: int = MAX_TEXT) -> str:
         return bytes_text(_whole_characters(data[:limit]))[:limit]
     text = _json(data)
     if text is None:
-        text = _other_text(payload)
+        text = bytes_text(data) + (f"\n({payload.fault})" if payload.fault else "")
     return text[:limit]
 
 
@@ -93,11 +93,6 @@ class Texts:
         text = payload_text(payload, limit)
         self.left -= len(text)
         return text, (payload.cut_from or len(payload.value)) if payload.cut_from or len(text) == limit else 0
-
-
-def _other_text(payload: ShownPayload) -> str:
-    text = bytes_text(payload.value)
-    return f"{text}\n({payload.fault})" if payload.fault else text
 
 
 def beginning(payload: ShownPayload) -> ShownPayload:

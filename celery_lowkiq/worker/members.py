@@ -134,7 +134,10 @@ class Heartbeat:
 
     def beat(self, queues: Sequence[str], lanes: int) -> BeatResult:
         """Move the heartbeat in these queues, or just read them without ``lanes``. Raises StoreError."""
-        result = self._ctx.store.beat(queues, self._ctx.owner, lanes, self.turn, self._update())
+        now = self._ctx.clock.monotonic()
+        samples, self._samples = self._samples, ()
+        update = NodeUpdate(self._report(now), now - self._started_at, samples, self._queues_to_count(now))
+        result = self._ctx.store.beat(queues, self._ctx.owner, lanes, self.turn, update)
         reply = result.reply
         if isinstance(reply, UpdateReply):
             self._offset = reply.now - self._ctx.clock.monotonic()
@@ -149,11 +152,6 @@ class Heartbeat:
             self._ctx.store.forget_report(self._ctx.owner)
         except StoreError as error:
             logger.info("the last report of this node stays visible for a while: %s", error)
-
-    def _update(self) -> NodeUpdate:
-        now = self._ctx.clock.monotonic()
-        samples, self._samples = self._samples, ()
-        return NodeUpdate(self._report(now), now - self._started_at, samples, self._queues_to_count(now))
 
     def _report(self, now: float) -> NodeReport:
         return NodeReport(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from celery_lowkiq.rules.basics import try_start
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
@@ -38,9 +39,7 @@ class Migrations:
         self._queues, self._nodes = queues, nodes
         if queues and (self._thread is None or not self._thread.is_alive()):
             self._thread = self._ctx.thread("lowkiq-mover", self._main)
-            try:
-                self._thread.start()
-            except RuntimeError as error:
+            if error := try_start(self._thread):
                 # The next turn of ownership tries again.
                 logger.error("queues do not move yet: %s", error)
 

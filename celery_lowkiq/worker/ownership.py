@@ -148,7 +148,9 @@ class Resizing:
             self._queues[change.queue.name] = change.queue
             self._table.update_queue(change.queue)
             if self._shared:
-                self._apply(change)
+                dealt = self._deal([change.queue])
+                self._table.add_shards({shard: dealt[shard] for shard in change.added})
+                self._table.retire(change.removed)
         if changes and not (self._shared or self._routes):
             self._table.deal_again(self._deal(list(self._queues.values())))
         self._routes |= changed
@@ -169,11 +171,6 @@ class Resizing:
             # Any other server refuses the release.
             if state is not None and state.given_on != state.server == owned.lease.server:
                 self._table.leave(owned.shard)
-
-    def _apply(self, change: Resize) -> None:
-        dealt = self._deal([change.queue])
-        self._table.add_shards({shard: dealt[shard] for shard in change.added})
-        self._table.retire(change.removed)
 
     def _log(self, change: Resize) -> None:
         queue, declared = change.queue, self._queues[change.queue.name].shards
