@@ -148,7 +148,7 @@ class Client:
         return self.all(calls)
 
     def check_reachable(self, replies: Iterable[Any]) -> None:
-        """Raise the first StoreUnavailable among the replies; none on a cluster, as it is of one master."""
+        """Raise the first StoreUnavailable among the replies; none on a cluster: it is of one master."""
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
