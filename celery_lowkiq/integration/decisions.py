@@ -464,8 +464,13 @@ class Decision(NamedTuple):
         if disposition is Disposition.BURY or (disposition is Disposition.DIE and place == 0):
             dead = MaxRetriesExceededError(str(error)) if isinstance(error, Retry) else error
             return CallOutcome(True, error=dead)
-        delay = _delay(decided.ran, now) if disposition is Disposition.RETRY else 0.0
-        return CallOutcome(False, error=Retry(exc=error, when=delay))  # type: ignore[arg-type]
+        if disposition is Disposition.RETRY:
+            again = Retry(exc=error, when=_delay(decided.ran, now))  # type: ignore[arg-type]
+        elif self.batch.batch.queue.policies.hold is not None:
+            again = Retry(f"waits behind a dead payload: {error!r}", exc=error)
+        else:
+            again = Retry(exc=error, when=0.0)  # type: ignore[arg-type]
+        return CallOutcome(False, error=again)
 
 
 def decide_failure(error: Exception, batch: DecodedBatch, rules: RunRules) -> Decision:

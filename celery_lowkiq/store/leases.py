@@ -184,17 +184,19 @@ def dump_report(report: NodeReport) -> str:
 
 
 def _dump_lane(lane: LaneReport) -> dict[str, Any]:
-    running: list[Any] | None = None
-    if run := lane.running:
-        expected = run.overdue, run.max_run, run.usual
-        running = [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds, *expected]
+    run = lane.running
     return {
         "name": lane.name,
         "count": lane.shard_count,
         "shards": _dump_shards(lane.shards),
-        "running": running,
+        "running": run and _dump_running(run),
         "load": lane.load,
     }
+
+
+def _dump_running(run: Running) -> list[Any]:
+    expected = run.overdue, run.max_run, run.usual
+    return [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds, *expected]
 
 
 def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:

@@ -34,8 +34,8 @@ LANES = 4
 SHARDS = 8
 #: Maximum time of a test in s, in place of its own, which is too little for some on a busy machine.
 TIMEOUT = 300
-#: It makes its task anew. With plain tasks and a worker in the tests' process the run never ends, and each test
-#: after it waits for the end.
+#: It makes its task anew. With plain tasks and a worker in the tests' process the run never ends, and each
+#: test after it waits for the end.
 NEVER_IDLE = "test_class_based_task_retried"
 #: Maximum time of a worker's start in s.
 START = 240

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar
 
 import pytest
@@ -84,6 +85,16 @@ def test_of_a_job_that_dies_only_the_first_payloads_calls_have_failed():
     assert (settlement.disposition, settlement.ended) == (Disposition.DIE, ((b"key 0", b"key 0"),))
     assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "RETRY"]
     assert repr(lane.result("a")) == "ValueError('boom')"
+
+
+def test_a_call_behind_a_dead_payload_that_holds_its_id_is_said_to_wait_for_it(caplog):
+    """Its line said "Retry in 0.0s"."""
+    caplog.set_level(logging.INFO, "celery.app.trace")
+    lane = Lane(boom, max_retries=0, when_dead="hold")
+    lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    assert [lane.state(task_id) for task_id in "ab"] == ["FAILURE", "RETRY"]
+    (line,) = [line for line in caplog.messages if "[b]" in line]
+    assert "retry: waits behind a dead payload: ValueError('boom')" in line
 
 
 def test_a_payload_that_nobody_can_read_fails_its_calls():
