@@ -22,12 +22,12 @@ from celery_lowkiq.store.acl import RoleName, rules
 @click.option(
     "--cluster/--no-cluster",
     default=None,
-    help="Whether it is for a Redis Cluster. Default: whether lowkiq_url is that of one.",
+    help="Rules for a Redis Cluster. Default: if lowkiq_url is that of one.",
 )
 @click.option(
     "--trackers/--no-trackers",
     default=True,
-    help="Whether the role reaches trackers, which are of no queue.  [default: trackers]",
+    help="The role reaches trackers, which are of no queue.  [default: trackers]",
 )
 @click.option(
     "--redis", metavar="VERSION", help="Version of Redis, as 7.2. Default: that of the one in lowkiq_url."

@@ -261,8 +261,8 @@ class RetryOptions(TypedDict, total=False):
         Option(
             True,
             boolean,
-            "Whether a batch that failed as a whole runs again in halves, so that a job dies only when it "
-            "fails alone or is named. False: all jobs of the batch are retried and die together, as in "
+            "A batch that failed as a whole runs again in halves, so that a job dies only when it fails "
+            "alone or is named. False: all jobs of the batch are retried and die together, as in "
             "Lowkiq. See [a bad payload among others](policies.md#a-bad-payload-among-others).",
         ),
     ]
@@ -343,8 +343,8 @@ class QueueOptions(TypedDict, total=False):
                 f"True, False, or for how long an id is remembered: {DURATION.expected}",
                 lambda value: isinstance(value, bool) or DURATION.accepts(value),
             ),
-            "Whether payloads are dropped whose score is below one that was processed with success for their "
-            "id. True remembers an id for a week.",
+            "Payloads with a score below one that was processed with success for their id are dropped. True "
+            "remembers an id for a week.",
         ),
     ]
     when_pushed_after_failure: Annotated[
@@ -352,8 +352,8 @@ class QueueOptions(TypedDict, total=False):
         Option(
             "wait",
             one_of(WhenPushedAfterFailure),
-            'Whether a call for a job that waits for its retry waits with it (`"wait"`), or makes the job '
-            'due `"now"`.',
+            'A call for a job that waits for its retry waits with it (`"wait"`), or makes the job due '
+            '`"now"`.',
         ),
     ]
     max_length: Annotated[
@@ -369,8 +369,8 @@ class QueueOptions(TypedDict, total=False):
         Option(
             "refuse",
             one_of(WhenQueueFull),
-            'What happens to a new job in a full shard. `"refuse"` raises `QueueFull`; `"drop_newest"` '
-            'drops the new job, `"drop_oldest"` one that waits.',
+            'A new job in a full shard: `"refuse"` raises `QueueFull`; `"drop_newest"` drops the new job, '
+            '`"drop_oldest"` one that waits.',
         ),
     ]
     when_dead: Annotated[
@@ -378,7 +378,7 @@ class QueueOptions(TypedDict, total=False):
         Option(
             "go_on",
             one_of(WhenDead),
-            'What happens to newer payloads of an id when one goes to the morgue. `"go_on"`: they run. '
+            'Newer payloads of an id when one goes to the morgue. `"go_on"`: they run. '
             '`"hold"`: they wait until an operator has decided about the dead one, see [order after a '
             "failure](order-after-failure.md).",
         ),
@@ -594,7 +594,7 @@ class BasicOptions(TypedDict, total=False):
         Option(
             None,
             one_of(MergeRule).or_none(),
-            "Which score stays when two payloads of an id are equal.",
+            "The score that stays when two payloads of an id are equal.",
             default_words='`"min"`; with `by=`: equal calls do not merge',
         ),
     ]
@@ -690,7 +690,7 @@ class _AllOptions(InPlaceOptions, total=False):
         Option(
             False,
             boolean,
-            "Whether the function is called for each id of a batch, as `f(id, payloads)`. It returns the "
+            "The function is called for each id of a batch, as `f(id, payloads)`. It returns the "
             "result of the id, and its exception fails this id only. See [a function of one id]"
             "(async-tasks.md#a-function-of-one-id).",
         ),

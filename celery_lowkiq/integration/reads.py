@@ -429,7 +429,7 @@ READS = (
         (Query("queue", TEXT), SPAN),
     ),
     Read("nodes", "The nodes, their lanes, and what each runs", _nodes),
-    Read("redis", "What Redis reports about itself", Inspector.server),
+    Read("redis", "The report of Redis about itself", Inspector.server),
     Read(
         "masters",
         "The masters of a cluster, or the only one, with the shards that each stores",

@@ -154,10 +154,10 @@ class WebSettings:
     web_proxy_secret: str | None = setting(
         None,
         text("a text").or_none(),
-        "What a reverse proxy sends in the header `X-Lowkiq-Proxy-Secret` of each request.",
+        "Text that a reverse proxy sends in the header `X-Lowkiq-Proxy-Secret` of each request.",
         secret=True,
     )
-    web_read_only: bool = setting(False, boolean, "Whether the dashboard refuses every change.")
+    web_read_only: bool = setting(False, boolean, "The dashboard refuses every change.")
 
 
 # Hides settings in ``inspect conf`` and ``report``, as Celery hides the broker's URL.
@@ -280,7 +280,7 @@ class Settings(WebSettings):
     exclusion: Exclusion = setting(
         "cooperative",
         one_of(Exclusion),
-        "What happens to a run whose worker was frozen or cut off for longer than its lease. "
+        "A run whose worker was frozen or cut off for longer than its lease. "
         '`"cooperative"`: the run goes on beside the new owner\'s, and its settle is refused. '
         '`"strict"`: the kernel ends its process at that moment (Linux). See [the guarantees]'
         "(fencing.md#strict-exclusion).",
@@ -310,7 +310,7 @@ class Settings(WebSettings):
     scheduler: Callable[[], claims.Scheduler] = setting(
         None,
         function(SCHEDULERS).or_none(),
-        'Which of its shards a lane works next, see [schedulers](#schedulers). None: `"weighted"` with '
+        'The next shard of a lane, see [schedulers](#schedulers). None: `"weighted"` with '
         '`lowkiq_queue_weights`, else `"lag"`.',
     )
     queue_weights: dict[str, float] = setting(
@@ -327,12 +327,12 @@ class Settings(WebSettings):
         "that are due for longer come first, the oldest before all.",
     )
     splitter: leases.Splitter = setting(
-        "lease", function(SPLITTERS), "Which shards a worker wants, see [splitters](#splitters)."
+        "lease", function(SPLITTERS), "The shards that a worker wants, see [splitters](#splitters)."
     )
     reshard: Reshard = setting(
         "manual",
         one_of(Reshard),
-        "Whether workers [change the stored number of shards](changing-shards.md#with-a-deploy). "
+        "Workers [change the stored number of shards](changing-shards.md#with-a-deploy). "
         '`"auto"`: when the code of all living workers declares the same other number, and the splitter is '
         '`"lease"`. `"manual"`: never.',
     )
@@ -381,7 +381,7 @@ class Settings(WebSettings):
     signing: Mode = setting(
         "off",
         one_of(Mode),
-        'Whether calls are [signed](signing.md). `"accept"`: calls are signed, and a worker runs what is not '
+        '[Signatures](signing.md) of calls. `"accept"`: calls are signed, and a worker runs what is not '
         'signed, but nothing whose signature is wrong. `"require"`: it runs only what is signed.',
     )
     signing_keys: Any = setting(

@@ -71,7 +71,7 @@ class MasterFigure(NamedTuple):
 FIGURES = (
     MasterFigure(
         "lowkiq_master_up",
-        "Whether the master answered this scrape, and executes scripts",
+        "1 if the master answered this scrape, and executes scripts",
         lambda one: one.away is None and one.refuses is None,
     ),
     MasterFigure("lowkiq_master_shards", "Shards of all queues on the master", lambda one: one.shard_count),
@@ -231,7 +231,7 @@ def queue_registry(app: Celery) -> CollectorRegistry:
     return registry
 
 
-UP = ("lowkiq_redis_up", "Whether Redis answered this scrape")
+UP = ("lowkiq_redis_up", "1 if Redis answered this scrape")
 
 
 def _problems(states: Sequence[ShardState], denied: Mapping[str, str]) -> Iterator[str]:
