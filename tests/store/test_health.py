@@ -111,7 +111,7 @@ def test_what_the_user_may_not_read(store, client):
     try:
         answers = found(RedisStore(limited))
         assert answers["server", OK] == "Redis of an unknown version"
-        assert "does not tell" in answers["maxmemory-policy", WARNING]
+        assert "does not show" in answers["maxmemory-policy", WARNING]
         assert "CONFIG GET is forbidden" in answers["persistence", WARNING]
     finally:
         limited.connection_pool.disconnect()

@@ -88,7 +88,7 @@ def test_all_is_well():
         ({"policy": "allkeys-lru", "maxmemory": 5}, ERROR, "maxmemory-policy", "evicts jobs"),
         ({"policy": "volatile-ttl", "maxmemory": 5}, ERROR, "maxmemory-policy", "what drop_stale knows"),
         ({"policy": "volatile-lru"}, WARNING, "maxmemory-policy", "harmless while no maxmemory"),
-        ({"policy": None}, WARNING, "maxmemory-policy", "does not tell"),
+        ({"policy": None}, WARNING, "maxmemory-policy", "does not show"),
         ({"appendfsync": "always"}, OK, "persistence", "loses nothing"),
         ({"appendfsync": None}, OK, "persistence", "loses the last second or two"),
         ({"appendfsync": "no"}, OK, "persistence", "loses what the operating system"),
