@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from celery.utils.functional import head_from_fun
 from celery.utils.saferepr import saferepr
 
-from celery_lowkiq.integration.validation import LATEST, Entry, id_of, read_id
+from celery_lowkiq.integration.validation import LATEST, Call, id_of, read_id
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.validators import invalid, is_number
@@ -269,9 +269,9 @@ class BatchForm:
             read_id(job_id, ". Call delay(id, payload)")
         return job_id, payload
 
-    def timed(self, entry: Entry, now: float) -> Entry:
+    def timed(self, call: Call, now: float) -> Call:
         """Give a payload the time of its call, where that of the job is not enough. ``now``: Unix s."""
-        return entry
+        return call
 
     def of_signature(self, args: Any, kwargs: Any) -> Arguments:
         """Arguments that a signature keeps: by name, so that in a chain the result of the task before becomes
@@ -367,19 +367,19 @@ class SignatureForm:
         bound = self._ids.bound(args, kwargs)
         return (args, kwargs) if bound is None else (bound.args, bound.kwargs)
 
-    def timed(self, entry: Entry, now: float) -> Entry:
+    def timed(self, call: Call, now: float) -> Call:
         # A call that meets a job which is due waits for its own time, and the calls behind it with it. A call
         # that merges has the time of the job.
-        if self.merges or (entry.perform_in is None and entry.delay is None):
-            return entry
-        if entry.delay is None:
-            time = {"eta": entry.perform_in}
-        elif entry.score is None:
+        if self.merges or (call.perform_in is None and call.delay is None):
+            return call
+        if call.delay is None:
+            time = {"eta": call.perform_in}
+        elif call.score is None:
             # Counts from the score that the push makes, which is a time of Redis's clock.
-            time = {"countdown": entry.delay}
+            time = {"countdown": call.delay}
         else:
-            time = {"eta": now + entry.delay}
-        return entry._replace(payload={**entry.payload, **time})
+            time = {"eta": now + call.delay}
+        return call._replace(payload={**call.payload, **time})
 
     def of_signature(self, args: Any, kwargs: Any) -> Arguments:
         return Arguments(args, kwargs)

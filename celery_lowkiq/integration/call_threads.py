@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,9 +37,8 @@ class CallThreads:
         # At the exit of the process, handlers that were registered earlier may still make calls.
         ends.atexit = False
         self._timeout = timeout
-        self._answered_at = 0.0
 
-    async def run(self, call: Callable[[], T]) -> T:
+    async def run(self, call: Callable[..., T], *args: Any) -> T:
         """Make a call with the context variables of the caller. Raises what the call raises, NoThreadFree.
 
         If the awaiting task is cancelled, a call that has begun goes on in its thread; one that waits is not
@@ -49,14 +47,14 @@ class CallThreads:
         if hasattr(self._shared.thread, "is_ours"):
             # A call made by another one, as in a client middleware, does not wait for a thread: each may be
             # in use by one that waits, too.
-            return call()
-        made: Future[T] = self._submit(partial(contextvars.copy_context().run, self._make, call))
+            return call(*args)
+        made: Future[T] = self._submit(call, args)
         result = asyncio.wrap_future(made)
         if self._shared.open > self._size:
             await self._until_begun(made, result)
         return await result
 
-    def _submit(self, call: Callable[[], T]) -> Future[T]:
+    def _submit(self, call: Callable[..., T], args: tuple[Any, ...]) -> Future[T]:
         """Make a call in a daemon thread, which does not hold up the end of the process."""
         future: Future[T] = Future()
         shared = self._shared
@@ -74,26 +72,15 @@ class CallThreads:
                     shared.open -= not number
                 if not number:
                     raise error
-        shared.waiting.put(_Submitted(future, call))
+        shared.waiting.put(_Submitted(future, contextvars.copy_context(), call, args))
         return future
-
-    def _make(self, call: Callable[[], T]) -> T:
-        answered = True
-        try:
-            return call()
-        except StoreUnavailable:
-            answered = False
-            raise
-        finally:
-            if answered:
-                self._answered_at = monotonic()
 
     async def _until_begun(self, made: Future[T], result: asyncio.Future[T]) -> None:
         """Wait until a thread has taken the call. Raises NoThreadFree."""
         since = monotonic()
         try:
             while not (made.running() or made.done()):
-                left = max(since, self._answered_at) + self._timeout - monotonic()
+                left = max(since, self._shared.answered_at) + self._timeout - monotonic()
                 if left <= 0 and made.cancel():
                     raise NoThreadFree(
                         f"Redis is not available: no connection was free within {self._timeout:g} s "
@@ -107,7 +94,9 @@ class CallThreads:
 
 class _Submitted(NamedTuple):
     future: Future[Any]
-    function: Callable[[], Any]
+    context: contextvars.Context
+    call: Callable[..., Any]
+    args: tuple[Any, ...]
 
 
 class _Shared:
@@ -119,29 +108,39 @@ class _Shared:
         #: Calls that were submitted and have not ended.
         self.open = 0
         self.thread = threading.local()
+        #: When Redis has answered a call last (monotonic s).
+        self.answered_at = 0.0
 
     def work(self) -> None:
         """Make calls until the executor is deleted."""
         self.thread.is_ours = True
         while (submitted := self.waiting.get()) is not None:
-            _make(*submitted)
+            self._make(submitted)
             del submitted
             with self.lock:
                 self.open -= 1
         self.waiting.put(None)
 
+    def _make(self, submitted: _Submitted) -> None:
+        future, context, call, args = submitted
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = context.run(call, *args)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            if not isinstance(error, StoreUnavailable):
+                self.answered_at = monotonic()
+            future.set_exception(_for_a_future(error))
+        else:
+            self.answered_at = monotonic()
+            future.set_result(result)
 
-def _make(future: Future[Any], function: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = function()
-    except StopIteration as error:
-        # No coroutine can raise it, nor a future of asyncio have it.
-        stopped = RuntimeError("the call raised StopIteration")
-        stopped.__cause__ = error
-        future.set_exception(stopped)
-    except BaseException as error:  # noqa: BLE001 - the caller gets it
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+
+def _for_a_future(error: BaseException) -> BaseException:
+    """The error, but for StopIteration another one: a future of asyncio cannot have it."""
+    if not isinstance(error, StopIteration):
+        return error
+    # Nor can a coroutine raise it.
+    stopped = RuntimeError("the call raised StopIteration")
+    stopped.__cause__ = error
+    return stopped

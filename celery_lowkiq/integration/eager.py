@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from celery.exceptions import Retry
@@ -20,27 +20,25 @@ from celery_lowkiq.integration.decisions import (
     unwrap,
 )
 from celery_lowkiq.integration.decode import RunInfo, RunJob
-from celery_lowkiq.integration.validation import Entry
+from celery_lowkiq.integration.validation import Call
 from celery_lowkiq.rules.models import Merge, QueueSpec
 from celery_lowkiq.rules.policies import surplus
 
 
-def batch_of(entries: Iterable[Entry], task: Any) -> dict[str, list[Any]]:
+def batch_of(calls: Iterable[Call], task: Any) -> dict[str, list[Any]]:
     """Payloads by id: equal ones merged (rule 2), smallest score first, decoded from their bytes.
 
     The default score is the call's position. The policy ``keep`` applies.
     """
     codec, spec = context_of(task._get_app()).codec, task.queue_spec
     scores: dict[str, dict[bytes, float]] = {}
-    for place, entry in enumerate(entries):
-        data = codec.dump(entry.payload)
-        score = float(place) if entry.score is None else entry.score
-        by_data = scores.setdefault(entry.id, {})
-        if data not in by_data or (
-            (score > by_data[data]) == (spec.merge is Merge.MAX) and score != by_data[data]
-        ):
-            by_data.pop(data, None)
-            by_data[data] = score
+    for place, call in enumerate(calls):
+        score = float(place) if call.score is None else call.score
+        by_data = scores.setdefault(call.id, {})
+        known = by_data.get(call.data)
+        if known is None or ((score > known) == (spec.merge is Merge.MAX) and score != known):
+            by_data.pop(call.data, None)
+            by_data[call.data] = score
     batch = {}
     for job_id, by_data in scores.items():
         kept = sorted(by_data, key=lambda data: by_data[data])[surplus(len(by_data), spec.policies.keep) :]
@@ -75,12 +73,12 @@ def eager_outcome(run: Callable[[], Any], payloads_by_id: Mapping[str, list[Any]
     return result.get(job_id) if isinstance(result, ById) and not others else result
 
 
-def run_bulk(task: Any, entries: list[Entry]) -> list[Any]:
+def run_bulk(task: Any, calls: Sequence[Call]) -> list[Any]:
     """Run a bulk call, ``batch_size`` ids at a time. ``task_eager_propagates`` decides about errors.
 
-    Returns the EagerResult of each entry.
+    Returns the EagerResult of each call.
     """
-    batch = batch_of(entries, task)
+    batch = batch_of(calls, task)
     ids = list(batch)
     size = task.queue_spec.batch_size
     results = {}
@@ -88,7 +86,7 @@ def run_bulk(task: Any, entries: list[Entry]) -> list[Any]:
         part = ids[start : start + size]
         result = task.apply_batch({job_id: batch[job_id] for job_id in part})
         results.update({job_id: _own(result, job_id) for job_id in part})
-    return [results[entry.id] for entry in entries]
+    return [results[call.id] for call in calls]
 
 
 def _own(result: Any, job_id: str) -> Any:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
-from functools import lru_cache, partial
-from itertools import chain, islice, repeat
+from functools import lru_cache
+from itertools import chain, repeat
+from numbers import Real
 from pickle import PicklingError
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from celery import Celery, Task, signals
-from celery._state import (  # type: ignore[attr-defined]
-    get_current_worker_task,
-    pop_current_task,
-    push_current_task,
-)
-from celery.app import base, task
+from celery._state import pop_current_task, push_current_task  # type: ignore[attr-defined]
 from celery.app.amqp import AMQP
 from celery.app.defaults import DEFAULTS
 from celery.utils.saferepr import saferepr
 from kombu import Queue
-from kombu.exceptions import OperationalError
-from kombu.utils.functional import fxrange
+from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.call_form import CallForm
 from celery_lowkiq.integration.current import current_worker_task
-from celery_lowkiq.integration.records import HEADER, stores_error, usable
+from celery_lowkiq.integration.publish import CUT, publish, retry_intervals
+from celery_lowkiq.integration.records import HEADER, make_record, usable
 from celery_lowkiq.integration.settings import celery_setting, read_setting
 from celery_lowkiq.integration.validation import (
     SHOWN,
-    Entry,
+    Call,
     id_of,
     priority_of,
     read_id,
@@ -42,8 +39,7 @@ from celery_lowkiq.integration.validation import (
     read_score,
     read_time,
 )
-from celery_lowkiq.rules.basics import is_defined_in
-from celery_lowkiq.rules.errors import InvalidCall, LowkiqError, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.redaction import MASK, Redactor, load_beginning
 from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.worker.forks import ProcessLock
@@ -110,12 +106,12 @@ class HeaderValues:
     #: Unix time (s) of the sender's clock.
     sent: float | None = None
 
-    def added_to(self, entry: Entry) -> Entry:
+    def added_to(self, call: Call) -> Call:
         """The call with these values. Raises InvalidCall for a value that the call has already."""
         if self is NO_VALUES:
-            return entry
-        given = {"score": entry.score, "priority": entry.priority}
-        given["perform_in"] = entry.delay if entry.perform_in is None else entry.perform_in
+            return call
+        given = {"score": call.score, "priority": call.priority}
+        given["perform_in"] = call.delay if call.perform_in is None else call.perform_in
         values = {name: value for name in WORDS if (value := getattr(self, name)) is not None}
         for name, value in values.items():
             if given[name] is not None:
@@ -123,7 +119,7 @@ class HeaderValues:
                     f"headers={{'{HEADER}': {{{name!r}: {value!r}}}}} is invalid: expected no {name} beside "
                     f"that of the call, {given[name]!r}. Take one of them out"
                 )
-        return entry._replace(**values) if values else entry
+        return call._replace(**values) if values else call
 
 
 NO_VALUES = HeaderValues()
@@ -161,40 +157,6 @@ def take_header(options: dict[str, Any], tz: tzinfo | None) -> HeaderValues:
 # Replaces kombu's producer: Celery publishes an ordered call here, in place of the broker.
 
 
-class CallUnavailable(StoreUnavailable, OperationalError):
-    """Redis cannot be reached. Also the error that any call of Celery's raises then."""
-
-
-class CallRefused(StoreFull, OperationalError):
-    """Redis is full: nothing was stored."""
-
-
-def as_celery_error(error: StoreFull | StoreUnavailable) -> CallRefused | CallUnavailable:
-    """Return the error that a call raises in place of the store's."""
-    return CallRefused(*error.args) if isinstance(error, StoreFull) else CallUnavailable(*error.args)
-
-
-def retry_intervals(retry: Any, policy: Mapping[str, Any] | None) -> Iterator[float]:
-    """Intervals in s before the retries of a publish, by Celery's ``retry`` and ``retry_policy``."""
-    if not retry:
-        return iter(())
-    given = {
-        "max_retries": 3,
-        "interval_start": 0,
-        "interval_step": 0.2,
-        "interval_max": 0.2,
-        **(policy or {}),
-    }
-    start, most = given["interval_start"], given["interval_max"]
-    intervals = fxrange(start, most + start, given["interval_step"], repeatlast=True)
-    return islice(intervals, given["max_retries"])
-
-
-def app_retry_intervals(app: Celery) -> Iterator[float]:
-    """The retry intervals of a call without a policy of its own. Reads the settings at the first failure."""
-    yield from retry_intervals(app.conf.task_publish_retry, app.conf.task_publish_retry_policy)
-
-
 class StoreRouter:
     """Routes each call to its ordered queue: no ``task_routes``, and no broker queue is declared."""
 
@@ -207,7 +169,7 @@ class StoreRouter:
 
 
 class StoreProducer:
-    """A producer for ``Task.apply_async`` whose ``publish`` stores the call.
+    """A producer for ``Task.apply_async``: its ``publish`` makes the call of the message, and pushes it.
 
     Celery does everything else around a publish: signals, headers, the result.
     """
@@ -215,12 +177,22 @@ class StoreProducer:
     auto_declare = False
     serializer = None
 
-    def __init__(self, app: Celery, store: Callable[[MessagedCall], None]) -> None:
-        self._app = app
-        self._store = store
+    def __init__(
+        self, task: Any, call: Call, made: Mapping[str, Any], tracker: str = "", pushes: bool = True
+    ) -> None:
+        """``made``: what receivers may replace in the message of the call, see ``announced``.
+
+        ``tracker``: id of the call's tracker. ``pushes``: False for a call that is pushed with others later.
+        """
+        self._task = task
+        self._app = task._get_app()
+        self._made = made
+        self._tracker = tracker
+        self._pushes = pushes
+        self.call: Call = call
         #: True if Celery has published the message.
         self.published: bool = False
-        self.connection: Any = context_of(app).connection
+        self.connection: Any = context_of(self._app).connection
 
     @property
     def channel(self) -> Any:
@@ -228,13 +200,21 @@ class StoreProducer:
         return self.connection.default_channel
 
     def publish(self, body: Any, exchange: Any = None, headers: Any = None, **properties: Any) -> None:
-        """Store the call. Celery's own events go to the broker."""
+        """Push the call with what its message says. Celery's own events go to the broker.
+
+        Raises TypeError, InvalidCall, PayloadError, StoreError.
+        """
         if getattr(exchange, "name", exchange) == "celeryev":
             with self._app.producer_pool.acquire(block=True) as producer:
                 producer.publish(body, exchange=exchange, headers=headers, **properties)
             return
         self.published = True
-        self._store(read_call(body, headers, properties))
+        message = read_call(body, headers, properties)
+        self.call = messaged_call(self._task, self.call, self._made, message, self._tracker)
+        if self._pushes:
+            intervals = retry_intervals(properties.get("retry"), properties.get("retry_policy"))
+            middlewares = context_of(self._app).settings.client_middlewares
+            publish(self._task, (self.call,), intervals, middlewares, self._tracker)
 
     def revive(self, channel: Any) -> None:
         """Do nothing: there is no channel to renew."""
@@ -249,11 +229,6 @@ class StoreProducer:
 # Overrides of Celery's ``send_task`` and ``apply_async``: tracers, which pass a call on, and outboxes.
 #
 # An outbox keeps a call and sends it later by name. It would lose the score, which no message carries.
-
-T = TypeVar("T")
-
-#: Asked for each call.
-_is_defined_in = lru_cache(maxsize=64)(is_defined_in)
 
 #: Option by which an override is tested: it can be passed on, and not stored.
 PASSED_ON = "lowkiq"
@@ -274,44 +249,18 @@ class OnlyPassedOn:
         return "<arguments of a call of an ordered task that no message carries>"
 
 
-def override_of(app: Celery) -> str:
-    """Name of a method of Celery's for sending calls that is overridden; "" for none."""
-    if "send_task" in app.__dict__:
-        return "app.send_task"
-    if not _is_defined_in(type(app).send_task, base):
-        return f"{type(app).__name__}.send_task"
-    return "" if _is_defined_in(Task.apply_async, task) else "Task.apply_async"
-
-
-def _is_mocked(app: Celery) -> bool:
+def is_mocked(app: Celery) -> bool:
     """Test for a mock of a test, which loses nothing."""
     return any(hasattr(sender, "assert_called_with") for sender in (app.send_task, Task.apply_async))
 
 
-def send_whole(
-    app: Celery, name: str, beyond: Mapping[str, Any], producer: StoreProducer, send: Callable[..., T]
-) -> T:
-    """Send a call of the task ``name``. ``beyond``: its arguments that no message carries.
+def lost(name: str, beyond: Mapping[str, Any], override: str) -> InvalidCall:
+    """The error of a call of the task ``name``, of which an override would keep less than the whole.
 
-    Raises InvalidCall when an override keeps the call from the producer, and what ``send`` raises.
+    ``beyond``: its arguments that no message carries.
     """
-    override = override_of(app) if beyond else ""
-    if override and _is_mocked(app):
-        return send()
-    try:
-        result = send(**{PASSED_ON: OnlyPassedOn()} if override else {})
-    except UNSTORABLE as error:
-        if not override or producer.published or isinstance(error, LowkiqError):
-            raise
-        raise InvalidCall(_lost(name, beyond, override)) from error
-    if beyond and not producer.published:
-        raise InvalidCall(_lost(name, beyond, override or "something"))
-    return result
-
-
-def _lost(name: str, beyond: Mapping[str, Any], override: str) -> str:
     shown = ", ".join(f"{word}={saferepr(value, SHOWN)}" for word, value in beyond.items())
-    return (
+    return InvalidCall(
         f"{shown} of a call of {name} is invalid: expected only an id and a payload, because {override} "
         "keeps the call to send it by name, and would lose the rest. Leave it out, or exclude the task there"
     )
@@ -320,9 +269,6 @@ def _lost(name: str, beyond: Mapping[str, Any], override: str) -> str:
 # Masks what ``lowkiq_redact`` names in the payloads and arguments of a task.
 #
 # With ``by=`` the arguments given by position have the names of the function's parameters.
-
-#: Ends a text that is cut.
-CUT = "..."
 
 
 def masked_arguments(form: CallForm, args: Sequence[Any], redactor: Redactor) -> list[Any]:
@@ -398,77 +344,139 @@ LEVELS = "task_repr_maxlevels"
 _BRACKETS = str.maketrans("()", "[]")
 
 
-def announced(task: Any, entry: Entry, args: Any, kwargs: Any, options: dict[str, Any]) -> dict[str, Any]:
+def announced(task: Any, call: Call, args: Any, kwargs: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Add to the options of a message what its receivers are to see. Returns what they may replace."""
     app = task._get_app()
     given = [name for name in SHOWN_ARGUMENTS if options.get(name) is not None]
     if not (signals.before_task_publish.receivers or signals.after_task_publish.receivers):
         return dict.fromkeys(given)
-    eta = _eta_of(app, entry)
+    eta = _eta_of(app, call)
     if eta is not None:
         options["headers"] = {**(options.get("headers") or {}), "eta": eta}
     # Celery's own texts: a text that differs is a receiver's.
     made = {name: None if name in given else text for name, text in _default_texts(app, args, kwargs).items()}
     options |= {name: text for name, text in made.items() if text is not None}
-    own_id = {"id": entry.id} if task.key is not None and not _finds_id(task.key, entry) else {}
+    own_id = {"id": call.id} if task.key is not None and not _finds_id(task.key, call) else {}
     return {"eta": eta, **made, **own_id}
 
 
-def as_published(task: Any, entry: Entry, made: Mapping[str, Any], call: MessagedCall) -> Entry:
-    """The call as the receivers have left its message. Raises TypeError, InvalidCall."""
-    headers, tz = call.headers, task._get_app().timezone
+def messaged_call(
+    task: Any, call: Call, made: Mapping[str, Any], message: MessagedCall, tracker: str
+) -> Call:
+    """The call with what its message says, and its record. Raises TypeError, InvalidCall, PayloadError."""
+    if signals.before_task_publish.receivers:
+        call = _as_published(task, call, made, message)
+    record = record_of(task, message, tracker, shown_arguments(task, made, message) if made else {})
+    priority, task_id = priority_of(message.properties), message.headers["id"]
+    return call._replace(record=record, priority=priority, task_id=task_id)
+
+
+def record_of(task: Any, message: MessagedCall, tracker: str, shown: Mapping[str, str]) -> bytes | None:
+    """The record of a call; None when nothing needs one. Raises PayloadError.
+
+    ``shown``: what events and logs show in place of its arguments.
+    """
+    context = context_of(task._get_app())
+    track = context.settings.track_calls
+    record = make_record(task, message.headers, message.embed, message.properties, track, tracker, shown)
+    return None if record is None else record.dump(context.record_codec)
+
+
+def recorded_calls(task: Any, calls: Sequence[Call], results: bool, tracker: str) -> Sequence[Call]:
+    """Calls of a list without messages: with task ids and records where something needs them.
+
+    ``results``: whether the caller gets their results. Raises PayloadError.
+    """
+    app = task._get_app()
+    context = context_of(app)
+    track = context.settings.track_calls
+    if not (results or track or tracker or task.expires or task.job_ttl):
+        return calls
+    headers = {
+        **_parents(),
+        "expires": _expiry(task.expires, app.now()),
+        "ignore_result": task.ignore_result or not results,
+    }
+    record = make_record(task, {"id": "", **headers}, None, {"reply_to": app.thread_oid}, track, tracker)
+    ids = [uuid() for _ in calls]
+    if record is None:
+        return [call._replace(task_id=task_id) for call, task_id in zip(calls, ids, strict=True)]
+    records = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)
+    return [
+        call._replace(task_id=task_id, record=data)
+        for call, task_id, data in zip(calls, ids, records, strict=True)
+    ]
+
+
+def _parents() -> dict[str, Any]:
+    caller = current_worker_task()
+    if caller is None:
+        return {}
+    return {"root_id": caller.request.root_id or caller.request.id, "parent_id": caller.request.id}
+
+
+def _expiry(expires: Any, now: datetime) -> str | None:
+    if isinstance(expires, Real):
+        expires = now + timedelta(seconds=float(expires))
+    return expires.isoformat() if isinstance(expires, datetime) else expires
+
+
+def _as_published(task: Any, call: Call, made: Mapping[str, Any], message: MessagedCall) -> Call:
+    """The call as the receivers have left its message."""
+    app = task._get_app()
+    headers, tz = message.headers, app.timezone
     values: dict[str, Any]
     if headers.get("task") != task.name:
         fix = "Call the other task from the receiver"
         raise InvalidCall(invalid("task", headers.get("task"), f"{task.name!r} in the headers", fix))
     if "id" in made:
-        job_id, (payload,) = made["id"], call.args
+        job_id, (payload,) = made["id"], message.args
     else:
-        job_id, payload = task.call_form.read(call.args, call.kwargs, headers["id"], task.typing)
-    values = {"id": read_id(job_id), "payload": payload, "priority": priority_of(call.properties)}
+        job_id, payload = task.call_form.read(message.args, message.kwargs, headers["id"], task.typing)
+    values = {"id": read_id(job_id), "payload": payload}
     if (eta := headers.get("eta")) != made.get("eta"):
         values |= {"perform_in": None if eta is None else read_time("eta", eta, tz), "delay": None}
     if (header := read_header(headers, tz)) is not NO_VALUES:
         values |= {name: value for name, value in vars(header).items() if value is not None}
-    timed: Entry = task.call_form.timed(entry._replace(**values), time.time())
-    return timed
+    timed: Call = task.call_form.timed(call._replace(**values), time.time())
+    return timed.encoded(context_of(app).codec_for(task.call_form.merges))
 
 
-def shown_arguments(task: Any, made: Mapping[str, Any], call: MessagedCall) -> dict[str, str]:
+def shown_arguments(task: Any, made: Mapping[str, Any], message: MessagedCall) -> dict[str, str]:
     """The arguments as a caller or a receiver wants events and logs to show them."""
     redactor = context_of(task._get_app()).settings.redactor
-    found = {name: call.headers.get(name) for name in SHOWN_ARGUMENTS if name in made}
+    found = {name: message.headers.get(name) for name in SHOWN_ARGUMENTS if name in made}
     return {
         name: redactor.text(text) for name, text in found.items() if text is not None and text != made[name]
     }
 
 
-def shown_by_sender(task: Any, call: MessagedCall) -> dict[str, str]:
+def shown_by_sender(task: Any, message: MessagedCall) -> dict[str, str]:
     """Arguments of a call by name as its sender wants them shown; none where positional ones are masked."""
     app = task._get_app()
     if covers_positions(task.call_form.parameters, context_of(app).settings.redactor):
         return {}
-    made = {name: _comparable(text) for name, text in _default_texts(app, call.args, call.kwargs).items()}
-    found = shown_arguments(task, dict.fromkeys(made), call)
-    return {name: text for name, text in found.items() if _comparable(call.headers[name]) != made[name]}
+    made = {
+        name: _comparable(text) for name, text in _default_texts(app, message.args, message.kwargs).items()
+    }
+    found = shown_arguments(task, dict.fromkeys(made), message)
+    return {name: text for name, text in found.items() if _comparable(message.headers[name]) != made[name]}
 
 
-def _finds_id(key: Any, entry: Entry) -> bool:
+def _finds_id(key: Any, call: Call) -> bool:
     """Test whether ``key=`` finds the id of a call: a bulk call may give another one."""
     try:
-        return read_id(id_of(key, entry.payload)) == entry.id
+        return read_id(id_of(key, call.payload)) == call.id
     except InvalidCall:
         return False
 
 
-def _eta_of(app: Any, entry: Entry) -> str | None:
-    if entry.delay is not None:
+def _eta_of(app: Any, call: Call) -> str | None:
+    if call.delay is not None:
         now: datetime = app.now()
-        return (now + timedelta(seconds=entry.delay)).isoformat()
+        return (now + timedelta(seconds=call.delay)).isoformat()
     return (
-        None
-        if entry.perform_in is None
-        else datetime.fromtimestamp(entry.perform_in, app.timezone).isoformat()
+        None if call.perform_in is None else datetime.fromtimestamp(call.perform_in, app.timezone).isoformat()
     )
 
 
@@ -546,47 +554,19 @@ def install() -> None:
     factory._create_task_sender = create_sender
 
 
-# Fast path: decides when a call can be stored without building a Celery message first.
-
-
-def has_publish_listeners(app: Celery) -> bool:
-    """Test whether anything observes messages: a publish signal, an event, or an override of sending."""
-    return bool(
-        signals.before_task_publish.receivers
-        or signals.after_task_publish.receivers
-        or celery_setting(app, "task_send_sent_event")
-        or override_of(app)
-    )
-
-
-def may_skip_message(task: Any, app: Celery, track_calls: bool) -> bool:
-    """Test whether a call without options needs no message: nothing observes it, it needs no record, and no
-    running task makes it.
-    """
-    return not (
-        track_calls
-        or task.expires is not None
-        or task.job_ttl is not None
-        or has_publish_listeners(app)
-        or stores_error(task)
-        or current_worker_task() is not None
-    )
-
-
 # Lets a call that is made in another thread see the running task that makes it.
 
 
-def of_caller(function: Callable[[], T]) -> Callable[[], T]:
-    """Return a function for another thread, in which the current task is that of this one."""
-    task: Any = get_current_worker_task()
-    return function if task is None else partial(_within, task, task.request, function)
-
-
-def _within(task: Any, request: Any, function: Callable[[], T]) -> T:
+@contextlib.contextmanager
+def within(task: Any, request: Any) -> Iterator[None]:
+    """Have a task be the current one of this thread, in one of its runs; None: no task."""
+    if task is None:
+        yield
+        return
     push_current_task(task)
     task.request_stack.push(request)
     try:
-        return function()
+        yield
     finally:
         task.request_stack.pop()
         pop_current_task()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime, timedelta
-from numbers import Real
+from collections.abc import Sequence
 from typing import Any, TypeVar, overload
 
 from celery.app.task import Task
@@ -13,13 +10,7 @@ from celery.result import AsyncResult
 from kombu.utils.uuid import uuid
 from vine import promise
 
-from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.integration.current import current_worker_task
-from celery_lowkiq.integration.messages import MessagedCall
-from celery_lowkiq.integration.records import make_record
-from celery_lowkiq.integration.validation import Entry
 from celery_lowkiq.rules.basics import cached_property
-from celery_lowkiq.rules.models import NewJob
 
 # Lazy results: most callers do not look at the result of a call.
 
@@ -49,16 +40,16 @@ def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
     return made
 
 
-def as_lazy(task: Any, call: Callable[[], T]) -> T:
-    """Make a call in a thread for a caller outside of it.
+def as_lazy(task: Any, made: T) -> T:
+    """Result of a call made in a thread, for its caller outside of it.
 
     Celery's AsyncResult has the backend of this thread; it is replaced by a lazy one.
     """
-    made: Any = call()
     if type(made) is not task._get_app().AsyncResult:
-        return made  # type: ignore[no-any-return]
-    lazy: Any = lazy_result(task, made.id)
-    lazy.ignored = made.ignored
+        return made
+    result: Any = made
+    lazy: Any = lazy_result(task, result.id)
+    lazy.ignored = result.ignored
     return lazy  # type: ignore[no-any-return]
 
 
@@ -107,9 +98,6 @@ def _lazy_class(own: Any) -> Any:
     return lazy
 
 
-# Task ids, records and results of bulk calls.
-
-
 class CallResults(Sequence["AsyncResult[Any]"]):
     """Results of a bulk call, in its order. Each AsyncResult is made at its first access."""
 
@@ -133,63 +121,3 @@ class CallResults(Sequence["AsyncResult[Any]"]):
 
     def __repr__(self) -> str:
         return f"<CallResults of {len(self)} calls>"
-
-
-def bulk_without_messages(
-    task: Any, jobs: list[NewJob], results: bool, tracker: str
-) -> tuple[list[NewJob], CallResults]:
-    """Make the jobs of a bulk call with their records, and its results, only where something needs them.
-
-    Raises PayloadError.
-    """
-    app = task._get_app()
-    context = context_of(app)
-    track = context.settings.track_calls
-    if not (results or track or tracker or task.expires or task.job_ttl):
-        return jobs, CallResults(task, ())
-    headers = {
-        **_parents(),
-        "expires": _expiry(task.expires, app.now()),
-        "ignore_result": task.ignore_result or not results,
-    }
-    properties = {"reply_to": app.thread_oid}
-    ids = [uuid() for _ in jobs]
-    record = make_record(task, {"id": "", **headers}, None, properties, track, tracker)
-    if record is not None:
-        stored = (replace(record, id=task_id).dump(context.record_codec) for task_id in ids)
-        jobs = [job._replace(record=data) for job, data in zip(jobs, stored, strict=True)]
-    return jobs, CallResults(task, ids)
-
-
-def bulk_with_messages(
-    task: Any, entries: list[Entry], jobs: list[NewJob], results: bool, tracker: str
-) -> tuple[list[NewJob], CallResults]:
-    """Make the jobs and results of a bulk call, with a message of each call for signals and events.
-
-    Nothing is stored yet. Receivers may change the calls in ``entries``. Raises InvalidCall, PayloadError.
-    """
-    kept: list[NewJob] = []
-    ids = [uuid() for _ in jobs]
-    options = {"ignore_result": task.ignore_result or not results, "add_to_parent": results}
-    for at, (task_id, entry, job) in enumerate(zip(ids, tuple(entries), jobs, strict=True)):
-
-        def keep(made: Mapping[str, Any], call: MessagedCall, at: int = at, job: NewJob = job) -> None:
-            entries[at], stored = task.stored_call(entries[at], job, made, call, tracker)
-            kept.append(stored)
-
-        args = (entry.id, entry.payload) if task.key is None else (entry.payload,)
-        task.make_message(args, {}, task_id, entry, keep, entry.beyond_message(tracker), **options)
-    return kept, CallResults(task, ids)
-
-
-def _parents() -> dict[str, Any]:
-    caller = current_worker_task()
-    if caller is None:
-        return {}
-    return {"root_id": caller.request.root_id or caller.request.id, "parent_id": caller.request.id}
-
-
-def _expiry(expires: Any, now: datetime) -> str | None:
-    if isinstance(expires, Real):
-        expires = now + timedelta(seconds=float(expires))
-    return expires.isoformat() if isinstance(expires, datetime) else expires

@@ -16,8 +16,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, overload
 from uuid import UUID
 
-from celery import Celery, signals
-from celery._state import get_current_task
+from celery import Celery
+from celery._state import get_current_task, get_current_worker_task
 from celery.app.task import Task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult, EagerResult
@@ -36,25 +36,24 @@ from celery_lowkiq.integration.decisions import Again, BusinessFailure, may_fail
 from celery_lowkiq.integration.error_text import dump_error_text
 from celery_lowkiq.integration.messages import (
     NO_VALUES,
+    PASSED_ON,
+    UNSTORABLE,
     HeaderValues,
     MessagedCall,
+    OnlyPassedOn,
     StoreProducer,
     StoreRouter,
     announced,
-    app_retry_intervals,
-    as_celery_error,
-    as_published,
-    has_publish_listeners,
     install,
-    may_skip_message,
-    of_caller,
+    is_mocked,
+    lost,
     read_call,
     read_header,
-    retry_intervals,
-    send_whole,
-    shown_arguments,
+    record_of,
+    recorded_calls,
     shown_by_sender,
     take_header,
+    within,
 )
 from celery_lowkiq.integration.options import (
     LIMITS,
@@ -77,33 +76,40 @@ from celery_lowkiq.integration.options import (
     warn_of_limits,
     warn_once,
 )
+from celery_lowkiq.integration.publish import (
+    app_retry_intervals,
+    as_celery_error,
+    has_publish_listeners,
+    may_skip_message,
+    override_of,
+    publish,
+)
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.integration.records import (
     DROPPED,
     CallRecord,
     fail,
     finish_orphaned_calls,
-    make_record,
     store_state,
     usable,
 )
-from celery_lowkiq.integration.results import as_lazy, bulk_with_messages, bulk_without_messages, lazy_result
+from celery_lowkiq.integration.results import CallResults, as_lazy, lazy_result
 from celery_lowkiq.integration.run import CallChanges, Run, changed_call, report
 from celery_lowkiq.integration.settings import celery_setting, read_setting
 from celery_lowkiq.integration.task_function import adapt_function
-from celery_lowkiq.integration.tracking import Push, TrackedPush, Tracker, track, tracker_of
+from celery_lowkiq.integration.tracking import Tracker, track, tracker_of
 from celery_lowkiq.integration.validation import (
     WORDS,
     BulkEntry,
-    Entry,
+    Call,
     bulk,
+    due_now,
     priority_of,
     read_delay,
     read_id,
     read_score,
     read_time,
     single,
-    to_jobs,
 )
 from celery_lowkiq.rules.basics import cached_property, compose
 from celery_lowkiq.rules.basics import package_logger as logger
@@ -111,13 +117,13 @@ from celery_lowkiq.rules.diagnosis import Terms
 from celery_lowkiq.rules.errors import (
     ConfigurationError,
     InvalidCall,
+    LowkiqError,
     QueueFull,
     StoreError,
-    StoreFull,
     StoreUnavailable,
 )
 from celery_lowkiq.rules.links import links_fault
-from celery_lowkiq.rules.models import Merge, NewJob, QueueSpec, StoredRecord
+from celery_lowkiq.rules.models import Merge, QueueSpec, StoredRecord
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.rules.validators import invalid, is_whole
@@ -309,7 +315,7 @@ class BrokerMessageHandler:
         try:
             properties = getattr(message, "properties", None) or {}
             call = read_call(message.payload if body is None else body, message.headers, properties)
-            self._push(call, _priority(message))
+            publish(self._task, (self._checked(call, _priority(message)),))
         except (StoreUnavailable, QueueFull, ConfigurationError) as error:
             self._log_outage(error)
             return False
@@ -326,31 +332,30 @@ class BrokerMessageHandler:
             ack(logger, errors)
         return True
 
-    def _push(self, call: MessagedCall, priority: int | None) -> None:
-        context = context_of(self._task.app)
-        check_message(self._task.name, call.properties)
-        check_arguments(call.args, call.kwargs)
-        codec = context.codec_for(self._task.call_form.merges)
-        job = self._entry(call, priority, context.settings.message_score).job(codec)
-        if call.headers.get("id"):
-            warn_of_limits(self._task, dict(zip(LIMITS, call.headers.get("timelimit") or (), strict=False)))
-            job = job._replace(record=self._task.record_of(call, "", shown_by_sender(self._task, call)))
-        context.store.pusher.push(self._task.queue_spec, [job])
-
-    def _entry(self, call: MessagedCall, priority: int | None, message_score: str) -> Entry:
-        """Raises InvalidCall, and TypeError for wrong arguments."""
-        task, header = self._task, read_header(call.headers, self._task.app.timezone)
-        # A virtual transport gives a priority to each message.
-        priority = priority if header.priority is None else None
-        task_id = str(call.headers.get("id") or uuid())
-        entry: Entry = task.entry_of(
-            call.args, call.kwargs, task_id, header, eta=call.headers.get("eta"), priority=priority
+    def _checked(self, message: MessagedCall, priority: int | None) -> Call:
+        """The call of a message. Raises TypeError, InvalidCall, PayloadError."""
+        task = self._task
+        check_message(task.name, message.properties)
+        check_arguments(message.args, message.kwargs)
+        header = read_header(message.headers, task.app.timezone)
+        task_id = message.headers.get("id")
+        call: Call = task.call_of(
+            message.args,
+            message.kwargs,
+            str(task_id or uuid()),
+            header,
+            eta=message.headers.get("eta"),
+            # A virtual transport gives a priority to each message.
+            priority=priority if header.priority is None else None,
         )
-        if message_score == "arrival" or entry.score is not None:
-            return entry
-        if task.queue_spec.policies.drop_stale is not None:
-            raise InvalidCall(SCORE_NEEDED.format(task=task.name))
-        return entry._replace(sent=header.sent)
+        if context_of(task.app).settings.message_score != "arrival" and call.score is None:
+            if task.queue_spec.policies.drop_stale is not None:
+                raise InvalidCall(SCORE_NEEDED.format(task=task.name))
+            call = call._replace(sent=header.sent)
+        if not task_id:
+            return call
+        warn_of_limits(task, dict(zip(LIMITS, message.headers.get("timelimit") or (), strict=False)))
+        return call._replace(record=record_of(task, message, "", shown_by_sender(task, message)))
 
     def _fail(self, call: MessagedCall, error: Exception) -> None:
         """Store the failure of a call. An error of the result backend must not stop other messages."""
@@ -385,7 +390,7 @@ class BrokerMessageHandler:
     def _is_stored(self, message: Any, body: Any) -> bool:
         task = self._task
         call = read_call(message.payload if body is None else body, message.headers or {})
-        job_id = task.entry_of(call.args, call.kwargs, None).id
+        job_id = task.checked_call(call.args, call.kwargs, None).id
         return context_of(task.app).queries.has_job(task.ordered_queue.stored_spec(), job_id)
 
 
@@ -613,17 +618,16 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
             return run(args, kwargs, task_id=task_id, **links, **words, **options)
         if self.by is not None:
             args, kwargs, task_id = self._completed(args, kwargs, task_id)
-        entry = self.entry_of(args, kwargs, task_id, header, **words)
-        context = context_of(app)
-        job = entry.job(context.codec_for(self.call_form.merges))
+        call = self.call_of(args, kwargs, task_id, header, **words)
+        settings = context_of(app).settings
         needs_message = options or link or link_error or shadow or tracker
-        if not needs_message and may_skip_message(self, app, context.settings.track_calls):
-            self._publish((entry,), [job], app_retry_intervals(app))
+        if not needs_message and may_skip_message(self, app, settings.track_calls):
+            publish(self, (call,), app_retry_intervals(app), settings.client_middlewares)
             return lazy_result(self, task_id)
-        beyond = entry.beyond_message(tracker, words.get("eta") is not None)
-        store = partial(self._store_message, entry, job, tracker)
-        options |= {**links, "shadow": shadow}
-        return self.make_message(args, kwargs, task_id, entry, store, beyond, **options)
+        beyond = call.beyond_message(tracker, words.get("eta") is not None)
+        given = {**options, **links, "shadow": shadow}
+        result, _ = self._send(call._replace(task_id=task_id), args, kwargs, given, beyond, tracker)
+        return result
 
     def _take_own(self, options: dict[str, Any]) -> tuple[dict[str, Any], HeaderValues, str]:
         """Take out what is not Celery's: the words of a call, the values of its header, and its tracker's id.
@@ -635,16 +639,6 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         take_ignored(self, options)
         return words, take_header(options, app.timezone), tracker_of(options.pop("tracker", None), app)
 
-    def _store_message(
-        self, entry: Entry, job: NewJob, tracker: str, made: Mapping[str, Any], call: MessagedCall
-    ) -> None:
-        intervals = retry_intervals(call.properties.get("retry"), call.properties.get("retry_policy"))
-        push: Push | None = None
-        if tracker:
-            push = TrackedPush(context_of(self._get_app()), tracker, (call.headers["id"],), refuse=False)
-        entry, job = self.stored_call(entry, job, made, call, tracker)
-        self._publish((entry,), [job], intervals, push)
-
     def _completed(self, args: Any, kwargs: Any, task_id: str | None) -> tuple[Any, Any, str | None]:
         """With ``by=``: dump Pydantic arguments, and choose the id of the call, which its payload stores."""
         # Celery 5.5 lacks it.
@@ -652,60 +646,57 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
             args, kwargs = dump(args, kwargs)
         return args, kwargs, str(task_id or uuid())
 
-    def make_message(
+    def _send(
         self,
+        call: Call,
         args: Any,
         kwargs: Any,
-        task_id: str | None,
-        entry: Entry,
-        store: Callable[[Mapping[str, Any], MessagedCall], None],
+        options: dict[str, Any],
         beyond: Mapping[str, Any],
-        **options: Any,
-    ) -> AsyncResult[Any]:
-        """Have Celery make and announce the message of a call, and pass it to ``store``, with what receivers
-        may replace.
+        tracker: str,
+        pushes: bool = True,
+    ) -> tuple[AsyncResult[Any], StoreProducer]:
+        """Have Celery make and announce the message of a call, for a producer that ``pushes`` it.
 
-        ``beyond``: arguments of the call that a message does not carry. Raises InvalidCall if they would be
-        lost.
+        ``beyond``: arguments of the call that a message does not carry. Raises InvalidCall when an override
+        of Celery's methods keeps the call from the producer, so that they would be lost.
         """
         app = self._get_app()
-        if entry.priority is not None:
-            options["priority"] = entry.priority
-        producer = StoreProducer(app, partial(store, announced(self, entry, args, kwargs, options)))
-        send = partial(super().apply_async, args, kwargs, task_id, producer, router=self._router, **options)
-        result: AsyncResult[Any] = send_whole(app, self.name, beyond, producer, send)
-        return result
+        if call.priority is not None:
+            options["priority"] = call.priority
+        producer = StoreProducer(self, call, announced(self, call, args, kwargs, options), tracker, pushes)
+        override = override_of(app) if beyond else ""
+        loses_nothing = not beyond or (override and is_mocked(app))
+        if override and not loses_nothing:
+            options[PASSED_ON] = OnlyPassedOn()
+        try:
+            result = super().apply_async(args, kwargs, call.task_id, producer, router=self._router, **options)
+        except UNSTORABLE as error:
+            if PASSED_ON not in options or producer.published or isinstance(error, LowkiqError):
+                raise
+            raise lost(self.name, beyond, override) from error
+        if not (loses_nothing or producer.published):
+            raise lost(self.name, beyond, override or "something")
+        return result, producer
 
-    def stored_call(
-        self, entry: Entry, job: NewJob, made: Mapping[str, Any], call: MessagedCall, tracker: str = ""
-    ) -> tuple[Entry, NewJob]:
-        """The call and its job with what its message says. Raises TypeError, InvalidCall, PayloadError."""
-        if signals.before_task_publish.receivers:
-            entry = as_published(self, entry, made, call)
-            job = entry.job(context_of(self._get_app()).codec_for(self.call_form.merges))
-        record = self.record_of(call, tracker, shown_arguments(self, made, call) if made else {})
-        return entry, job._replace(record=record, priority=priority_of(call.properties))
-
-    def record_of(self, call: MessagedCall, tracker: str, shown: Mapping[str, str]) -> bytes | None:
-        """The record of a call; None when nothing needs one. Raises PayloadError.
-
-        ``shown``: what events and logs show in place of its arguments.
-        """
-        context = context_of(self._get_app())
-        track = context.settings.track_calls
-        record = make_record(self, call.headers, call.embed, call.properties, track, tracker, shown)
-        return None if record is None else record.dump(context.record_codec)
-
-    def entry_of(
+    def call_of(
         self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
-    ) -> Entry:
-        """Check the arguments of a call. Raises TypeError, like Celery, and InvalidCall."""
+    ) -> Call:
+        """Check and encode a call. Raises TypeError, like Celery, InvalidCall and PayloadError."""
         form: CallForm = self.call_form
+        app = self._get_app()
+        if words or header is not NO_VALUES:
+            call = self.checked_call(args, kwargs, task_id, header, **words)
+            return form.timed(call, time.time()).encoded(context_of(app).codec_for(form.merges))
         job_id, payload = form.read(args, kwargs, task_id, self.typing)
-        if not words and header is NO_VALUES:
-            return Entry(read_id(job_id), payload)
-        entry = header.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
-        return form.timed(entry, time.time())
+        return due_now(read_id(job_id), payload, context_of(app).codec_for(form.merges))
+
+    def checked_call(
+        self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
+    ) -> Call:
+        """Check the arguments of a call, without encoding them. Raises TypeError, InvalidCall."""
+        job_id, payload = self.call_form.read(args, kwargs, task_id, self.typing)
+        return header.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """A signature of a call. That of a batch has its payload by name: in a chain, the result of the task
@@ -747,19 +738,34 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
             )
         app = self._get_app()
         context = context_of(app)
-        entries = bulk(jobs, app.timezone, self.key)
-        stored = to_jobs(entries, context.codec)
+        calls: Sequence[Call] = bulk(jobs, context.codec, app.timezone, self.key)
         tracker_id = tracker_of(tracker, app)
         if celery_setting(app, "task_always_eager"):
-            done = eager.run_bulk(self, entries)
+            done = eager.run_bulk(self, calls)
             return done if results else None
         if has_publish_listeners(app):
-            stored, calls = bulk_with_messages(self, entries, stored, results, tracker_id)
+            calls = [call._replace(task_id=uuid()) for call in calls]
+            pushed: Sequence[Call] = self._messaged_calls(calls, results, tracker_id)
         else:
-            stored, calls = bulk_without_messages(self, stored, results, tracker_id)
-        push = TrackedPush(context, tracker_id, calls.ids, refuse=True) if tracker_id else None
-        self._publish(tuple(entries), stored, app_retry_intervals(app), push)
-        return calls if results else None
+            pushed = calls = recorded_calls(self, calls, results, tracker_id)
+        middlewares = context.settings.client_middlewares
+        publish(self, pushed, app_retry_intervals(app), middlewares, tracker_id, refuse=True)
+        return CallResults(self, [str(call.task_id) for call in calls]) if results else None
+
+    def _messaged_calls(self, calls: Iterable[Call], results: bool, tracker: str) -> list[Call]:
+        """The calls of a list as their messages, which signals and events see, leave them. None is pushed.
+
+        Calls that an override of Celery's methods keeps are left out. Raises InvalidCall, PayloadError.
+        """
+        found = []
+        ignored = {"ignore_result": self.ignore_result or not results, "add_to_parent": results}
+        for call in calls:
+            args = (call.id, call.payload) if self.key is None else (call.payload,)
+            beyond = call.beyond_message(tracker)
+            _, producer = self._send(call, args, {}, dict(ignored), beyond, tracker, pushes=False)
+            if producer.published:
+                found.append(producer.call)
+        return found
 
     def track(self, jobs: Iterable[BulkEntry], name: str | None = None) -> Tracker:
         """Store many calls, as :meth:`perform_async`, in a tracker of their own. Raises InvalidCall."""
@@ -797,7 +803,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         """Store one call, as :meth:`delay`."""
         found = self.delay
         if getattr(found, "__func__", found) is not _DELAY:
-            return await self._in_thread(partial(found, *args, **kwargs))
+            return await self._in_thread(found, args, kwargs)
         return await self.aapply_async(args, kwargs)
 
     async def aapply_async(
@@ -808,7 +814,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         **options: Any,
     ) -> AsyncResult[R]:
         """Store one call, as :meth:`apply_async`, with the same options."""
-        return await self._in_thread(partial(self.apply_async, args, kwargs, task_id, **options))
+        return await self._in_thread(self.apply_async, (args, kwargs, task_id), options)
 
     @overload
     async def aperform_async(
@@ -829,40 +835,23 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         self, jobs: Iterable[BulkEntry], results: bool = False, tracker: TrackerOrId = None
     ) -> Sequence[AsyncResult[R]] | None:
         """Store many calls at once, as :meth:`perform_async`."""
-        return await self._in_thread(partial(self.perform_async, jobs, results, tracker))
+        return await self._in_thread(self.perform_async, (jobs, results, tracker), {})
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
+    async def _in_thread(self, call: Callable[..., T], args: tuple[Any, ...], options: Any) -> T:
+        caller: Any = get_current_worker_task()
+        request = None if caller is None else caller.request
         threads = context_of(self._get_app()).call_threads
         try:
-            return await threads.run(of_caller(partial(as_lazy, self, call)))
+            return await threads.run(self._make_here, caller, request, call, args, options)
         except NoThreadFree as error:
             raise as_celery_error(error) from None
 
-    # -- calls to the store
-
-    def _publish(
-        self,
-        entries: tuple[Entry, ...],
-        jobs: list[NewJob],
-        intervals: Iterable[float],
-        push: Push | None = None,
-    ) -> None:
-        """Store jobs, inside the client middlewares, which see their entries.
-
-        Raises what callers of Celery catch: CallUnavailable, CallRefused.
-        """
-        if not jobs:
-            return
-        context, spec = context_of(self._get_app()), self.queue_spec
-        store = push or context.store.pusher.push
-        middlewares = context.settings.client_middlewares
-        try:
-            if not middlewares:
-                store(spec, jobs, intervals)
-            else:
-                compose(middlewares, self, entries, lambda: store(spec, jobs, intervals))
-        except (StoreFull, StoreUnavailable) as error:
-            raise as_celery_error(error) from error
+    def _make_here(
+        self, caller: Any, request: Any, call: Callable[..., T], args: tuple[Any, ...], options: Any
+    ) -> T:
+        """Make a call in this thread, as one of the run that makes it in another thread."""
+        with within(caller, request):
+            return as_lazy(self, call(*args, **options))
 
     @cached_property
     def _router(self) -> StoreRouter:
@@ -991,11 +980,11 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         words = {name: options.pop(name, None) for name in WORDS}
         if self.by is not None:
             args, kwargs, _ = self._completed(args, kwargs, None)
-        entry = self.entry_of(args, kwargs, None, **words)
-        if self.by is not None:
+            self.checked_call(args, kwargs, None, **words)
             result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)
             return result
-        return self.apply_batch(eager.batch_of([entry], self), *positional, **options)
+        call = self.call_of(args, kwargs, None, **words)
+        return self.apply_batch(eager.batch_of([call], self), *positional, **options)
 
     def apply_batch(
         self, payloads_by_id: dict[str, list[Any]], *positional: Any, **options: Any

@@ -1,4 +1,4 @@
-"""Validation: makes jobs for the store of what callers give. All are checked before any is stored."""
+"""Calls: what callers give, checked and encoded. All calls of a list are checked before any is pushed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, tzinfo
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 from celery.utils.time import maybe_iso8601
@@ -16,9 +16,6 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.validators import is_whole
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 MAX_ID_BYTES = 256
 #: Whole numbers that are ids are usually below this one.
@@ -50,8 +47,8 @@ class BulkEntry(TypedDict, total=False):
 KEYS = frozenset(BulkEntry.__annotations__)
 
 
-class Entry(NamedTuple):
-    """One checked call, which client middlewares see.
+class Call(NamedTuple):
+    """A checked call: client middlewares see it, and :func:`~.publish.publish` pushes it.
 
     ``perform_in`` is a Unix time and ``delay`` counts from Redis's now, both in s; at most one is set.
     """
@@ -65,6 +62,12 @@ class Entry(NamedTuple):
     priority: int | None = None
     #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
     sent: float | None = None
+    #: The encoded payload.
+    data: bytes = b""
+    #: What is kept until its job has ended, see ``records.py``; None: nothing needs it.
+    record: bytes | None = None
+    #: Set where a record, a message or a result names it.
+    task_id: str | None = None
 
     def beyond_message(self, tracker: str = "", has_eta: bool = False) -> dict[str, Any]:
         """The arguments of the call that Celery's message does not carry, by the names that callers use."""
@@ -72,11 +75,19 @@ class Entry(NamedTuple):
         given["eta" if has_eta else "perform_in"] = self.perform_in
         return {n: v for n, v in {**given, "tracker": tracker or None}.items() if v is not None}
 
-    def job(self, codec: Codec) -> NewJob:
-        """The job for the store. Raises PayloadError."""
-        job_id, payload, score, perform_in, delay, priority, sent = self
-        data = codec.dump(payload)
-        return _new(NewJob, (job_id, data, score, perform_in, delay, None, priority, sent))
+    def encoded(self, codec: Codec) -> Call:
+        """The call with its payload encoded. Raises PayloadError."""
+        return self._replace(data=codec.dump(self.payload))
+
+    def job(self) -> NewJob:
+        """The call as the store takes it."""
+        job_id, _, score, perform_in, delay, priority, sent, data, record, _ = self
+        return _new(NewJob, (job_id, data, score, perform_in, delay, record, priority, sent))
+
+
+def due_now(job_id: str, payload: Any, codec: Codec) -> Call:
+    """A call with an id and a payload alone, as most are. Raises PayloadError."""
+    return _new(Call, (job_id, payload, None, None, None, None, None, codec.dump(payload), None, None))
 
 
 def single(
@@ -88,42 +99,33 @@ def single(
     countdown: Any = None,
     priority: Any = None,
     tz: tzinfo | None,
-) -> Entry:
-    """One call with Celery's words. Raises InvalidCall."""
+) -> Call:
+    """A call with Celery's words, not encoded yet. Raises InvalidCall."""
     if eta is not None and countdown is not None:
         raise InvalidCall(f"countdown={countdown!r} and eta={eta!r} exclude each other: give one of them")
     delay = None if countdown is None else read_delay(countdown)
     when = None if eta is None else read_time("eta", eta, tz)
-    return Entry(read_id(job_id), payload, read_score(score, tz), when, delay, clamped(priority))
+    return Call(read_id(job_id), payload, read_score(score, tz), when, delay, clamped(priority))
 
 
 def bulk(
-    jobs: Iterable[BulkEntry], tz: tzinfo | None, key: Callable[[Any], Any] | None = None
-) -> list[Entry]:
+    jobs: Iterable[BulkEntry], codec: Codec, tz: tzinfo | None, key: Callable[[Any], Any] | None = None
+) -> list[Call]:
     """Many calls with Lowkiq's words; ``key`` finds the id of a job that gives none.
 
-    Raises InvalidCall, which says which job of the list is wrong.
+    Raises InvalidCall or PayloadError, which says which job of the list is wrong.
     """
     if isinstance(jobs, (Mapping, str, bytes)) or not isinstance(jobs, Iterable):
         raise InvalidCall(
             f"perform_async takes a list of jobs, got {type(jobs).__name__}: write [{{'id': ...}}]"
         )
-    return _each(jobs, lambda job: _entry(job, tz, key))
-
-
-def to_jobs(entries: Iterable[Entry], codec: Codec) -> list[NewJob]:
-    """The jobs of a bulk call for the store. Raises PayloadError, which says which job is wrong."""
-    return _each(entries, lambda entry: entry.job(codec))
-
-
-def _each(jobs: Iterable[A], read: Callable[[A], B]) -> list[B]:
-    found: list[B] = []
+    calls: list[Call] = []
     for job in jobs:
         try:
-            found.append(read(job))
+            calls.append(_bulk_call(job, codec, tz, key))
         except InvalidCall as error:
-            raise type(error)(f"job {len(found)} of the list: {error}") from error.__cause__
-    return found
+            raise type(error)(f"job {len(calls)} of the list: {error}") from error.__cause__
+    return calls
 
 
 def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
@@ -136,10 +138,10 @@ def id_of(key: Callable[[Any], Any], payload: Any) -> Any:
         ) from error
 
 
-def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Entry:
+def _bulk_call(job: BulkEntry, codec: Codec, tz: tzinfo | None, key: Callable[[Any], Any] | None) -> Call:
     # Most jobs have no other key: what follows takes more than twice as long, a seventh of a bulk call.
     if type(job) is dict and "id" in job and len(job) == 1 + ("payload" in job):
-        return _new(Entry, (read_id(job["id"]), job.get("payload", ""), None, None, None, None, None))
+        return due_now(read_id(job["id"]), job.get("payload", ""), codec)
     if not isinstance(job, Mapping):
         raise InvalidCall(f"a job is a dict with the keys {sorted(KEYS)}, got {type(job).__name__}")
     unknown = job.keys() - KEYS
@@ -154,7 +156,8 @@ def _entry(job: BulkEntry, tz: tzinfo | None, key: Callable[[Any], Any] | None) 
     delay = read_delay(when, "perform_in") if isinstance(when, timedelta) else None
     perform_in = None if when is None or delay is not None else read_time("perform_in", when, tz)
     score, priority = read_score(job.get("score"), tz), read_priority(job.get("priority"))
-    return Entry(read_id(job_id), job.get("payload", ""), score, perform_in, delay, priority)
+    call = Call(read_id(job_id), job.get("payload", ""), score, perform_in, delay, priority)
+    return call.encoded(codec)
 
 
 def read_id(value: Any, advice: str = "") -> str:

@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -73,7 +73,7 @@ class Admission:
     def claim_reply(self, claim: ShardCall, reply: Any) -> Any:
         """Return the reply of a claim, or of another attempt after a repair."""
         if errors_differ(reply):
-            refused = _refusal(lambda: self._repairs.repair_minor(claim.queue, claim.shard))
+            refused = _refusal(self._repairs.repair_minor, claim.queue, claim.shard)
             return reply if refused is None else _as_store_error(refused)
         for _ in range(ADMISSIONS):
             cleared = self._clear([claim], [reply]) if isinstance(reply, StoreError) else {}
@@ -90,7 +90,7 @@ class Admission:
         strangers = []
         for place, (each, reply) in enumerate(zip(calls, replies, strict=True)):
             if isinstance(reply, InconsistentKeys):
-                found[place] = _refusal(partial(self._repairs.mend, each.queue, each.shard))
+                found[place] = _refusal(self._repairs.mend, each.queue, each.shard)
             elif isinstance(reply, ShardCountDiffers) or (
                 isinstance(reply, WrongType) and self._repairs.clear_meta(each.shard)
             ):
@@ -106,10 +106,12 @@ class Admission:
         return found
 
 
-def _refusal(act: Callable[[], object]) -> LowkiqError | None:
+def _refusal(
+    act: Callable[[QueueSpec, ShardRef], object], queue: QueueSpec, shard: ShardRef
+) -> LowkiqError | None:
     """Return the error that ``act`` raises."""
     try:
-        act()
+        act(queue, shard)
     except LowkiqError as error:
         return error
     return None
@@ -259,13 +261,13 @@ def refused(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -
     return [job for jobs, reply in answers if isinstance(reply, LowkiqError) for job in jobs]
 
 
-def retried(pauses: Iterator[float], attempt: Callable[[], T]) -> T:
+def retried(pauses: Iterator[float], attempt: Callable[..., T], *args: Any) -> T:
     """Repeat an attempt after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
     last.
     """
     while True:
         try:
-            return attempt()
+            return attempt(*args)
         except StoreUnavailable:
             pause = next(pauses, None)
             if pause is None:
@@ -382,7 +384,7 @@ class Pusher:
             reporter = None
             if queue.policy and self.dropped:
                 reporter = DroppedCallReporter(self._client, queue, turn, self.dropped)
-            replies = retried(pauses, partial(self._send, calls, turn, stored, reporter))
+            replies = retried(pauses, self._send, calls, turn, stored, reporter)
             if confirms:
                 # Before the next turn: its numbers would hide that a failover has lost this one.
                 answers = zip(turn, replies, strict=True)

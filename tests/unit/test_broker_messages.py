@@ -28,7 +28,7 @@ class Store:
         self.records = []
         self.jobs = []
 
-    def push(self, spec, jobs):
+    def push(self, spec, jobs, pauses=()):
         if self.error is not None:
             raise self.error
         self.jobs += jobs

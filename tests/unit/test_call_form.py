@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.call_form import Arguments, SignatureForm
-from celery_lowkiq.integration.validation import Entry
+from celery_lowkiq.integration.validation import Call
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
 
@@ -216,23 +216,23 @@ class TestCalls:
 
     def test_the_payload_says_when_it_may_run(self):
         form = SignatureForm(save, False, 0)
-        assert form.timed(Entry("1", {}), 100.0).payload == {}
-        assert form.timed(Entry("1", {}, perform_in=103.0), 100.0).payload == {"eta": 103.0}
+        assert form.timed(Call("1", {}), 100.0).payload == {}
+        assert form.timed(Call("1", {}, perform_in=103.0), 100.0).payload == {"eta": 103.0}
         assert form.eta_of({"1": [{"eta": 105.0}]}, batch_of(b"", 7.0)) == 105.0
         assert form.eta_of({"1": []}, batch_of(b"", 7.0)) == 0.0
         merging = SignatureForm(save, False, 0, merges=True)
-        assert merging.timed(Entry("1", {}, delay=5.0), 100.0).payload == {}
+        assert merging.timed(Call("1", {}, delay=5.0), 100.0).payload == {}
 
     def test_a_countdown_counts_from_the_score_that_the_push_makes(self):
         """The clock of the caller has no part in it, unless the call has a score of its own."""
         form = SignatureForm(save, False, 0)
-        assert form.timed(Entry("1", {}, delay=5.0), 100.0).payload == {"countdown": 5.0}
+        assert form.timed(Call("1", {}, delay=5.0), 100.0).payload == {"countdown": 5.0}
         assert form.eta_of({"1": [{"countdown": 5.0}]}, batch_of(b"", 7.0)) == pytest.approx(12.0, abs=0.01)
         assert form.made_due({"args": [], "kwargs": {}, "countdown": 5.0}, 100.0) == {
             "args": [],
             "kwargs": {},
         }
-        assert form.timed(Entry("1", {}, score=3.0, delay=5.0), 100.0).payload == {"eta": 105.0}
+        assert form.timed(Call("1", {}, score=3.0, delay=5.0), 100.0).payload == {"eta": 105.0}
 
     def test_a_run_gets_them_back(self):
         form = SignatureForm(save, False, 0)
@@ -292,7 +292,7 @@ class TestOptions:
         task = app.register_task(Save())
         assert app.tasks["save"].call_form.read((5,), {}, "task-id")[0] == 5
         with pytest.raises(TypeError):
-            task.entry_of((), {"status": 1}, None)
+            task.call_of((), {"status": 1}, None)
 
     def test_a_payload_alone_is_no_id(self):
         @ordered_task(app=Celery("alone", set_as_current=False))

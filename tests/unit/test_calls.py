@@ -10,8 +10,9 @@ from uuid import UUID
 
 import pytest
 
+from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.validation import (
-    Entry,
+    Call,
     bulk,
     read_delay,
     read_id,
@@ -22,6 +23,7 @@ from celery_lowkiq.integration.validation import (
 from celery_lowkiq.rules.errors import InvalidCall
 
 UTC = timezone.utc
+JSON = Codec("json", None, 1000)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +166,9 @@ def test_delays():
 
 
 def test_a_single_call_takes_celerys_words():
-    assert single(1, "p", tz=UTC) == Entry("1", "p")
-    assert single(1, "p", countdown=5, tz=UTC) == Entry("1", "p", delay=5.0)
-    assert single(1, "p", eta=5, score=2, tz=UTC) == Entry("1", "p", 2.0, 5.0)
+    assert single(1, "p", tz=UTC) == Call("1", "p")
+    assert single(1, "p", countdown=5, tz=UTC) == Call("1", "p", delay=5.0)
+    assert single(1, "p", eta=5, score=2, tz=UTC) == Call("1", "p", 2.0, 5.0)
     with pytest.raises(InvalidCall, match="exclude each other"):
         single(1, "p", eta=5, countdown=5, tz=UTC)
 
@@ -177,10 +179,10 @@ def test_a_bulk_call_takes_lowkiqs_words_and_defaults():
         {"id": 1, "payload": {"attr": "v1"}},
         {"id": 2, "score": 3, "perform_in": timedelta(seconds=9)},
     ]
-    assert bulk(iter(jobs), UTC) == [
-        Entry("0", ""),
-        Entry("1", {"attr": "v1"}),
-        Entry("2", "", 3.0, None, 9.0),
+    assert bulk(iter(jobs), JSON, UTC) == [
+        Call("0", "", data=b'""'),
+        Call("1", {"attr": "v1"}, data=b'{"attr":"v1"}'),
+        Call("2", "", 3.0, None, 9.0, data=b'""'),
     ]
 
 
@@ -192,25 +194,27 @@ def test_a_bulk_call_takes_lowkiqs_words_and_defaults():
         ({"id": 1, "perform_in": 1700000000000}, "job 1 of the list: perform_in=1700000000000"),
         ("x", "job 1 of the list: a job is a dict"),
         ({"id": None}, "job 1 of the list: id=None"),
+        ({"id": 1, "payload": {2}}, "job 1 of the list: the payload cannot be serialized as json"),
+        ({"id": 1, "payload": {2}, "score": 3}, "job 1 of the list: the payload cannot be serialized"),
     ],
 )
 def test_a_bad_job_of_a_list_is_named(job, message):
     with pytest.raises(InvalidCall, match=message):
-        bulk([{"id": 0}, job], UTC)
+        bulk([{"id": 0}, job], JSON, UTC)
 
 
 def test_a_key_finds_the_ids_of_a_list():
     jobs = [{"payload": {"n": 1}}, {"id": 2, "payload": {"n": 1}}]
-    assert [entry.id for entry in bulk(jobs, UTC, lambda payload: payload["n"])] == ["1", "2"]
+    assert [call.id for call in bulk(jobs, JSON, UTC, lambda payload: payload["n"])] == ["1", "2"]
     for wrong, words in (
         ({"payload": {}}, "key= finds no id in payload={}: KeyError"),
         ({"score": 1}, "no 'id'"),
     ):
         with pytest.raises(InvalidCall, match=f"job 1 of the list: {words}"):
-            bulk([{"id": 0}, wrong], UTC, lambda payload: payload["n"])
+            bulk([{"id": 0}, wrong], JSON, UTC, lambda payload: payload["n"])
 
 
 @pytest.mark.parametrize("jobs", [{"id": 1}, "ab", 5, None])
 def test_a_bulk_call_wants_a_list(jobs):
     with pytest.raises(InvalidCall, match="takes a list of jobs"):
-        bulk(jobs, UTC)
+        bulk(jobs, JSON, UTC)

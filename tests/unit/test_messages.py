@@ -28,7 +28,8 @@ from celery_lowkiq import (
 )
 from celery_lowkiq.integration import task as call_mixin
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.integration.messages import SendingTimes, StoreProducer, retry_intervals
+from celery_lowkiq.integration.messages import SendingTimes, StoreProducer
+from celery_lowkiq.integration.publish import retry_intervals
 from celery_lowkiq.store.push import Pusher
 
 # Calls while Redis is unreachable raise what any call of Celery's raises, by the call's retry policy.

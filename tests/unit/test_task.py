@@ -7,6 +7,7 @@ from celery import Celery, shared_task, xmap
 from celery.exceptions import Retry
 
 from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, PayloadError, ordered_task
+from celery_lowkiq.store.push import Pusher
 from tests.unit.recording import recorder
 
 
@@ -340,25 +341,21 @@ def test_ordinary_shared_tasks_are_untouched(app):
     assert not isinstance(app.tasks[plain.name], OrderedTask)
 
 
-def test_a_call_makes_up_no_broker_queue():
+def test_a_call_makes_up_no_broker_queue(monkeypatch):
     """Not even where Celery is told to refuse unknown queues; task_routes do not apply."""
     app = Celery("unit", broker="memory://", set_as_current=False)
     app.conf.update(task_create_missing_queues=False, task_routes={"*": {"queue": "elsewhere"}})
+    app.conf.lowkiq_url = "redis://localhost:1/0"
     stored = []
+    monkeypatch.setattr(Pusher, "push", lambda self, queue, jobs, pauses=(): stored.extend(jobs))
 
-    class Remembering(OrderedTask):
-        abstract = True
-
-        def _publish(self, entries, jobs, intervals, push=None):
-            stored.extend(entries)
-
-    @ordered_task(app=app, shared=False, base=Remembering, name="record")
+    @ordered_task(app=app, shared=False, name="record")
     def record(payloads_by_id):
         pass
 
-    result = record.apply_async((1, "x"), task_id="known")
+    result = record.apply_async((1, "x"), task_id="known", headers={"of": "a message"})
     assert result.id == "known"
-    assert [(entry.id, entry.payload) for entry in stored] == [("1", "x")]
+    assert [(job.id, job.payload) for job in stored] == [("1", b'"x"')]
     assert set(app.amqp.queues) == {"celery"}
 
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from celery_lowkiq.integration.messages import CallUnavailable
+from celery_lowkiq.integration.publish import CallUnavailable
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from tests.clusters import running_cluster

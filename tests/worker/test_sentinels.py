@@ -7,7 +7,7 @@ import time
 import pytest
 
 from celery_lowkiq.integration.inspector import Inspector
-from celery_lowkiq.integration.messages import CallUnavailable
+from celery_lowkiq.integration.publish import CallUnavailable
 from tests.sentinels import NAME, PASSWORD, running_sentinels
 from tests.waiting import eventually
 
