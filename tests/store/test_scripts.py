@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import redis
 
 from celery_lowkiq.store import script as scripts
 from celery_lowkiq.store.client import _clocked
@@ -54,7 +55,7 @@ def test_only_libraries_place_waiting_jobs():
 
 def test_only_scripts_of_migrations_always_look_into_moving():
     """Others look whether a migration goes on, and pay for the index only then."""
-    found = {name for name in SCRIPTS if "in_migration" in scripts.libraries(source(name))}
+    found = {name for name in SCRIPTS if "moving_index" in scripts.libraries(source(name))}
     assert found == {"export", "fence", "hold", "import_jobs", "relay", "stay"}
 
 
@@ -120,6 +121,22 @@ def test_keys_of_a_script_are_bound_once():
     assert keys.bind(script.keys) is keys.bind(script.keys)
     assert keys.bind(script.keys) == tuple(keys[name] for name in script.keys)
     assert set(script.keys) <= set(SHARD_KEYS)
+
+
+#: Maximum number of local variables of a script at once. Lua allows 200; the others are room for changes.
+MOST_LOCALS = dict.fromkeys(SCRIPTS, 170) | {"claim": 150}
+
+
+def test_a_script_leaves_room_for_local_variables(client):
+    """It compiles behind as many others as there is room for."""
+    crowded = []
+    for name in SCRIPTS:
+        try:
+            client.script_load("local _\n" * (200 - MOST_LOCALS[name]) + scripts.load(name).body)
+        except redis.ResponseError as error:
+            assert "too many local variables" in str(error)
+            crowded.append(name)
+    assert crowded == []
 
 
 def test_each_script_compiles_with_the_local_variables_of_a_tests_clock(client):

@@ -29,13 +29,13 @@ end
 if signatures ~= '' then
   begin_signatures(redis.call('HGET', meta, 'format'))
 end
-local failed_one = redis.call('HEXISTS', jobs, id) == 1 and failed_payload(id)
+local failed_one = redis.call('HEXISTS', jobs, id) == 1 and failures.failed_payload(id)
 local changed, is_empty = set_edit(waiting, id, payload, replaced == '1' and other, keeps_calls)
 if is_empty then
   remove_waiting(id)
   forget_history(id)
 elseif changed == 1 then
-  forget_if_passed(id, failed_one)
+  failures.forget_if_passed(id, failed_one)
 end
 count_payloads(waiting)
 local orphans = {}

@@ -49,7 +49,7 @@ end
 -- Of two marks of an id the one with the higher level stays. Of one level, it ends when both would have ended.
 local function add_crash_mark(id, text)
   local known = redis.call('HGET', crash_marks, id)
-  local own, mark = read_mark(known or ''), read_mark(text)
+  local own, mark = marks.read(known or ''), marks.read(text)
   if not known or own.level < mark.level then
     redis.call('HSET', crash_marks, id, text)
   elseif own.level == mark.level then
@@ -57,7 +57,7 @@ local function add_crash_mark(id, text)
       mark.names[name] = true
     end
     mark.last = tonumber(own.last) > tonumber(mark.last) and own.last or mark.last
-    write_mark(id, mark)
+    marks.write(id, mark)
   end
 end
 
@@ -96,7 +96,7 @@ local function act_on(id, time, priority, entry, later)
     index_put(id, due_at or index_score(id), math.min(priority, priority_of(id)))
   end
   if options.anew_on_push then
-    forget_failure(id)
+    failures.forget(id)
   end
 end
 
@@ -120,9 +120,9 @@ end
 
 -- Adds calls to the job of an id, which is older.
 local function add_calls(id, record)
-  local items, payload = unpack_items(record.jobs), failed_payload(id)
+  local items, payload = unpack_items(record.jobs), failures.failed_payload(id)
   set_add(waiting, id, items, false)
-  forget_if_passed(id, payload)
+  failures.forget_if_passed(id, payload)
   if not hooks.trim or hooks.trim(id, items) then
     act_on(id, record.perform_in, tonumber(record.priority or 0), redis.call('HGET', debounce, id), record.debounce)
   end
@@ -200,19 +200,19 @@ for _, record in ipairs(unpack_records(data)) do
   end
 end
 local known = #ids > 0 and redis.call('HMGET', jobs, unpack(ids)) or {}
-local times, packed = {}, {}
+local times, new = {}, {}
 for i, record in ipairs(plain) do
   local count = not known[i] and packed_size(record)
   if not count then
     others[#others + 1] = record
   else
     times[#times + 1], times[#times + 2] = record.perform_in, record.id
-    packed[#packed + 1], packed[#packed + 2] = record.id, record.jobs
+    new[#new + 1], new[#new + 2] = record.id, record.jobs
     add_extra(waiting, count - 1)
   end
 end
-if #packed > 0 then
-  redis.call('HSET', jobs, unpack(packed))
+if #new > 0 then
+  redis.call('HSET', jobs, unpack(new))
   index_add(times)
 end
 for _, record in ipairs(others) do

@@ -255,7 +255,7 @@ end
 
 -- The payload of the id that has failed, when a call with this score may get in front of it.
 local function passable(id, given)
-  return (given ~= '' or merge == 'max') and failed_payload(id) or nil
+  return (given ~= '' or merge == 'max') and failures.failed_payload(id) or nil
 end
 
 -- Adds items of calls to the waiting job of an id. A payload that runs alone saves no run, unless the job has an equal one.
@@ -273,7 +273,7 @@ local function merge_jobs(part)
     local payload = passable(id, items.given)
     for _, item in ipairs(payload and items or {}) do
       merge_items(id, {item})
-      forget_if_passed(id, payload)
+      failures.forget_if_passed(id, payload)
     end
     if not payload then
       merge_items(id, items, items.record)
@@ -325,9 +325,9 @@ if any_prioritized or next(hooks) or options.anew_on_push then
     if due_at then
       index_put(id, due_at, priority)
     end
-    forget_if_passed(id, failed_one)
+    failures.forget_if_passed(id, failed_one)
     if waits and options.anew_on_push then
-      forget_failure(id)
+      failures.forget(id)
     end
   end
 

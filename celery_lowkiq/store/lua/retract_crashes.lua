@@ -7,12 +7,12 @@
 -- FLAGS: allow-oom
 -- Returns: the number of suspects it has read.
 -- Cost: O(suspects of the shard): at most the jobs that were in processing when owners crashed.
-local marks = redis.call('HGETALL', crash_marks)
+local stored = redis.call('HGETALL', crash_marks)
 local now_s = now_us() / 1000000
-for i = 1, #marks, 2 do
-  local mark = read_mark(marks[i + 1])
-  local kept = recent(mark.entries, now_s, epoch)
+for i = 1, #stored, 2 do
+  local mark = marks.read(stored[i + 1])
+  local kept = marks.recent(mark.entries, now_s, epoch)
   mark.level, mark.entries = mark.level == 3 and kept ~= mark.entries and 2 or mark.level, kept
-  write_mark(marks[i], mark)
+  marks.write(stored[i], mark)
 end
-return #marks / 2
+return #stored / 2

@@ -156,28 +156,28 @@ local function is_claimed_as(record, number)
   return record and read_processing(record).claim == number
 end
 
-local processed, failures = 0, 0
+local processed, failed_runs = 0, 0
 local dispositions = {}
 
 -- Takes the first payloads of a suspect, which leave the queue, off its mark. It stays suspect while named ones are left, or
 -- the condemned one. A success of a payload resets its crash count.
 local function clear_suspect(id, text, items, leaving, disposition)
-  local mark = read_mark(text)
+  local mark = marks.read(text)
   for i = 1, leaving do
-    mark.names[name_of(items[i][2])] = nil
+    mark.names[marks.name_of(items[i][2])] = nil
     if disposition == 'done' and items[i][2] == mark.payload then
       mark.entries, mark.payload = '', ''
     end
   end
   local failed_alone = disposition == 'retry' and #items == 1
   if failed_alone then
-    passes(mark, items[1])
+    marks.pass(mark, items[1])
   end
   local none_left = leaving > 0 and mark.level < 3 and not next(mark.names)
   if none_left or redis.call('HEXISTS', jobs, id) == 0 then
     redis.call('HDEL', crash_marks, id)
   elseif (leaving > 0 or failed_alone) and mark.level < 3 then
-    write_mark(id, mark)
+    marks.write(id, mark)
   end
 end
 
@@ -192,7 +192,7 @@ function dispositions.done(id, job, items)
 end
 
 function dispositions.retry(id, job, items, retry_count, delay, message)
-  failures = failures + 1
+  failed_runs = failed_runs + 1
   local when, own_priority = string.match(delay, '^(%S+) ?(%d?)$')
   local given = string.match(when, '^@(.+)$')
   local perform_in = given and due_from(now, given) or delayed(now, when)
@@ -211,7 +211,7 @@ local function start_anew(id, priority)
 end
 
 function dispositions.die(id, job, items, retry_count, delay, message)
-  failures = failures + 1
+  failed_runs = failed_runs + 1
   bury(id, {items[1]}, message, now_s)
   table.remove(items, 1)
   local priority = options.retry_priority and (options.priority or 0) or job.priority
@@ -222,7 +222,7 @@ function dispositions.die(id, job, items, retry_count, delay, message)
 end
 
 function dispositions.bury(id, job, items, retry_count, delay, message)
-  failures = failures + 1
+  failed_runs = failed_runs + 1
   bury(id, items, message, now_s)
   return #job.items
 end
@@ -286,8 +286,8 @@ while at <= #ARGV do
   at = at + 8 + 2 * bad
 end
 
-if failures > 0 then
-  redis.call('HINCRBY', meta, 'failed', failures)
+if failed_runs > 0 then
+  redis.call('HINCRBY', meta, 'failed', failed_runs)
 end
 count_payloads(waiting)
 if processed > 0 then

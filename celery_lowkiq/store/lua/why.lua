@@ -45,5 +45,5 @@ return {
   text(redis.call('ZSCORE', dead, id)),
   text(redis.call('HGET', dead_errors, id)),
   text(redis.call('ZSCORE', buckets, id)),
-  any_moving and is_moving(id) and 1 or 0,
+  is_moving(id) and 1 or 0,
 }

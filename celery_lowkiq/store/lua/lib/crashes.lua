@@ -7,35 +7,35 @@
 -- max_crashes, its payload goes to the morgue.
 local function suspect(id, items, now, epoch, max_crashes, poison_error)
   local text = redis.call('HGET', crash_marks, id)
-  local mark = text and read_mark(text) or {level = 1, last = '-inf', entries = '', names = {}, payload = ''}
+  local mark = text and marks.read(text) or {level = 1, last = '-inf', entries = '', names = {}, payload = ''}
   for _, item in ipairs(items) do
-    local name = name_of(item[2])
+    local name = marks.name_of(item[2])
     -- A payload that is named keeps its old place.
     if not mark.names[name] then
-      passes(mark, item)
+      marks.pass(mark, item)
     end
     mark.names[name] = true
   end
   if not text or #items > 1 then
     mark.level, mark.entries, mark.payload = text and 2 or 1, '', ''
-    write_mark(id, mark)
+    marks.write(id, mark)
     return
   end
-  local kept, count = recent(mark.payload == items[1][2] and mark.entries or '', now / 1000000)
+  local kept, count = marks.recent(mark.payload == items[1][2] and mark.entries or '', now / 1000000)
   local died = count + 1 >= tonumber(max_crashes)
   if not died or items[1][4] ~= '' then
     mark.level, mark.entries = died and 3 or 2, kept .. ' ' .. math.floor(now / 1000000) .. ':' .. epoch
     mark.payload = items[1][2]
-    write_mark(id, mark)
+    marks.write(id, mark)
     return
   end
-  passes(mark, items[1])
+  marks.pass(mark, items[1])
   bury(id, {table.remove(items, 1)}, poison_error, seconds(now))
   mark.level, mark.entries, mark.payload = 2, '', ''
   -- It stays named: it may wait again, by later calls.
   if redis.call('HEXISTS', jobs, id) == 0 then
     redis.call('HDEL', crash_marks, id)
   else
-    write_mark(id, mark)
+    marks.write(id, mark)
   end
 end

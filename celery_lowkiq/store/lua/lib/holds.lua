@@ -23,7 +23,16 @@ local function pause_of(id)
   end
 end
 
--- Moves the waiting job to the index where it belongs now.
+-- Moves a waiting job to its other index after its id was paused or resumed.
+local function index_move(id)
+  local perform_in = not is_moving(id) and index_score(id)
+  if perform_in then
+    local priority = priority_of(id)
+    index_remove(id)
+    index_put(id, perform_in, priority)
+  end
+end
+
 local function set_pause(id, held_at, paused_at)
   if held_at or paused_at then
     local score = held_at and -held_at - (paused_at and BOTH or 0) or paused_at

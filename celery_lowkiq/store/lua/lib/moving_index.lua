@@ -1,7 +1,8 @@
 -- The index `moving`: waiting jobs that no claim takes until a mover has sorted them (waiting_index.lua).
 --
 -- KEYS: @waiting
--- USES: in_migration waiting_index
+-- USES: waiting_index
+any_moving = true
 
 -- Jobs that one script hides at most; `unpack` takes a limited number of values, too.
 local HIDDEN = 1000

@@ -3,8 +3,11 @@
 -- KEYS: meta @waiting claimed
 -- USES: due_index
 -- Ids in processing are skipped. The head of the index has at most as many of them as `claimed` has members; mostly none.
-local pauses = redis.call('HMGET', meta, 'paused', 'queue_paused')
-local shard_paused = pauses[1] or pauses[2]
+local shard_paused
+do
+  local pauses = redis.call('HMGET', meta, 'paused', 'queue_paused')
+  shard_paused = pauses[1] or pauses[2]
+end
 
 local function next_due(index)
   if shard_paused then

@@ -6,10 +6,6 @@
 -- Maximum number of items inserted into a packed record because each insertion reads all of it; more items spill the set.
 local INSERTED = 64
 
-local function hex(high, low)
-  return string.format('%08x%08x', high, low)
-end
-
 -- The bits of an IEEE double, turned so that text order is number order.
 local function sortable(number)
   local negative = number < 0
@@ -25,9 +21,11 @@ local function sortable(number)
   local high = exponent * 1048576 + math.floor(mantissa / 4294967296)
   local low = mantissa % 4294967296
   if negative then
-    return hex(2147483647 - high, 4294967295 - low)
+    high, low = 2147483647 - high, 4294967295 - low
+  else
+    high = high + 2147483648
   end
-  return hex(high + 2147483648, low)
+  return string.format('%08x%08x', high, low)
 end
 
 local function binds_score(signature)
@@ -61,7 +59,10 @@ local function joined_signature(kept, other, later)
   return kept
 end
 
-local function insert(items, item, older)
+-- Of sets that are one record, and of spilled ones.
+local packed, spilled = {}, {}
+
+function packed.insert(items, item, older)
   for i, other in ipairs(items) do
     if other[2] == item[2] then
       local flag = joined(item[4], other[4])
@@ -83,7 +84,7 @@ end
 
 -- Reserves `count` consecutive arrival numbers: growing, or falling for `older` items. Returns the number before the first, and
 -- the step. When meta was lost, they start at the clock's ms, beyond the used ones, until repair_meta finds the largest.
-local function arrivals(count, older)
+function spilled.arrivals(count, older)
   local side, step = 'last_arrival', 1
   if older then
     side, step = 'first_arrival', -1
@@ -100,7 +101,7 @@ local SPILL_STEP = 250
 
 -- The entry of an item in a spilled set: {item, score, flag and signature, kept position or nil}; nil when nothing changes.
 -- `place` is that of the payload in the set, or false.
-local function entry_of(item, place, older)
+function spilled.entry(item, place, older)
   local known, known_flag, known_signature = read_place(string.sub(place or '', 29))
   local known_score = tonumber(known)
   if not known_score then
@@ -115,7 +116,7 @@ local function entry_of(item, place, older)
 end
 
 -- Adds items with different payloads to a spilled set. Returns the number of payloads that it did not have.
-local function spill_step(set, id, items, older)
+function spilled.add_step(set, id, items, older)
   local fields, entries, gone, new, grown = {}, {}, {}, 0, 0
   for i, item in ipairs(items) do
     fields[i] = id .. '\0' .. item[2]
@@ -123,7 +124,7 @@ local function spill_step(set, id, items, older)
   local places = redis.call('HMGET', set.spill, unpack(fields))
   for i, item in ipairs(items) do
     local place = places[i]
-    local entry = entry_of(item, place, older)
+    local entry = spilled.entry(item, place, older)
     if entry and place then
       gone[#gone + 1] = id .. '\0' .. place .. item[2]
     end
@@ -135,7 +136,7 @@ local function spill_step(set, id, items, older)
   end
   local number, step = 0, 0
   if new > 0 then
-    number, step = arrivals(new, older)
+    number, step = spilled.arrivals(new, older)
   end
   local placed, ordered = {}, {}
   for i, entry in ipairs(entries) do
@@ -156,16 +157,16 @@ local function spill_step(set, id, items, older)
   return grown
 end
 
-local function spill_items(set, id, items, older)
+function spilled.add(set, id, items, older)
   local part, known, grown = {}, {}, 0
   for _, item in ipairs(items) do
     if #part == SPILL_STEP or known[item[2]] then
-      grown = grown + spill_step(set, id, part, older)
+      grown = grown + spilled.add_step(set, id, part, older)
       part, known = {}, {}
     end
     part[#part + 1], known[item[2]] = item, true
   end
-  return grown + (#part > 0 and spill_step(set, id, part, older) or 0)
+  return grown + (#part > 0 and spilled.add_step(set, id, part, older) or 0)
 end
 
 -- Adds items to the set of an id. `older` items arrived before those in the set: they are added in reverse, each before items
@@ -177,30 +178,30 @@ local function set_add(set, id, items, older, record)
     items = reversed(items)
   end
   if record ~= SPILLED then
-    local packed = record and unpack_items(record) or {}
-    local before = record and #packed or 1
-    grown = -#packed
+    local merged = record and unpack_items(record) or {}
+    local before = record and #merged or 1
+    grown = -#merged
     local many = #items > INSERTED
     for _, item in ipairs(many and {} or items) do
-      insert(packed, item, older)
+      packed.insert(merged, item, older)
     end
-    grown = grown + #packed
-    record = not many and pack_items(packed)
-    if record and (#packed == 1 or #record <= PACKED_BYTES) then
+    grown = grown + #merged
+    record = not many and pack_items(merged)
+    if record and (#merged == 1 or #record <= PACKED_BYTES) then
       redis.call('HSET', set.records, id, record)
-      add_extra(set, #packed - before)
+      add_extra(set, #merged - before)
       return grown
     end
     redis.call('HSET', set.records, id, SPILLED)
     add_extra(set, -before)
-    spill_items(set, id, packed, false)
+    spilled.add(set, id, merged, false)
     items = many and items or {}
   end
-  return grown + spill_items(set, id, items, older)
+  return grown + spilled.add(set, id, items, older)
 end
 
 -- Items with scores below `lowest`, and the others.
-local function parted(items, lowest)
+function packed.parted(items, lowest)
   local below, others = {}, {}
   for _, item in ipairs(items) do
     local part = item[3] < lowest and below or others
@@ -209,11 +210,11 @@ local function parted(items, lowest)
   return below, others
 end
 
-local function take_packed(set, id, record, max_count, max_bytes, lowest)
+function packed.take(set, id, record, max_count, max_bytes, lowest)
   local items, rest = unpack_items(record), {}
   local before = #items
   if lowest then
-    rest, items = parted(items, lowest)
+    rest, items = packed.parted(items, lowest)
   end
   local fit, bytes = fitting(items, 0, 0, max_count, max_bytes)
   local cut = fit < #items
@@ -230,7 +231,7 @@ local function take_packed(set, id, record, max_count, max_bytes, lowest)
   return items, #rest > 0, cut, bytes
 end
 
-local function take_spilled(set, id, max_count, max_bytes, lowest)
+function spilled.take(set, id, max_count, max_bytes, lowest)
   local taken, bytes = {}, 0
   local from = lex_min(id) .. (lowest and sortable(lowest) or '')
   while true do
@@ -266,7 +267,7 @@ local function set_take(set, id, max_count, max_bytes, lowest, record)
   if not record then
     return {}, false, false, 0
   elseif record == SPILLED then
-    return take_spilled(set, id, max_count, max_bytes, lowest)
+    return spilled.take(set, id, max_count, max_bytes, lowest)
   end
-  return take_packed(set, id, record, max_count, max_bytes, lowest)
+  return packed.take(set, id, record, max_count, max_bytes, lowest)
 end

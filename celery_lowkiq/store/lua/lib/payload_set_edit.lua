@@ -49,7 +49,7 @@ local function edit_spilled(set, id, payload, other, keeps_flag)
   local score, flag, signature = read_place(string.sub(place, 29))
   flag, signature = keeps_flag and flag or '', signature_instead(signature, score)
   if redis.call('HEXISTS', set.spill, id .. '\0' .. other) == 1 then
-    spill_step(set, id, {{score, other, tonumber(score), flag, signature}}, false)
+    spilled.add_step(set, id, {{score, other, tonumber(score), flag, signature}}, false)
     return 1
   end
   place = string.sub(place, 1, 28) .. score .. flag .. signature .. '\0'

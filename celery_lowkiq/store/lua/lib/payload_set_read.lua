@@ -16,8 +16,6 @@ local PACKED_BYTES = 1024
 -- Maximum number of payloads that a step of a spilled set reads, and of bytes; a payload may be larger.
 local STEP = 16
 local STEP_BYTES = 262144
--- Foreign data only: each copy of as many bytes costs Redis about 10 ms, and a command that hands them to Lua 80 ms.
-local LARGE = 16777216
 -- Arrivals are stored above this number: negative ones sort before it, as hex digits.
 local ARRIVAL_ZERO = 140737488355328
 

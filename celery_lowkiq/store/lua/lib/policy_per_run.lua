@@ -3,7 +3,9 @@
 --
 -- KEYS: jobs spill_order failed errors
 -- USES: policies payload_set_read waiting
-local function first_payload(id)
+local failures = {}
+
+function failures.first_payload(id)
   local record = redis.call('HGET', jobs, id)
   if record == SPILLED then
     local member = redis.call('ZRANGEBYLEX', spill_order, lex_min(id), lex_max(id), 'LIMIT', 0, 1)[1]
@@ -14,12 +16,12 @@ local function first_payload(id)
 end
 
 -- The payload that has failed, of a waiting job; nil without one.
-local function failed_payload(id)
-  return options.per_run == 1 and redis.call('ZSCORE', failed, id) and first_payload(id) or nil
+function failures.failed_payload(id)
+  return options.per_run == 1 and redis.call('ZSCORE', failed, id) and failures.first_payload(id) or nil
 end
 
 -- The payloads of a waiting job have not failed, and it keeps its perform_in.
-local function forget_failure(id)
+function failures.forget(id)
   if redis.call('ZREM', failed, id) == 1 then
     redis.call('HDEL', errors, id)
     if hooks.clear then
@@ -29,8 +31,8 @@ local function forget_failure(id)
 end
 
 -- Forgets the failure of a payload (nil: none) when it is not the first one any more.
-local function forget_if_passed(id, payload)
-  if payload and first_payload(id) ~= payload then
-    forget_failure(id)
+function failures.forget_if_passed(id, payload)
+  if payload and failures.first_payload(id) ~= payload then
+    failures.forget(id)
   end
 end

@@ -13,12 +13,14 @@ local MEMORY = 72 * 3600
 -- Hex digits of the name of a payload.
 local DIGITS = 10
 
-local function name_of(payload)
+local marks = {}
+
+function marks.name_of(payload)
   return string.sub(redis.sha1hex(payload), 1, DIGITS)
 end
 
 -- The longest mark has a payload: one above 4 MiB is foreign.
-local function read_mark(text)
+function marks.read(text)
   local level, last, entries, payload = string.match(#text <= 4194304 and text or '', '^(%d)@([^ \n]*)%f[ \n]([^\n]*)\n(.*)$')
   local names = {}
   for name in string.gmatch(string.match(entries or '', ' =(%x+)') or '', string.rep('%x', DIGITS)) do
@@ -33,7 +35,7 @@ local function read_mark(text)
   }
 end
 
-local function write_mark(id, mark)
+function marks.write(id, mark)
   local names = {}
   for name in pairs(mark.names) do
     names[#names + 1] = name
@@ -44,14 +46,14 @@ local function write_mark(id, mark)
 end
 
 -- The old places of payloads are not behind this item any more: what precedes it runs before they run once more.
-local function passes(mark, item)
+function marks.pass(mark, item)
   if item[3] > tonumber(mark.last) then
     mark.last = item[1]
   end
 end
 
 -- Returns the entries of the last MEMORY s, except those of epoch `without`, and their number.
-local function recent(entries, now_s, without)
+function marks.recent(entries, now_s, without)
   local kept = {}
   for time, epoch in string.gmatch(entries, ' (%d+):(%d+)') do
     if tonumber(time) > now_s - MEMORY and epoch ~= without then

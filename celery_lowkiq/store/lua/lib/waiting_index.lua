@@ -23,9 +23,16 @@ local function priority_of(id)
   return score and math.abs(math.floor(tonumber(score) / PRIORITY_SPAN)) or 0
 end
 
+-- Returns true for a job that waits for a mover, in a migration.
+local function is_moving(id)
+  return any_moving and redis.call('ZSCORE', moving, id)
+end
+
 -- The index of a waiting job of the id.
 local function index_key(id)
-  if any_paused and redis.call('ZSCORE', paused, id) then
+  if is_moving(id) then
+    return moving
+  elseif any_paused and redis.call('ZSCORE', paused, id) then
     return due_paused
   end
   return any_prioritized and priority_of(id) > 0 and due_prioritized or due
@@ -34,11 +41,8 @@ end
 -- The perform_in of a waiting job, nil or false without one; and whether it is paused.
 local function index_score(id)
   local score = redis.call('ZSCORE', due, id) or any_prioritized and redis.call('ZSCORE', due_prioritized, id)
-  if score or not any_paused then
-    return score, false
-  end
-  score = redis.call('ZSCORE', due_paused, id)
-  return score, score and true
+  local paused_score = not score and any_paused and redis.call('ZSCORE', due_paused, id)
+  return score or paused_score or is_moving(id), paused_score and true
 end
 
 -- Removes waiting jobs from each index: their ids may have been paused after they were added.
@@ -51,44 +55,39 @@ local function index_remove(...)
     redis.call('ZREM', due_prioritized, ...)
     redis.call('ZREM', by_priority, ...)
   end
+  if any_moving then
+    redis.call('ZREM', moving, ...)
+  end
 end
 
 -- Adds a waiting job, or moves it, to perform_in and priority.
 local function index_put(id, perform_in, priority)
-  if any_prioritized and priority ~= priority_of(id) then
+  local is_hidden = is_moving(id)
+  if is_hidden then
+    redis.call('ZREM', by_priority, id)
+  elseif any_prioritized and priority ~= priority_of(id) then
     index_remove(id)
   end
   if priority > 0 then
     any_prioritized = true
     redis.call('ZADD', by_priority, priority_score(priority, perform_in), id)
   end
-  local index = index_key(id)
+  local index = is_hidden and moving or index_key(id)
   redis.call('ZADD', index, perform_in, id)
-  if priority > 0 and index == due_paused then
+  if priority > 0 and (index == due_paused or index == moving) then
     redis.call('ZADD', by_priority, priority_score(-priority, perform_in), id)
   end
 end
 
 -- Adds jobs of priority 0, {perform_in, id, ...}; one that is waiting keeps its place.
 local function index_add(times)
-  if not any_paused then
+  if not (any_paused or any_moving) then
     due_add(times)
     return
   end
   for i = 1, #times, 2 do
     redis.call('ZADD', index_key(times[i + 1]), 'NX', times[i], times[i + 1])
   end
-end
-
--- Moves a waiting job to its other index after its id was paused or resumed. Returns its perform_in; nil or false without one.
-local function index_move(id)
-  local perform_in = index_score(id)
-  if perform_in then
-    local priority = priority_of(id)
-    index_remove(id)
-    index_put(id, perform_in, priority)
-  end
-  return perform_in
 end
 
 -- Due jobs in the order in which they run (rules/policies.py).
@@ -132,56 +131,9 @@ if any_prioritized then
   end
 end
 
--- In a migration: the same with `moving`.
-local is_moving, index_hold
-if any_moving then
-  local key_of, score_of_others, remove_others, put, move = index_key, index_score, index_remove, index_put, index_move
-
-  function is_moving(id)
-    return redis.call('ZSCORE', moving, id)
-  end
-
-  -- Puts a new job into `moving`, where it stays when it is added to an index.
-  function index_hold(id, perform_in)
-    redis.call('ZADD', moving, 'NX', perform_in, id)
-  end
-
-  function index_key(id)
-    return is_moving(id) and moving or key_of(id)
-  end
-
-  function index_score(id)
-    local score, is_paused = score_of_others(id)
-    return score or is_moving(id), is_paused
-  end
-
-  function index_remove(...)
-    remove_others(...)
-    redis.call('ZREM', moving, ...)
-  end
-
-  -- The score in `by_priority` is negative, as that of a paused job.
-  function index_put(id, perform_in, priority)
-    if not is_moving(id) then
-      return put(id, perform_in, priority)
-    end
-    redis.call('ZREM', by_priority, id)
-    redis.call('ZADD', moving, perform_in, id)
-    if priority > 0 then
-      any_prioritized = true
-      redis.call('ZADD', by_priority, priority_score(-priority, perform_in), id)
-    end
-  end
-
-  function index_add(times)
-    for i = 1, #times, 2 do
-      redis.call('ZADD', index_key(times[i + 1]), 'NX', times[i], times[i + 1])
-    end
-  end
-
-  function index_move(id)
-    return is_moving(id) or move(id)
-  end
+-- Puts a new job into `moving`, where it stays when it is added to an index.
+local function index_hold(id, perform_in)
+  redis.call('ZADD', moving, 'NX', perform_in, id)
 end
 
 -- Moves a waiting job to `moving`.
