@@ -343,6 +343,33 @@ def test_a_claim_repairs_several_keys(store, client):
     assert [job.id for job in store.claim(ONE, lease, 1).jobs] == ["a"]
 
 
+def test_a_claim_that_finds_nothing_due_repairs_lost_times(store, client, caplog):
+    """O6: one that takes plain jobs does not look, and leaves it to the claim after the last of them."""
+    lease = take(store)
+    for job_id in ("lost", "kept"):
+        push(store, job_id, ("1", 1.0), perform_in=1.0)
+    client.zrem(KEYS["due"], "lost")
+    claimed = claim(store, lease)
+    assert [job.id for job in claimed.jobs] == ["kept"]
+    assert "was repaired" not in caplog.text
+    end(store, lease, claimed)
+    assert [job.id for job in claim(store, lease).jobs] == ["lost"]
+    assert "shard orders/0 was repaired" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["due", "jobs", "due_prioritized", "due_paused", "by_priority", "paused"])
+def test_a_shard_that_has_lost_a_key_of_its_waiting_jobs_is_repaired_before_it_has_another_owner(
+    store, client, caplog, key
+):
+    everywhere(store)
+    client.delete(KEYS[key])
+    (due,) = store.next_due([SHARD])
+    assert due.next_due == due.now
+    took_over(store)
+    assert caplog.text.count("shard orders/0 was repaired") == 1
+    assert [damage.text for damage in queue_damages(store.client, ONE)] == []
+
+
 def test_a_claim_repairs_what_does_not_hinder_it_once_a_minute(store, client):
     """Foreign data that says so at each claim must not cost each claim a repair."""
     lease = everywhere(store)

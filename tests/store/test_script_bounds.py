@@ -49,6 +49,19 @@ def test_a_claim_does_not_read_all_due_jobs_to_take_some(store, client):
     assert most <= read <= 2 * most
 
 
+@pytest.mark.one_server
+def test_a_claim_of_plain_jobs_does_not_count_what_waits(store, client):
+    """A claim that finds none compares the number of jobs with their times."""
+    lease, found = take(store), []
+    push(store, "1", ("a", 1), perform_in=1.0)
+    of_one = commands_of_scripts(client, lambda: found.append(claim(store, lease)))
+    end(store, lease, found[0])
+    of_none = commands_of_scripts(client, lambda: found.append(claim(store, lease)))
+    assert [ids_of(each) for each in found] == [["1"], []]
+    counts = ["HLEN", shard_keys(SHARD)["jobs"]]
+    assert (counts in of_one, counts in of_none) == (False, True)
+
+
 def test_large_jobs_are_claimed_one_after_the_other_beside_small_and_failed_ones(store):
     """In whatever part of the due jobs they are."""
     push_large(store, 40)

@@ -7,12 +7,12 @@
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
 --   seen_server: the server that the lease was read from; another one may have lost later writes
 --   known_epoch: the largest known to the caller, so that a Redis restored from an old copy does not repeat an epoch
--- USES: format time server recover crashes policy_hold
+-- USES: format time server claim_checks recover crashes policy_hold
 -- FLAGS: allow-oom
--- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or DAMAGED
---   processing when a key needed for the recovery was lost.
+-- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or DAMAGED <key>
+--   when keys of the shard were lost (store/repairs.py).
 -- Cost: O(log n) a payload in processing; INFO takes about 20 us.
-local stored = redis.call('HMGET', meta, 'shards', 'format')
+local stored = redis.call('HMGET', meta, 'shards', 'format', 'spill_difference')
 if stored[1] and is_foreign(stored[2]) then
   return refuse_format(stored[2])
 elseif stored[1] ~= shards then
@@ -44,8 +44,9 @@ if last_claim then
   redis.call('HSET', lease, 'owner', '', 'epoch', last_claim, 'counter', '1', 'server', 'lost', 'since', now_s)
   return redis.error_reply('NOTOWNER ' .. last_claim)
 end
-if redis.call('HLEN', processing) ~= redis.call('ZCARD', claimed) then
-  return redis.error_reply('DAMAGED processing')
+local damaged = inconsistent_key(stored[3]) or inconsistent_index()
+if damaged then
+  return redis.error_reply('DAMAGED ' .. damaged)
 end
 local next_epoch = math.max(tonumber(epoch) + 1, tonumber(known_epoch) + 1, math.floor(now / 1000))
 epoch = string.format('%.0f', next_epoch)

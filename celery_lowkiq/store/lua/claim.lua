@@ -26,7 +26,7 @@ end
 local now = now_us()
 local payload_limit, byte_limit = tonumber(max_payloads), tonumber(max_bytes)
 local known = redis.call('HMGET', meta, 'request', 'claim', 'shards', 'spill_difference', 'format', 'kind')
-local damaged = inconsistent_key(known[4])
+local damaged, long_payloads, busy = inconsistent_key(known[4])
 -- A claim goes on: the caller repairs this afterwards.
 local failed_count = redis.call('ZCARD', failed)
 local errors_differ = failed_count ~= redis.call('HLEN', errors)
@@ -47,7 +47,7 @@ if tonumber(request) < last_request then
 end
 
 local KIND = {SUSPECT = 1, ONLY_SUSPECTS = 2, ERRORS_DIFFER = 4}
-local suspected, busy = redis.call('HLEN', crash_marks), redis.call('ZCARD', claimed)
+local suspected = redis.call('HLEN', crash_marks)
 local wanted = math.min(tonumber(limit), payload_limit)
 local is_new = tonumber(request) > last_request
 if is_new then
@@ -123,9 +123,16 @@ end
 
 -- Due jobs and their records, when only plain ones may be due.
 local ids, records
-local any_long = redis.call('ZCARD', spill_order) > 0
-if is_new and policy == '' and not (any_special or any_long) and suspected + busy == 0 then
+if is_new and policy == '' and not any_special and long_payloads + suspected + busy == 0
+  and redis.call('EXISTS', due_prioritized, due_paused) == 0 then
   ids = shard_paused and {} or due_ids(wanted)
+end
+-- Plain jobs are taken before this is compared: by the claim that finds none, the poll of an idle shard, and the next owner.
+damaged = not (ids and ids[1]) and inconsistent_index()
+if damaged then
+  return redis.error_reply('DAMAGED ' .. damaged)
+end
+if ids then
   records = plain.records(ids, failed_count > 0)
   local count, size = 0, 0
   while records[count + 1] and size < byte_limit do
@@ -332,7 +339,7 @@ function batch.fill()
     if moved == wanted or payloads >= payload_limit or size >= byte_limit then
       break
     end
-    local repaired = any_long and batch.repair_spill_mark(ids[i])
+    local repaired = long_payloads > 0 and batch.repair_spill_mark(ids[i])
     local record = not repaired and priority_of(ids[i]) == 0 and records[(i + 1) / 2]
     local mark = suspected > 0 and redis.call('HGET', crash_marks, ids[i])
     local running = not record and busy > 0 and redis.call('ZSCORE', claimed, ids[i])
@@ -373,7 +380,7 @@ end
 
 if is_new then
   redis.call('HSET', meta, 'request', epoch .. ' ' .. request, 'claim', number, 'kind', 0)
-  for _, id in ipairs(unacknowledged()) do
+  for _, id in ipairs(unacknowledged(open)) do
     recover(id, take_processing(id), seconds(now))
   end
   kind = shard_paused and 0 or batch.fill()

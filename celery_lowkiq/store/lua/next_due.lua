@@ -10,7 +10,7 @@
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())
 local known = redis.call('HMGET', meta, 'shards', 'spill_difference')
-if not known[1] or inconsistent_key(known[2]) or #unacknowledged() > 0 then
+if not known[1] or inconsistent_key(known[2]) or inconsistent_index() or #unacknowledged(open) > 0 then
   return {now, now}
 end
 return {now, next_due()}

@@ -1,20 +1,22 @@
--- What a claim has to do before it takes due jobs: repair lost keys, and return claims that nobody runs.
+-- What a claim has to do before it takes due jobs: find lost keys, and claims that nobody runs.
 --
 -- KEYS: meta @waiting jobs spill spill_order claimed processing
--- ARGV: open
 -- USES: due_index
--- open: numbers of the open claims, or 'any'. A Redis that lost its last writes may have lost other claims, or their settles.
+-- Keys that list the same jobs have equal sizes: they differ only when one of the keys was lost.
 
--- Compares the sizes of keys that list the same jobs: they differ only when one of the keys was lost.
--- Returns the name of a key that differs from its others, or nil. `difference`: of the lengths of spill and spill_order, as a
--- repair has accepted it.
+-- Compares the keys of long jobs, whose lengths differ by `difference` since a repair has accepted that, and those of jobs in
+-- processing. Returns the name of a key that differs, or nil; then the number of payloads of long jobs, and of jobs in
+-- processing.
 local function inconsistent_key(difference)
-  if redis.call('HLEN', spill) - redis.call('ZCARD', spill_order) ~= tonumber(difference or 0) then
-    return 'spill_order'
+  local ordered, busy = redis.call('ZCARD', spill_order), redis.call('ZCARD', claimed)
+  if redis.call('HLEN', spill) - ordered ~= tonumber(difference or 0) then
+    return 'spill_order', ordered, busy
   end
-  if redis.call('HLEN', processing) ~= redis.call('ZCARD', claimed) then
-    return 'processing'
-  end
+  return redis.call('HLEN', processing) ~= busy and 'processing' or nil, ordered, busy
+end
+
+-- Compares waiting jobs with the indexes of their times. Returns the name of a key that differs, or nil.
+local function inconsistent_index()
   local elsewhere = redis.call('HLEN', jobs) - redis.call('ZCARD', due)
   local prioritized, paused_count = redis.call('ZCARD', due_prioritized), redis.call('ZCARD', due_paused)
   if elsewhere == 0 and prioritized == 0 and paused_count == 0 and not any_moving then
@@ -27,8 +29,9 @@ local function inconsistent_key(difference)
   return paused_count > 0 and redis.call('ZCARD', paused) == 0 and 'paused' or nil
 end
 
--- Ids of claims that are not open claims of the owner, in the order of the claims.
-local function unacknowledged()
+-- Ids of claims that are not open claims of the owner, in the order of the claims. `open`: numbers of the open claims, or
+-- 'any'. A Redis that lost its last writes may have lost other claims, or their settles.
+local function unacknowledged(open)
   if open == 'any' or redis.call('ZCARD', claimed) == 0 then
     return {}
   end
