@@ -106,6 +106,9 @@ class IdFinder:
         self.signature: inspect.Signature = inspect.Signature(parameters)
         self.names: tuple[str, ...] = tuple(self.signature.parameters)
         self._hidden = None if hidden is None else [each.name for each in hidden if each.kind in POSITIONAL]
+        position = by if isinstance(by, int) and by < len(self.names) else None
+        #: Name of the id in errors: of its argument, where that is known.
+        self.label: str = by if isinstance(by, str) else "id" if position is None else self.names[position]
         #: Returns the id for args and kwargs. Raises InvalidCall when they have none.
         self.find: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] = self._finder(by)
 
@@ -358,6 +361,7 @@ class SignatureForm:
         if typing:
             self.header(*args, **kwargs)
         job_id = self._find(args, kwargs)
+        read_id(job_id, name=self._ids.label)
         if not self.merges:
             return job_id, {"args": args, "kwargs": kwargs, "task_id": task_id}
         return job_id, dict(zip(("args", "kwargs"), self.bound(args, kwargs), strict=True))

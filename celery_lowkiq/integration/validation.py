@@ -160,26 +160,26 @@ def _bulk_call(job: BulkEntry, codec: Codec, tz: tzinfo | None, key: Callable[[A
     return call.encoded(codec)
 
 
-def read_id(value: Any, advice: str = "") -> str:
-    """Text of an id. Raises InvalidCall, with ``advice`` for a value of another type."""
+def read_id(value: Any, advice: str = "", name: str = "id") -> str:
+    """Text of an id; ``name``: of its argument. Raises InvalidCall, with ``advice`` for another type."""
     # Nearly all are one of these.
     if type(value) is int and 0 <= value < USUAL_NUMBERS:
         return str(value)
     if type(value) is str and 0 < len(value) <= MAX_ID_BYTES and value.isascii() and value.isprintable():
         return value
     if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
-        raise InvalidCall(f"id={_shown(value)} is invalid: expected a str, an int or a UUID{advice}")
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected a str, an int or a UUID{advice}")
     text = _plain_text(value)
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidCall(f"id={_shown(value)} is invalid: expected text that UTF-8 can encode") from None
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected text that UTF-8 can encode") from None
     if not 1 <= size <= MAX_ID_BYTES:
         raise InvalidCall(
-            f"id={_shown(value)} is invalid: expected 1 to {MAX_ID_BYTES} bytes of UTF-8, not {size}"
+            f"{name}={_shown(value)} is invalid: expected 1 to {MAX_ID_BYTES} bytes of UTF-8, not {size}"
         )
     if any(char < " " or "\x7f" <= char <= "\x9f" for char in text):
-        raise InvalidCall(f"id={_shown(value)} is invalid: expected text without a control character")
+        raise InvalidCall(f"{name}={_shown(value)} is invalid: expected text without a control character")
     return text
 
 

@@ -191,6 +191,16 @@ class TestTheId:
         with pytest.raises(InvalidCall, match=text):
             id_of(save, by, 1)
 
+    @pytest.mark.parametrize(
+        ("by", "name"), [("status", "status"), (1, "status"), (lambda arguments: arguments["status"], "id")]
+    )
+    @pytest.mark.parametrize(
+        ("value", "expected"), [(None, "a str, an int or a UUID"), ("", "1 to 256 bytes of UTF-8, not 0")]
+    )
+    def test_an_invalid_one_is_refused_by_the_name_of_its_argument(self, by, name, value, expected):
+        with pytest.raises(InvalidCall, match=f"^{name}={value!r} is invalid: expected {expected}$"):
+            id_of(save, by, 1, value)
+
 
 class TestCalls:
     def test_arguments_are_checked_against_the_signature(self):
