@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-# The order in which due jobs of a shard are claimed; ``store/lua/lib/waiting_index.lua`` has the same rule.
+# The order in which due jobs of a shard are claimed; ``store/lua/lib/waiting.lua`` has the same rule.
 
 #: 0 is the most urgent, as in Celery with Redis; it is the default.
 MOST_URGENT, LEAST_URGENT = 0, 9

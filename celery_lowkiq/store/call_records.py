@@ -147,7 +147,7 @@ def orphaned_records(
 ) -> Iterator[tuple[StoredRecord, ...]]:
     """Yield pages of calls whose jobs were removed, without calls of payloads in processing.
 
-    ``orphans``: see ``lib/orphans.lua``; ``of``: the only payload that was removed. Raises StoreError.
+    ``orphans``: see ``lib/processing.lua``; ``of``: the only payload that was removed. Raises StoreError.
     """
     gone_digest = None if of is None else digest(of)
     for position in range(0, len(orphans), 3):

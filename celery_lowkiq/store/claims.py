@@ -100,7 +100,7 @@ ERRORS_DIFFER = 4
 
 
 def open_claims(in_hand: OpenClaims | None) -> str:
-    """Argument ``open`` of ``lib/claim_checks.lua``."""
+    """Argument ``open`` of ``claim.lua`` and ``next_due.lua``."""
     return "any" if in_hand is None else " ".join(map(str, in_hand.open))
 
 

@@ -390,7 +390,7 @@ class FakeClockClient(Client):
 
 @cache
 def _prelude() -> str:
-    return f"local clock_key = '{CLOCK_KEY}'\n{library('test_clock')}"
+    return f"local clock_key = '{CLOCK_KEY}'\n{library('time.test')}"
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.views import HOUR, Span
 
-#: The storage format, which a queue's own key names; its shards do in lib/format.lua.
+#: The storage format, which a queue's own key names; its shards do in lib/meta.lua.
 FORMAT = 4
 #: The beginning of all keys. It is the same in all formats, so that each finds and refuses the others.
 PREFIX = "lowkiq:1:"
@@ -33,8 +33,8 @@ SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
     # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
     # senders_cursor, done_scores_cursor: of scans; spill_difference: accept_spill_difference.lua;
-    # counts processed, failed, merged, dead, dropped; format: see lib/format.lua;
-    # extra: of payloads, see lib/payload_count.lua;
+    # counts processed, failed, merged, dead, dropped; format: see lib/meta.lua;
+    # extra: of payloads, see lib/meta.lua;
     # gen, staying, fencing: of a migration, see lib/migration.lua, stay.lua and fence.lua;
     # pauses: paused (of the shard, since when), queue_paused, queue_pause (number of the queue's last change)
     "meta": "hash",
@@ -42,7 +42,7 @@ SHARD_KEYS = {
     "due": "zset",  # id -> perform_in of a waiting job of priority 0
     "due_prioritized": "zset",  # id -> perform_in of a waiting job of another priority
     "by_priority": "zset",  # id -> priority and perform_in, in one number, of a job in due_prioritized
-    "paused": "zset",  # id that is paused, or held by a death -> since when, see lib/holds.lua
+    "paused": "zset",  # id that is paused, or held by a death -> since when, see lib/waiting.lua
     "due_paused": "zset",  # id -> perform_in of a waiting job of such an id
     "moving": "zset",  # id -> perform_in of a waiting job that no claim takes until a mover has sorted it
     "jobs": "hash",  # id -> packed payloads of a waiting job

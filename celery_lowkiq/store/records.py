@@ -150,7 +150,7 @@ def parse_moment(text: bytes | None) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 
-#: Below the negative of this, an id is held and paused; as BOTH in ``lib/holds.lua``.
+#: Below the negative of this, an id is held and paused; as BOTH in ``lib/waiting.lua``.
 HELD_AND_PAUSED = 4294967296
 
 

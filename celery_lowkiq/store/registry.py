@@ -33,7 +33,7 @@ from celery_lowkiq.store.script import ScriptCall, load
 CLOSING_PHASES = (Phase.FLIP.value, Phase.MOVE.value, Phase.SEAL.value)
 #: Number and begin of the pause of a queue that was never paused.
 NO_PAUSE = (0, b"")
-#: The mark of a shard's format from its first signature on (``lib/format.lua``).
+#: The mark of a shard's format from its first signature on (``lib/meta.lua``).
 SIGNED = " signed"
 #: Fields of ``meta`` that hold the number of shards.
 LAYOUT_FIELDS = ("shards", "gen", "migration")

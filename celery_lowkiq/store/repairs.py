@@ -136,7 +136,7 @@ class Repairs:
             self.mend(queue, shard)
 
     def _count_payloads(self, shard: ShardRef) -> None:
-        """Count the payloads of waiting jobs (``lib/payload_count.lua``)."""
+        """Count the payloads of waiting jobs (``lib/meta.lua``)."""
         keys, script = shard_keys(shard), load("write_extra")
         for attempt in range(COUNTS):
             extras: dict[bytes, int] = {}

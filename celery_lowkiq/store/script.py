@@ -2,8 +2,9 @@
 
 The header of a script is its declaration. ``-- KEYS: lease due`` and ``-- ARGV: owner epoch [id payload]...``
 become Lua locals of these names; Python passes values by the same names. ``@waiting`` stands for a group of
-keys (see KEY_GROUPS). ``-- USES: time payload_set`` puts these libraries of ``lib/`` in front, each after
-those that it uses itself. ``-- FLAGS: allow-oom`` becomes the shebang line where the server knows one.
+keys (see KEY_GROUPS). ``-- USES: time payloads.change`` puts these libraries of ``lib/`` in front, each after
+those that it uses itself: ``time.lua`` before its parts, and of ``payloads.lua`` what follows the line
+``-- PART: change``. ``-- FLAGS: allow-oom`` becomes the shebang line where the server knows one.
 ``-- ROLE: worker`` names the roles in Redis whose rights it needs (acl.py).
 Script text comes from these files only.
 
@@ -146,8 +147,16 @@ def _read(name: str) -> str:
 
 
 def library(name: str) -> str:
-    """Return the text of ``lib/<name>.lua``."""
-    return _read(f"lib/{name}.lua")
+    """Return the text of ``lib/<name>.lua`` before its first part, or of a part, ``<file>.<part>``."""
+    file, _, part = name.partition(".")
+    return _parts_of_library(_read(f"lib/{file}.lua"))[part]
+
+
+@lru_cache(maxsize=64)
+def _parts_of_library(text: str) -> dict[str, str]:
+    """Return the parts by their names; ``""``: what precedes them."""
+    first, *parts = re.split(r"^-- PART: (\w+)\n", text, flags=re.MULTILINE)
+    return {"": first, **dict(zip(parts[::2], parts[1::2], strict=True))}
 
 
 def header(source: str, field: str) -> str:

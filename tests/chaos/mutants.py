@@ -89,7 +89,7 @@ PUT_BACK = "recover(id, job, seconds(at))"
 
 MUTANTS = {
     "no epoch check": Mutant(
-        script("lib/owner.lua", "current[1] == owner and current[2] == epoch", "true"),
+        script("lib/lease.lua", "current[1] == owner and current[2] == epoch", "true"),
         frozenset({"freeze", "cut"}),
         frozenset({"accepted stale writes"}),
     ),
@@ -190,14 +190,14 @@ OF_THE_STORE = {
     "a claim that takes a failed job for a plain one": script("claim.lua", "not failures[i] and ", ""),
     "a settle that forgets suspects": script("settle.lua", "and not any_suspect and", "and"),
     "a renewal that sets a turn back when it is late": script(
-        "lib/turn.lua", "of ~= epoch or tonumber(before) < tonumber(turn)", "true"
+        "lib/lease.lua", "of ~= epoch or tonumber(before) < tonumber(turn)", "true"
     ),
     "a release that names the server that it reaches": both(
         script("release.lua", " or server ~= server_name()", ""),
         script("release.lua", "'server', server)", "'server', server_name())"),
     ),
     "a lost lease that is free at once when it is released late": script(
-        "lib/owner.lua", "'server', 'lost'", "'server', 'found'"
+        "lib/lease.lua", "'server', 'lost'", "'server', 'found'"
     ),
     "an acquire that keeps the turn of the time before": script(
         "acquire.lua", "redis.call('HDEL', lease, 'turn')", ""
@@ -210,9 +210,9 @@ OF_THE_STORE = {
 #: Ways to run over a gap, or to keep an id closed for ever: tests/store/test_holds.py finds them.
 OF_HOLDS = {
     "a death that holds nothing": script("lib/morgue.lua", "    hooks.died(id, updated_at)\n", ""),
-    "a hold that leaves its job claimable": script("lib/holds.lua", "  index_move(id)\n", ""),
+    "a hold that leaves its job claimable": script("lib/waiting.lua", "  index_move(id)\n", ""),
     "an index that overlooks held ids": script(
-        "lib/waiting_index.lua",
+        "lib/waiting.lua",
         "if any_paused and redis.call('ZSCORE', paused, id) then",
         "if any_paused and tonumber(redis.call('ZSCORE', paused, id) or -1) >= 0 then",
     ),
@@ -220,7 +220,7 @@ OF_HOLDS = {
         "pause_ids.lua", "set_pause(ARGV[i], held_at,", "set_pause(ARGV[i], nil,"
     ),
     "an end of a hold that ends a pause": script(
-        "lib/holds.lua", "set_pause(id, nil, paused_at)", "set_pause(id, nil, nil)"
+        "lib/waiting.lua", "set_pause(id, nil, paused_at)", "set_pause(id, nil, nil)"
     ),
     "a requeue that opens the id in its first step": script(
         "requeue.lua", "      if cut then\n", "      if cut then\n        end_hold(id)\n"
@@ -239,20 +239,20 @@ OF_HOLDS = {
     ),
     "a load that holds nothing": script("load.lua", "  begin_hold(id, when)\n", ""),
     "a takeover whose poison pill holds nothing": script(
-        "acquire.lua", "recover crashes policy_hold", "recover crashes"
+        "acquire.lua", "crashes.count policies.hold", "crashes.count"
     ),
     "a settle whose deaths hold nothing": script(
-        "settle.lua", "policy_rate_per_id policy_hold", "policy_rate_per_id"
+        "settle.lua", "policies.rate_per_id policies.hold", "policies.rate_per_id"
     ),
-    "a push that overlooks hold_max": script("push.lua", "policy_hold policy_due", "policy_due"),
+    "a push that overlooks hold_max": script("push.lua", "policies.hold policies.due", "policies.due"),
     "a hold_max that does not count the call": script(
-        "lib/policy_hold.lua", "length + count > options.hold", "length > options.hold"
+        "lib/policies.lua", "length + count > options.hold", "length > options.hold"
     ),
     "a hold of ids without dead payloads": script(
         "hold_ids.lua", "redis.call('ZSCORE', dead, id) and begin_hold", "begin_hold"
     ),
     "a bury by hand that holds": script(
-        "bury.lua", "-- USES: time payload_set waiting morgue", "-- USES: time policy_hold waiting morgue"
+        "bury.lua", "-- USES: time payloads.change waiting", "-- USES: time policies.hold waiting"
     ),
     "a dump that forgets holds": script(
         "dump.lua", "any_paused and redis.call('ZSCORE', paused, id) or ''", "''"

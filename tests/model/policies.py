@@ -1,4 +1,4 @@
-"""The decisions of ``lib/policy_*.lua``, in Python."""
+"""The decisions of ``lib/policies.lua``, in Python."""
 
 from __future__ import annotations
 

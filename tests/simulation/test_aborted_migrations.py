@@ -232,7 +232,7 @@ SCENARIOS = {
     a_call_came_before_a_job_that_has_failed: script("push.lua", MARK, ""),
     a_call_came_in_a_run: script("push.lua", "not waits and (ran or ", "not waits and (false or "),
     a_call_came_after_a_run: script("push.lua", "if ran and waits then", "if false then"),
-    a_call_came_before_a_run_failed: script("lib/restore.lua", "redis.call('ZREM', arrived, id)", ""),
+    a_call_came_before_a_run_failed: script("lib/processing.lua", "redis.call('ZREM', arrived, id)", ""),
     a_job_was_on_its_way: script("import_jobs.lua", "while hold_some() do", "while false do"),
     calls_came_after_a_job_that_was_on_its_way: (Mover, "_deliver", _delivers_nothing),
     a_job_was_received_and_not_forgotten: script("forget_transfer.lua", "has_joined(gen)", "is_open(gen)"),

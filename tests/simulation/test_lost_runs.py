@@ -352,8 +352,8 @@ def calls_behind_those_that_wait_for_an_owner_are_not_held_up(moving):
     assert [job.id for job in claim.jobs] == [last]
 
 
-KNOWS_ALL = script("lib/given_elsewhere.lua", "or found[2] == server and", "or true or")
-HIDES = script("lib/recover.lua", "    hold(id)\n", "")
+KNOWS_ALL = script("lib/migration.lua", "or found[2] == server and", "or true or")
+HIDES = script("lib/processing.lua", "    hold(id)\n", "")
 NEVER_DOUBTS = (UnresponsiveOwners, "doubted", lambda *_: None)
 #: By test, a fault with which it fails.
 FAULTS = {
@@ -373,14 +373,12 @@ FAULTS = {
     a_run_whose_claim_was_lost_is_not_moved: KNOWS_ALL,
     a_run_of_which_nothing_is_known_is_waited_for: script("read_moves.lua", "given_elsewhere(),", "'',"),
     a_run_of_an_unknown_owner_is_waited_for: script(
-        "lib/given_elsewhere.lua", "= had_owner and", "= (found[1] or '') ~= '' and"
+        "lib/migration.lua", "= had_owner and", "= (found[1] or '') ~= '' and"
     ),
     a_run_under_a_lost_lease_is_waited_for: script(
-        "lib/given_elsewhere.lua", "redis.call('HEXISTS', meta, 'request') == 1", "false"
+        "lib/migration.lua", "redis.call('HEXISTS', meta, 'request') == 1", "false"
     ),
-    a_run_that_its_owner_has_left_is_waited_for: script(
-        "lib/given_elsewhere.lua", " and found[3] ~= '1'", ""
-    ),
+    a_run_that_its_owner_has_left_is_waited_for: script("lib/migration.lua", " and found[3] ~= '1'", ""),
     an_outage_is_no_silence: NEVER_DOUBTS,
     an_outage_of_its_master_is_no_silence: NEVER_DOUBTS,
     an_owner_that_is_silent_is_not_waited_for: (UnresponsiveOwners, "unresponsive", lambda *_: ""),

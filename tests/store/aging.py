@@ -12,7 +12,7 @@ from celery_lowkiq.store.records import id_bytes
 from celery_lowkiq.store.redis_store import RedisStore
 
 INDEXES = ("due", "due_prioritized", "due_paused", "moving")
-#: As PRIORITY_SPAN of waiting_index.lua.
+#: As PRIORITY_SPAN of waiting.lua.
 SPAN = 2**34
 
 

@@ -63,7 +63,7 @@ class SkewedClient(Client):
 
     def _clock(self, slot: int) -> str:
         """What begins a script that runs with the clock of a slot's master."""
-        return f"local clock_key = '{_clock_key(self._ahead.get(slot, 0))}'\n{library('test_clock')}\n"
+        return f"local clock_key = '{_clock_key(self._ahead.get(slot, 0))}'\n{library('time.test')}\n"
 
 
 def _clock_key(micros: int) -> str:

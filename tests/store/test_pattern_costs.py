@@ -22,7 +22,7 @@ GROWING = re.compile(r"([\w.\[\]]+)(?:, \w+)? = \1 \.\. |table\.(?:insert\(\w+, 
 #: Once for a job.
 ONCE = {
     "lib/processing.lua: first = first .. ",
-    "lib/payload_set.lua: flag = flag .. ",
+    "lib/payloads.lua: flag = flag .. ",
     "lib/crashes.lua: table.remove(items, 1)",
     "settle.lua: table.remove(items, 1)",
 }

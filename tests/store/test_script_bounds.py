@@ -19,7 +19,7 @@ from tests.store.helpers import ONE, SHARD, claim, end, ids_of, push, stats, tak
 LARGE = 64 * 1024
 #: The largest payload that a setting allows.
 MAX_PAYLOAD = 1024 * 1024
-#: STEP_BYTES of payload_set_read.lua.
+#: STEP_BYTES of payloads.lua.
 LONG_STEP_BYTES = 256 * 1024
 
 

@@ -44,7 +44,7 @@ def test_a_script_declares_the_arguments_of_its_libraries():
 
 
 #: Beside the library: a repair reads where a job lies from keys that contradict each other.
-MAY_WRITE_INDEX = {"lib/due_index", "lib/waiting_index", "lib/moving_index", "repair_waiting"}
+MAY_WRITE_INDEX = {"lib/migration", "lib/waiting", "repair_waiting"}
 INDEX_KEYS = "due|due_prioritized|by_priority|due_paused|moving"
 
 
@@ -55,7 +55,7 @@ def test_only_libraries_place_waiting_jobs():
 
 def test_only_scripts_of_migrations_always_look_into_moving():
     """Others look whether a migration goes on, and pay for the index only then."""
-    found = {name for name in SCRIPTS if "moving_index" in scripts.libraries(source(name))}
+    found = {name for name in SCRIPTS if "migration.moving" in scripts.libraries(source(name))}
     assert found == {"export", "fence", "hold", "import_jobs", "relay", "stay"}
 
 
@@ -88,12 +88,12 @@ def assembled(monkeypatch, text):
 
 def test_a_part_of_a_script_brings_its_libraries_and_touches_its_keys(monkeypatch):
     text = """-- KEYS: meta? due jobs failed
--- USES: format
+-- USES: meta.format
 local length = redis.call('HLEN', jobs) -- not failed
 if length == 0 then
   return 0
 end
--- USES: format wake
+-- USES: meta.format waiting.wake
 redis.call('ZREM', failed, 'x')
 """
     body = assembled(monkeypatch, text)
@@ -108,11 +108,11 @@ redis.call('ZREM', failed, 'x')
 
 
 def test_a_script_of_one_part_touches_all_keys_first(monkeypatch):
-    text = "-- KEYS: meta? due jobs\n-- USES: format\nreturn 1\n"
+    text = "-- KEYS: meta? due jobs\n-- USES: meta.format\nreturn 1\n"
     body = assembled(monkeypatch, text)
     probes = "redis.call('ZCARD', due)\nredis.call('HLEN', jobs)\n"
     assert body == f"local meta, due, jobs = KEYS[1], KEYS[2], KEYS[3]\nlocal rest = 1\n{probes}" + (
-        scripts.library("format") + text
+        scripts.library("meta.format") + text
     )
 
 

@@ -7,7 +7,7 @@
 -- ARGV: owner seen_owner seen_epoch seen_counter seen_server known_epoch shards merge policy max_crashes poison_error
 --   seen_server: the server that the lease was read from; another one may have lost later writes
 --   known_epoch: the largest known to the caller, so that a Redis restored from an old copy does not repeat an epoch
--- USES: format time server claim_checks recover crashes policy_hold
+-- USES: meta.format time lease.server processing.checks processing.recover crashes.count policies.hold
 -- FLAGS: allow-oom
 -- Returns: {epoch as text, server} (the same when repeated); error NOTOWNER <epoch>, SHARDS <stored count>, or DAMAGED <key>
 --   when keys of the shard were lost (store/repairs.py).

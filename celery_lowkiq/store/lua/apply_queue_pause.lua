@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting
 -- ARGV: pause since channel index
 --   pause, since: as returned by pause_queue
--- USES: waiting_index wake queue_pause
+-- USES: waiting.index waiting.wake meta.queue_pause
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when this changed nothing.
 -- Cost: O(1). Repeated, or after a later pause: no effect.

@@ -6,8 +6,8 @@
 -- ARGV: merge policy only_failed reason limit max_bytes [id]...
 --   only_failed: '1' skips jobs that have not failed; reason: the error of a job without one, alive or dead
 --   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
--- USES: time payload_set waiting morgue forget_history orphans
--- Returns: {ids dealt with, jobs moved, orphans (see lib/orphans.lua)}; go on with the ids that are left.
+-- USES: time payloads.change waiting.jobs morgue morgue.history processing.orphans
+-- Returns: {ids dealt with, jobs moved, orphans (see lib/processing.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local now = seconds(now_us())
 local budget, bytes_left, moved, orphans = tonumber(limit), tonumber(max_bytes), 0, {}

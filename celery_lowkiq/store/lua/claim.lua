@@ -12,7 +12,7 @@
 --   suspects: '0' skips suspects; otherwise a suspect is a batch of its own
 --   max_payloads, max_bytes: limits of one id; a batch that has reached one takes no further id
 --   max_wait: s after which a due job precedes more urgent ones
--- USES: format time owner claim_checks next_due
+-- USES: meta.format time lease.owner processing.checks waiting.next_due
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', claim number (0 for an old request), kind, [id, processing record]..., first calls, unwanted}
 --   kind: 1 when the batch is a suspect, 2 when only suspects are due; plus 4 when keys of failed jobs differ
@@ -148,7 +148,7 @@ if ids then
   end
 end
 
--- USES: claim_checks recover payload_set_read payload_set suspects policy_keep policy_drop_stale policy_rate_per_id
+-- USES: processing.checks processing.recover payloads payloads.change crashes.marks policies.keep policies.drop_stale policies.rate_per_id
 -- Makes the reply of a claim.
 local reply = {}
 

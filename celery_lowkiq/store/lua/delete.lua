@@ -7,8 +7,8 @@
 --   only_failed: '1' deletes only jobs that have failed
 --   upto, cursor: '' at first, then as returned by the previous step
 --   limit, max_bytes: maximum number of payloads to read in this step, and of bytes; a step may exceed them by a part of one job
--- USES: payload_set_read waiting_index forget_history orphans time policies policy_due waiting
--- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans (see lib/orphans.lua)}; go on with the ids that are left.
+-- USES: payloads waiting.index morgue.history processing.orphans time policies policies.due waiting.jobs
+-- Returns: {ids dealt with, jobs deleted, upto, cursor, orphans (see lib/processing.lua)}; go on with the ids that are left.
 -- Cost: O(limit log n).
 local arrivals, last_call = string.match(upto, '^(%x+) (%d+)$')
 if not arrivals then

@@ -4,7 +4,7 @@
 -- KEYS: lease meta? calls
 -- ARGV: owner epoch [first last]...
 --   first, last: range of members, each without its record
--- USES: time owner
+-- USES: time lease.owner
 -- FLAGS: allow-oom
 -- Returns: how many were deleted; error NOTOWNER <epoch>.
 -- Cost: O(log n) a record. Repeated: no effect.

@@ -5,7 +5,7 @@
 -- ARGV: merge policy channel index maximum limit max_bytes [id]...
 --   maximum: deletes only jobs whose updated_at is at most this
 --   limit, max_bytes: maximum number of payloads to delete in this step, and of bytes
--- USES: morgue time waiting_index wake payload_set holds forget_history
+-- USES: morgue time waiting.index waiting.wake payloads.change waiting.holds morgue.history
 -- Returns: {ids dealt with, jobs deleted}; go on with the ids that are left. Error SHARDS <stored route> in a migration.
 -- Cost: O(limit log n).
 local refused = refuse_in_migration()

@@ -5,7 +5,7 @@
 -- ARGV: cursor limit max_bytes [id]...
 --   cursor: '' at first, then as returned by the previous step: the position within the first id
 --   limit, max_bytes: maximum number of payloads to return, and of bytes; a step of a long job may exceed them
--- USES: payload_set_read waiting_index
+-- USES: payloads waiting.index
 -- Returns: {ids dealt with, cursor, {id, index score, retry_count, error, priority, entry in `paused` or '', score, payload, flag and signature, ...}, ...}; go
 --   on with the ids that are left.
 -- Cost: O(log n) an id, O(limit).

@@ -6,9 +6,9 @@
 -- ARGV: merge policy id payload replaced other signatures signed_score digest other_digest [record new_record]...
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
 --   digest, other_digest: of both payloads, when the calls of the payload become calls of `other`; '' when they end
---   signatures, signed_score: see lib/payload_set_edit.lua; record, new_record: of these calls, when it is signed anew
--- USES: format payload_set_edit waiting policy_per_run forget_history orphans
--- Returns: {1 or 0 when the job has no such payload, orphans (see lib/orphans.lua)}.
+--   signatures, signed_score: see lib/payloads.lua; record, new_record: of these calls, when it is signed anew
+-- USES: meta.format payloads.edit waiting.jobs policies.per_run morgue.history processing.orphans
+-- Returns: {1 or 0 when the job has no such payload, orphans (see lib/processing.lua)}.
 -- Cost: O(log n), or the length of a packed record; plus O(log n) for each waiting call that has its own time and payload.
 --   Repeated: no effect because the payload is gone.
 local keeps_calls = digest ~= ''

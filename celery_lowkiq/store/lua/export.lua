@@ -1,6 +1,6 @@
 -- Takes all that the shard knows of ids that belong to another shard, and writes it as a numbered transfer into `outbox`, where
 -- it stays until that shard has received it. An id that is in processing stays, and all ids stay while the owner may run jobs
--- that the shard does not know (lib/given_elsewhere.lua). An id that is larger than a transfer leaves in several, its last
+-- that the shard does not know (lib/migration.lua). An id that is larger than a transfer leaves in several, its last
 -- payloads first: no claim takes it until the last one.
 --
 -- ROLE: operator
@@ -11,7 +11,7 @@
 --   counts: '1' takes the counts of the shard, after its ids: it will be retired
 --   silent: the owner of the shard, as read_moves.lua returns it, when its lease has run out since; else ''
 --   limit, max_bytes: maximum number of payloads and call records of a transfer, and of their bytes
--- USES: format payload_set_read payload_set_last payload_count moving_index migration given_elsewhere
+-- USES: meta.format payloads payloads.last meta.payload_count migration.moving migration migration.given_elsewhere
 -- FLAGS: allow-oom
 -- Returns: {number of the pending transfer or 0, its records, {id, ...} of which nothing is left here, {id, ...} in processing};
 --   {} when the shard is not in this migration. With a pending transfer, that is all, and all that a closed shard gives.

@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting! claimed inflight
 -- ARGV: gen
 --   gen: number of the migration
--- USES: moving_index migration
+-- USES: migration.moving migration
 -- FLAGS: allow-oom
 -- Returns: 1; 2 when jobs are left, for another step; 0 when the shard is not in this migration, or no job of it was claimable.
 -- Cost: as a step of the fence. Repeated: no effect.

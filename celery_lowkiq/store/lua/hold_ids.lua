@@ -4,7 +4,7 @@
 -- KEYS: @waiting! dead
 -- ARGV: wanted channel index [id]...
 --   wanted: '1' holds ids that have dead payloads, '0' ends it
--- USES: time waiting_index wake holds
+-- USES: time waiting.index waiting.wake waiting.holds
 -- FLAGS: allow-oom
 -- Returns: the number of ids that this changed.
 -- Cost: O(log n) per id. Repeated: no effect; an id is held since the first time.

@@ -6,7 +6,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: format time moving_index wake migration restore suspects holds policies policy_keep policy_per_run policy_due
+-- USES: meta.format time migration.moving waiting.wake migration processing.restore crashes.marks waiting.holds policies policies.keep policies.per_run policies.due
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.

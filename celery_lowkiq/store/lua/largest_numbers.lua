@@ -4,7 +4,7 @@
 -- KEYS: claimed processing jobs spill_order calls done_scores dead_jobs dead_spill_order
 -- ARGV: part cursor limit
 --   part: processing, jobs, spill_order, calls, done_scores, dead_jobs, or dead_spill_order; limit: approximate number of entries to read
--- USES: payload_set_read processing
+-- USES: payloads processing
 -- Returns: {cursor, score or '', last arrival, first arrival, number of a call}.
 -- Cost: O(limit). Read-only.
 local KEY = {processing = processing, jobs = jobs, spill_order = spill_order, calls = calls, done_scores = done_scores, dead_jobs = dead_jobs,

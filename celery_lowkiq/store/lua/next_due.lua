@@ -5,7 +5,7 @@
 -- KEYS: meta @waiting? jobs? spill? spill_order? claimed? processing?
 -- ARGV: open
 --   open: numbers of the owner's open claims, or 'any'
--- USES: time claim_checks waiting_index next_due
+-- USES: time processing.checks waiting.index waiting.next_due
 -- Returns: {now, next_due or ''}.
 -- Cost: O(log n + jobs in processing).
 local now = seconds(now_us())

@@ -6,7 +6,7 @@
 --   shards: the route of the migration
 --   score, last_call: the largest of all fenced shards: what is stored here from now on comes after what was stored there
 --   pause, since: of the queue's last pause, as register.lua returns them
--- USES: queue_pause
+-- USES: meta.queue_pause
 -- FLAGS: allow-oom
 -- Returns: {route, gen} of the shard now.
 -- Cost: O(1). Repeated: no effect.

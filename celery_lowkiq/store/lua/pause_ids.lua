@@ -5,7 +5,7 @@
 -- KEYS: @waiting!
 -- ARGV: wanted channel index [id]...
 --   wanted: '1' pauses, '0' resumes
--- USES: time waiting_index wake holds
+-- USES: time waiting.index waiting.wake waiting.holds
 -- FLAGS: allow-oom
 -- Returns: the number of ids that this changed.
 -- Cost: O(log n) per id. Repeated: no effect; an id is paused since the first time.

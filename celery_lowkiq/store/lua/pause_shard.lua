@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting
 -- ARGV: wanted channel index
 --   wanted: '1' pauses, '0' resumes
--- USES: time waiting_index wake
+-- USES: time waiting.index waiting.wake
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when this changed nothing.
 -- Cost: O(log n). Repeated: no effect; the shard is paused since the first time.

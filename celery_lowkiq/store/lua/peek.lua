@@ -4,7 +4,7 @@
 -- KEYS: @waiting failed errors records spill spill_order
 -- ARGV: limit max_bytes cut [id]...
 --   limit, max_bytes: maximum number and bytes of an id's payloads, at least one; cut: maximum bytes of each
--- USES: payload_set_read waiting_index
+-- USES: payloads waiting.index
 -- Returns: for each id {index score or '', retry_count, error, payload count, entry of its id in `paused` or '', priority, score, size, signature,
 --   payload, ...}.
 -- Cost: O(log n + limit) per id.

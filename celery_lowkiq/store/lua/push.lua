@@ -10,9 +10,9 @@
 --   policy arriving=<index>,...: in a migration, the jobs, from 0, whose ids may have more in another shard
 --   signatures: '', or those of all payloads, 24 bytes each (rules/signatures.py)
 --   records: number of call records; position: index of the call's job, from 0; digest: of its payload
--- USES: format
+-- USES: meta.format
 -- Returns: 1; 0 for a repeated n; or, when policies dropped calls that have records, the positions of dropped calls in one
---   text, then orphans (see lib/orphans.lua), the same when repeated; error SHARDS <stored route> when the route differs,
+--   text, then orphans (see lib/processing.lua), the same when repeated; error SHARDS <stored route> when the route differs,
 --   or FULL <length> <allowed>, with the id when that is held.
 -- Cost: O(log n) a job, and the size of the packed record of its id.
 local RETENTION = 3600
@@ -47,7 +47,7 @@ if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 
--- USES: time delete_old_fields due_index wake
+-- USES: time meta.old_fields waiting.due waiting.wake
 -- Stores records of calls.
 -- A call whose result or headers are needed later has a record: a member of the sorted set `calls`, whose scores are all 0.
 -- A member is id, \0, digest of the payload (10 bytes), number of the record in the shard (12 hex digits), record. It stays
@@ -190,7 +190,7 @@ end
 -- In a migration, calls may bring jobs that no claim takes before a mover has sorted them.
 any_moving = any_moving or string.find(policy, 'arriving=', 1, true) ~= nil
 
--- USES: waiting_index payload_set waiting policies policy_per_run policy_keep policy_drop_stale policy_max_length policy_hold policy_due
+-- USES: waiting.index payloads.change waiting.jobs policies policies.per_run policies.keep policies.drop_stale policies.max_length policies.hold policies.due
 -- Lists the calls that policies dropped, for the reply of a push: positions of its own dropped calls, then orphans.
 -- The sender's entry keeps the reply as text, for a repeated push: positions in a line, then each value behind its
 -- length. The processing records are those of the eviction: a payload that was in processing then may be waiting again

@@ -1,10 +1,10 @@
--- Reads the extras of a part of the records of waiting jobs (lib/payload_set_read.lua), to count their payloads anew.
+-- Reads the extras of a part of the records of waiting jobs (lib/payloads.lua), to count their payloads anew.
 --
 -- ROLE: operator
 -- KEYS: meta jobs
 -- ARGV: cursor limit
 --   limit: approximate number of records to read
--- USES: payload_set_read
+-- USES: payloads
 -- Returns: {cursor, extra of all as meta has it, [id, extra]... but those of 0}.
 -- Cost: O(limit). Read-only.
 local found = redis.call('HSCAN', jobs, cursor, 'COUNT', limit)

@@ -3,7 +3,7 @@
 -- ROLE: reader worker
 -- KEYS: [lease]...
 -- ARGV:
--- USES: server
+-- USES: lease.server
 -- Returns: {server, {owner, given on, leaving, ...}, place, epoch, counter, turn, ...}: the holders, each once; then for each
 --   lease the place of its holder among them, from 0.
 -- Cost: O(leases), which the caller bounds, and INFO.

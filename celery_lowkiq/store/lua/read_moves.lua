@@ -4,10 +4,10 @@
 -- KEYS: lease meta moving inflight outbox
 -- ARGV: limit
 --   limit: maximum number of ids to return that wait to be sorted: those that are due first
--- USES: migration given_elsewhere
+-- USES: migration migration.given_elsewhere
 -- Returns: {route, gen, {id, ...} of these, their whole number, {id, ...} that were in processing at the fence and have not
 --   left, {shard, ...} to which transfers are pending, counts processed, failed, merged, dead and dropped in all, 1 when jobs
---   that leave may be claimed here: stay.lua, the owner that may run what the shard does not know: lib/given_elsewhere.lua}.
+--   that leave may be claimed here: stay.lua, the owner that may run what the shard does not know: lib/migration.lua}.
 -- Cost: O(limit + jobs in processing + transfers), and INFO.
 local stored = redis.call('HMGET', meta, 'shards', 'gen', 'processed', 'failed', 'merged', 'dead', 'dropped', 'staying')
 local total = 0

@@ -3,7 +3,7 @@
 -- ROLE: reader
 -- KEYS: lease?
 -- ARGV:
--- USES: server
+-- USES: lease.server
 -- Returns: the name.
 -- Cost: O(1), and INFO.
 return server_name()

@@ -4,7 +4,7 @@
 -- KEYS: meta @waiting! inflight arrived
 -- ARGV: gen channel index [id]...
 --   gen: number of the migration; also after the shard was sealed
--- USES: moving_index wake migration
+-- USES: migration.moving waiting.wake migration
 -- FLAGS: allow-oom
 -- Returns: 1; 0 when the shard is not in this migration.
 -- Cost: O(log n) an id. Repeated: no effect.

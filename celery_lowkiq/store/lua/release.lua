@@ -7,7 +7,7 @@
 --   server: the one that gave the lease, or that answered a renewal in time
 --   unsettled: '1' leaves the jobs in processing to the next owner, which recovers them without counting a crash, once
 --     the process that runs them has had the time to end
--- USES: time server owner
+-- USES: time lease.server lease.owner
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 while the shard has jobs in processing, and on another server, unless unsettled; error NOTOWNER <epoch>.
 -- Cost: O(1), and INFO.

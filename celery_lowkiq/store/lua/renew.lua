@@ -5,7 +5,7 @@
 -- ARGV: owner epoch stopping turn
 --   stopping: '1' from an owner that is shutting down: jobs that it leaves in processing count no crash
 --   turn: number of the owner's turn
--- USES: time server owner turn
+-- USES: time lease.server lease.owner lease.turn
 -- FLAGS: allow-oom
 -- Returns: the name of this server, or 0 when another node has the lease.
 -- Cost: O(1), and INFO. Repeated: the counter grows once more, which is harmless.

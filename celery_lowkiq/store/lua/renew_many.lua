@@ -6,7 +6,7 @@
 -- KEYS: [lease]...
 -- ARGV: owner turn [epoch]...
 --   turn: number of the owner's turn
--- USES: server turn
+-- USES: lease.server lease.turn
 -- FLAGS: allow-oom
 -- Returns: {the name of this server, positions of the leases that are not renewed...}.
 -- Cost: O(leases), which the caller bounds, and INFO. Repeated: the counters grow once more, which is harmless.

@@ -4,7 +4,7 @@
 -- KEYS: dead dead_ids dead_jobs dead_spill_order dead_errors tries
 -- ARGV: part cursor limit
 --   part: dead_jobs, then dead, dead_ids, dead_errors; limit: approximate number of entries to read
--- USES: time payload_set_read
+-- USES: time payloads
 -- FLAGS: allow-oom
 -- Returns: {cursor, jobs restored to the indexes, jobs whose payloads are lost}.
 -- Cost: O(limit log n). Repeated: no effect.

@@ -4,7 +4,7 @@
 -- KEYS: meta records spill spill_order
 -- ARGV: merge part cursor limit
 --   part: spill, then spill_order; limit: approximate number of entries to read
--- USES: payload_set_read payload_set
+-- USES: payloads payloads.change
 -- FLAGS: allow-oom
 -- Returns: {cursor, entries rewritten}.
 -- Cost: O(limit log n). Repeated: no effect.

@@ -4,7 +4,7 @@
 -- KEYS: lease claimed processing jobs tries crash_marks
 -- ARGV: owner epoch
 --   owner, epoch: of the lease as the caller read it; lost payloads are dropped only while it is unchanged
--- USES: payload_set_read processing
+-- USES: payloads processing
 -- FLAGS: allow-oom
 -- Returns: {jobs whose claim was restored, jobs whose payloads are lost}.
 -- Cost: O(log n) per job in processing: at most the jobs that an owner has claimed.

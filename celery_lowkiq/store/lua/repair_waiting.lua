@@ -5,7 +5,7 @@
 -- ARGV: default_priority channel index part cursor limit
 --   default_priority: for a job whose priority was lost; limit: approximate number of entries to read
 --   part: jobs, then due, due_prioritized, due_paused, moving, by_priority, failed, errors
--- USES: time payload_set_read waiting_index
+-- USES: time payloads waiting.index
 -- FLAGS: allow-oom
 -- Returns: {cursor, jobs that are due now since their time was lost, other entries rewritten, jobs whose payloads are
 --   lost}.

@@ -4,7 +4,7 @@
 -- KEYS: lease meta? calls
 -- ARGV: owner epoch [member other]...
 --   member: as it is stored; other: the same call with another record
--- USES: time owner
+-- USES: time lease.owner
 -- FLAGS: allow-oom
 -- Returns: the number of replaced records; error NOTOWNER <epoch>.
 -- Cost: O(log n) a record. Repeated, or for a call that has ended: no effect.

@@ -6,7 +6,7 @@
 -- ARGV: merge policy channel index maximum force limit max_bytes [id]...
 --   maximum: moves only jobs whose updated_at is at most this; force: '1' also moves stale payloads
 --   limit, max_bytes: maximum number of payloads to move in this step, and of bytes
--- USES: morgue time waiting_index wake payload_set payload_set_last restore holds policies policy_drop_stale
+-- USES: morgue time waiting.index waiting.wake payloads.change payloads.last processing.restore waiting.holds policies policies.drop_stale
 -- Returns: {ids dealt with, jobs moved}; go on with the ids that are left. Error SHARDS <stored route> in a
 --   migration.
 -- Cost: O(limit log n).

@@ -3,7 +3,7 @@
 -- ROLE: worker
 -- KEYS: crash_marks
 -- ARGV: epoch
--- USES: time suspects
+-- USES: time crashes.marks
 -- FLAGS: allow-oom
 -- Returns: the number of suspects it has read.
 -- Cost: O(suspects of the shard): at most the jobs that were in processing when owners crashed.

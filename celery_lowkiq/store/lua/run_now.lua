@@ -4,7 +4,7 @@
 -- KEYS: @waiting!
 -- ARGV: channel index limit [id]...
 --   limit: how many jobs of the shard to make due; 0 for the given ids only
--- USES: time waiting_index wake
+-- USES: time waiting.index waiting.wake
 -- Returns: the number of jobs that were due later.
 -- Cost: O(log n) per job. Repeated: no effect on due jobs.
 local before, now, moved = first_due(), seconds(now_us()), 0

@@ -6,7 +6,7 @@
 --   command: ZSCAN or HSCAN
 --   cursor: 0 at first, then as returned by the previous step
 --   server: the one that returned it, '' at first; when another one has the key now, the scan begins again
--- USES: server
+-- USES: lease.server
 -- Returns: {server, cursor, {member, score, ...}}; the cursor is 0 at the end
 -- Cost: O(limit), and INFO.
 local name = server_name()

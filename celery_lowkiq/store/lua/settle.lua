@@ -11,7 +11,7 @@
 --   try: line for the log of the job's tries, or ''
 --   bad: number of payloads with a disposition of their own: position and error buries one; -1 - position with '' drops it, with
 --   'over' or 'done' ends it after a run; '=<length of each part> <signature><key><head><record><payload>' changes it and its call
--- USES: time owner next_due
+-- USES: time lease.owner waiting.next_due
 -- FLAGS: allow-oom
 -- Returns: {now, next_due or '', 1 when all of `done` were settled, id, ...}: the ids that were settled, without those of
 --   `done` when all of these were; error NOTOWNER <epoch>.
@@ -84,7 +84,7 @@ if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and n
   return {now_s, next_due(), 1}
 end
 
--- USES: time payload_set_read waiting_index waiting restore morgue processing crashes policy_drop_stale policy_rate_per_id policy_hold
+-- USES: time payloads waiting.index waiting.jobs processing.restore morgue processing crashes.count policies.drop_stale policies.rate_per_id policies.hold
 -- Changes the payload and its signature, unless the new one is ''. The record of its call, or a new one, follows.
 local function changed(item, word)
   local _, at, lengths = string.find(word, '^=(%d+ %d+ %d+ %d+ )')

@@ -3,7 +3,7 @@
 -- ROLE: reader
 -- KEYS: lease meta @waiting! jobs spill_order failed claimed dead
 -- ARGV:
--- USES: time payload_set_read waiting_index next_due holds
+-- USES: time payloads waiting.index waiting.next_due waiting.holds
 -- Returns: {now, next_due or '', smallest perform_in of all waiting jobs or '', since when the first of the ids
 --   that deaths hold is held or '', {owner, epoch, counter}, busiest ids (see `busiest`), counts in the
 --   order of COUNTS in rules/views.py}.
@@ -69,7 +69,7 @@ local function oldest()
   return oldest or ''
 end
 
--- Number of waiting payloads (lib/payload_count.lua), at least one of each job: foreign data may say less.
+-- Number of waiting payloads (lib/meta.lua), at least one of each job: foreign data may say less.
 local function payloads()
   local records = redis.call('HLEN', jobs)
   return math.max(records, records + redis.call('ZCARD', spill_order) + counter(counters[6]))

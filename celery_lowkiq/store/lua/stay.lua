@@ -5,7 +5,7 @@
 -- KEYS: meta @waiting! arrived outbox
 -- ARGV: gen channel index [id]...
 --   gen: number of the migration
--- USES: moving_index wake migration
+-- USES: migration.moving waiting.wake migration
 -- FLAGS: allow-oom
 -- Returns: {id, ...} that wait; {} also when the shard is not in this migration.
 -- Cost: O(log n) an id. Repeated: no effect.

@@ -3,7 +3,7 @@
 -- ROLE: reader
 -- KEYS: lease meta @waiting failed errors claimed crash_marks dead dead_errors buckets
 -- ARGV: id
--- USES: time waiting_index
+-- USES: time waiting.index
 -- Returns: {now, owner or '', since or '', when shard and queue were paused or '',
 --   entry of the id in `paused` or '', 1 when claimed, 1 when a suspect,
 --   perform_in or '', retry_count, number of jobs before it, error, updated_at in the morgue or '', error there,

@@ -1,4 +1,4 @@
--- Writes the sum of the extras of a shard (lib/payload_count.lua).
+-- Writes the sum of the extras of a shard (lib/meta.lua).
 --
 -- ROLE: operator
 -- KEYS: meta

@@ -1,7 +1,76 @@
+-- Crashes of owners, and of processes of runs, while jobs were in processing.
+
+-- PART: marks
+-- Suspects: ids that were in processing when their owner, or the process of their run, died.
+--
+-- KEYS: crash_marks
+-- A suspect runs alone (level 1), and after another crash payload by payload (level 2). Only crashes of a single payload
+-- count, for 72 hours. A payload with too many crashes is condemned: it is buried at once, or, when its calls have records,
+-- claimed once more (level 3) with retry_count CONDEMNED, so that the worker stores their results.
+-- A mark names the payloads that ran at a crash. It ends when all of them have left the queue: other calls are no suspects.
+-- With merge=max, a later call of a named payload moves it behind others, again and again: so it also runs alone, as a copy, in
+-- its old place, which is not behind the largest score of the crash (claim.lua).
+-- A mark is '<level>@<largest score> <time>:<epoch> ... =<names>\n<crashing payload>'.
+local CONDEMNED = '-2'
+local MEMORY = 72 * 3600
+-- Hex digits of the name of a payload.
+local DIGITS = 10
+
+local marks = {}
+
+function marks.name_of(payload)
+  return string.sub(redis.sha1hex(payload), 1, DIGITS)
+end
+
+-- The longest mark has a payload: one above 4 MiB is foreign.
+function marks.read(text)
+  local level, last, entries, payload = string.match(#text <= 4194304 and text or '', '^(%d)@([^ \n]*)%f[ \n]([^\n]*)\n(.*)$')
+  local names = {}
+  for name in string.gmatch(string.match(entries or '', ' =(%x+)') or '', string.rep('%x', DIGITS)) do
+    names[name] = true
+  end
+  return {
+    level = tonumber(level or 1),
+    last = tonumber(last or '') and last or '-inf',
+    entries = (string.gsub(entries or '', ' =%x+', '')),
+    names = names,
+    payload = payload or '',
+  }
+end
+
+function marks.write(id, mark)
+  local names = {}
+  for name in pairs(mark.names) do
+    names[#names + 1] = name
+  end
+  table.sort(names)
+  local list = #names > 0 and ' =' .. table.concat(names) or ''
+  redis.call('HSET', crash_marks, id, mark.level .. '@' .. mark.last .. mark.entries .. list .. '\n' .. mark.payload)
+end
+
+-- The old places of payloads are not behind this item any more: what precedes it runs before they run once more.
+function marks.pass(mark, item)
+  if item[3] > tonumber(mark.last) then
+    mark.last = item[1]
+  end
+end
+
+-- Returns the entries of the last MEMORY s, except those of epoch `without`, and their number.
+function marks.recent(entries, now_s, without)
+  local kept = {}
+  for time, epoch in string.gmatch(entries, ' (%d+):(%d+)') do
+    if tonumber(time) > now_s - MEMORY and epoch ~= without then
+      kept[#kept + 1] = ' ' .. time .. ':' .. epoch
+    end
+  end
+  return table.concat(kept), #kept
+end
+
+-- PART: count
 -- Counts crashes against the jobs that ran.
 --
 -- KEYS: crash_marks jobs
--- USES: time suspects morgue
+-- USES: time crashes.marks morgue
 --
 -- Counts a crash at `now` (us) of the owner with this epoch ('0': of a process of a living owner) against a job; after
 -- max_crashes, its payload goes to the morgue.

@@ -2,7 +2,7 @@
 --
 -- KEYS: meta @morgue
 -- ARGV: merge
--- USES: payload_set policies
+-- USES: payloads.change policies
 local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
 
 local function remove_dead(id)
@@ -36,5 +36,20 @@ local function refuse_in_migration()
   local route = redis.call('HGET', meta, 'shards')
   if route and string.find(route, '%D') then
     return redis.error_reply('SHARDS ' .. route)
+  end
+end
+
+-- PART: history
+-- Deletes crash mark and log of tries of an id without waiting or claimed job.
+--
+-- KEYS: jobs processing dead tries crash_marks
+-- The log of tries stays while the id is in the morgue.
+local function forget_history(id)
+  if redis.call('HEXISTS', jobs, id) == 1 or redis.call('HEXISTS', processing, id) == 1 then
+    return
+  end
+  redis.call('HDEL', crash_marks, id)
+  if not redis.call('ZSCORE', dead, id) then
+    redis.call('HDEL', tries, id)
   end
 end

@@ -1,3 +1,15 @@
+-- The lease of a shard, and the server that has given it.
+
+-- PART: server
+-- The run_id of this server process, which changes with each restart and failover.
+--
+-- '' when INFO is forbidden: then a lease that was lost in a failover is not recognized as lost.
+local function server_name()
+  local info = redis.pcall('INFO', 'server')
+  return type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
+end
+
+-- PART: owner
 -- Checks that owner and epoch are the shard's current ones.
 --
 -- KEYS: lease meta
@@ -26,4 +38,16 @@ end
 
 local function refuse()
   return redis.error_reply('NOTOWNER ' .. (redis.call('HGET', lease, 'epoch') or '0'))
+end
+
+-- PART: turn
+-- The turn of its owner in which a lease was last renewed: '<epoch> <turn>'.
+--
+-- An owner sends a turn's number as its heartbeat after the renewals of that turn. So a lease that shows at most that number
+-- has not been renewed since the heartbeat. The number of an epoch never falls, also when a renewal arrives late.
+local function mark_turn(lease, stored, epoch, turn)
+  local of, before = string.match(stored or '', '^(%d+) (%d+)$')
+  if of ~= epoch or tonumber(before) < tonumber(turn) then
+    redis.call('HSET', lease, 'turn', epoch .. ' ' .. turn)
+  end
 end
