@@ -32,7 +32,7 @@ CLOCK_KEY = "lowkiq:test:clock"
 SHARD_KEYS = {
     "lease": "hash",  # owner, epoch, counter, stopping, leaving, server, since
     # shards, score, request, claim, kind; last_arrival, first_arrival, last_call: largest numbers given out;
-    # senders_cursor, done_scores_cursor: of scans; spill_difference: accept_spill_difference.lua;
+    # senders_cursor, done_scores_cursor: of scans; spill_difference: finish_repair.lua;
     # counts processed, failed, merged, dead, dropped; format: see lib/meta.lua;
     # extra: of payloads, see lib/meta.lua;
     # gen, staying, fencing: of a migration, see lib/migration.lua, stay.lua and fence.lua;

@@ -291,7 +291,7 @@ def refused_commands(
     ConfigurationError for a wrong URL.
     """
     asked = client.streams(shards)
-    replies = client.calls([load("check_commands").call(shard_keys(shard)) for shard in asked])
+    replies = client.calls([load("read_server").call(shard_keys(shard)) for shard in asked])
     client.check_reachable(replies)
     found: dict[str, dict[str, str]] = {}
     down: dict[str, str] = {}
@@ -327,5 +327,5 @@ def _text(value: Any) -> Any:
 
 
 def _refused(reply: Sequence[bytes]) -> dict[str, str]:
-    texts = [parse_id(text) for text in reply]
+    _, *texts = map(parse_id, reply)
     return {f"{command} in scripts": error for command, error in zip(texts[::2], texts[1::2], strict=True)}

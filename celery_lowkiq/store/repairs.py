@@ -135,17 +135,18 @@ class Repairs:
             self._next_mend[shard] = now + MINOR_REPAIR_INTERVAL
             self.mend(queue, shard)
 
-    def _count_payloads(self, shard: ShardRef) -> None:
-        """Count the payloads of waiting jobs (``lib/meta.lua``)."""
-        keys, script = shard_keys(shard), load("write_extra")
+    def _count_payloads(self, shard: ShardRef, accept: bool = False) -> None:
+        """Count the payloads of waiting jobs (``lib/meta.lua``). ``accept``: that the keys of long jobs differ."""
+        keys, script = shard_keys(shard), load("finish_repair")
         for attempt in range(COUNTS):
             extras: dict[bytes, int] = {}
             known: bytes | None = None
-            for stored, *found in self._steps("read_extras", keys):
+            for _, _, _, _, stored, *found in self._steps("largest_numbers", keys, part="jobs"):
                 known = stored if known is None else known
                 extras |= zip(found[::2], found[1::2], strict=True)
             expected = b"" if attempt == COUNTS - 1 else known or b""
-            if self._client.call(script.call(keys, extra=sum(extras.values()), known=expected)):
+            extra = sum(extras.values())
+            if self._client.call(script.call(keys, extra=extra, known=expected, accept=int(accept))):
                 return
 
     # -- repairs by an operator
@@ -186,7 +187,8 @@ class Repairs:
         # Processing comes first in NUMBERED_PARTS: its jobs may return to waiting, but no job is claimed.
         score, numbers = 0.0, [(0, 0, 0)]
         for part in NUMBERED_PARTS:
-            for part_score, back, front, call in self._steps("largest_numbers", shard_keys(shard), part=part):
+            for step in self._steps("largest_numbers", shard_keys(shard), part=part):
+                part_score, back, front, call = step[:4]
                 score = max(score, float(part_score or 0))
                 numbers.append((int(back), int(front), int(call)))
         backs, fronts, calls = zip(*numbers, strict=True)
@@ -209,8 +211,7 @@ class Repairs:
 
     def _finish(self, shard: ShardRef) -> None:
         # The remaining difference of `spill` and `spill_order` belongs to no job and must not block claims.
-        self._client.call(load("accept_spill_difference").call(shard_keys(shard)))
-        self._count_payloads(shard)
+        self._count_payloads(shard, accept=True)
 
     def _morgue(self, queue: QueueSpec, repaired: Repaired) -> Repaired:
         keys = shard_keys(repaired.shard)
@@ -242,7 +243,8 @@ class Repairs:
                     return
 
     def _server(self, keys: Any) -> bytes:
-        name: bytes = self._client.call(load("read_server").call(keys))
+        name: bytes
+        name, *_ = self._client.call(load("read_server").call(keys))
         return name
 
 

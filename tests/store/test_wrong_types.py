@@ -59,7 +59,6 @@ def arguments(state):
     bounds = {"limit": 10, "max_bytes": 10**6}
     words = {"merge": "min", "policy": POLICY}
     return {
-        "accept_spill_difference": ({}, ()),
         "acquire": (
             {
                 "owner": "next",
@@ -162,7 +161,7 @@ def arguments(state):
             | {"signatures": "", "records": 1},
             ("new", "x", "", "+5", 0, digest(b"x"), "call"),
         ),
-        **dict.fromkeys(("check_commands", "read_leases", "read_progress", "read_server"), ({}, ())),
+        **dict.fromkeys(("read_leases", "read_progress", "read_server"), ({}, ())),
         "scan": ({"command": "ZSCAN", "cursor": 0, "limit": 10, "server": ""}, ()),
         "read_moves": ({"limit": 10}, ()),
         "abort_migration": ({}, ()),
@@ -177,8 +176,7 @@ def arguments(state):
         "release": ({**owner, **ANNOUNCED, "server": state.server, "unsettled": 0}, ()),
         "renew": ({**owner, "stopping": 0, "turn": 1}, ()),
         "renew_many": ({"owner": "me", "turn": 1}, (state.epoch,)),
-        "read_extras": ({"cursor": 0, "limit": 10}, ()),
-        "write_extra": ({"extra": 7, "known": ""}, ()),
+        "finish_repair": ({"extra": 7, "known": "", "accept": 1}, ()),
         "repair_meta": (
             {"known": "1", "shards": 1, "pause": 9, "since": 1}
             | {"score": 9e15, "back": 9e9, "front": -9e9, "call": 9},
@@ -233,7 +231,7 @@ RECORDED = b"recorded\0" + digest(b"x") + b"%012x" % 1
 NAMES = list(arguments(State()))
 #: Those that change nothing.
 READERS = {
-    *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek", "read_extras"),
+    *("key_counts", "dump", "find_jobs", "largest_numbers", "next_due", "page", "peek"),
     "read_leases",
     *(
         "read_moves",
@@ -246,7 +244,6 @@ READERS = {
         "read_server",
         "scan",
     ),
-    "check_commands",
 }
 #: The keys that scripts for several kinds of keys are bound to here.
 BOUND = {"index": "due", "records": "jobs"}
@@ -369,7 +366,6 @@ def call_of(name, state):
 STATES = {
     "delete_wrong_type": a_shard_that_has_lost("due", planted=True),
     "release": an_idle_shard,
-    "accept_spill_difference": a_shard_that_has_lost("spill"),
     "repair_payload_sets": a_shard_that_has_lost("spill"),
     "repair_morgue": a_shard_that_has_lost("dead"),
     "repair_processing": a_shard_that_has_lost("claimed"),
@@ -394,17 +390,19 @@ NOT_REACHED = {
     "settle of done jobs": "due_prioritized due_paused spill spill_order failed errors arrived calls "
     f"dead_ids dead_jobs dead_spill dead_spill_order dead_errors {OF_POLICIES}",
 }
+#: Keys of the parts of ``largest_numbers`` that are not read here.
+OF_OTHER_PARTS = "claimed processing spill_order calls done_scores dead_jobs dead_spill_order"
 #: Keys that are looked at only when something is amiss, and in a migration.
 UNTOUCHED = {
     *(("read_counters", key) for key in ("due", "due_prioritized", "claimed")),
     *(("claim", "calls"), ("pause_shard resumes", "due_paused"), ("heartbeat", "queue")),
+    *(("largest_numbers", key) for key in OF_OTHER_PARTS.split()),
     *((n, "meta") for n in ("delete_call_records", "release", "renew", "replace_call_records")),
     *((n, key) for n in NAMES for key in ("arrived", "inflight") if n not in (*STATES, "fence")),
     *((name, key) for name, keys in NOT_REACHED.items() for key in keys.split()),
 }
 #: Those that are there for keys of another type, or leave a shard that has one to another script.
-TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "read_leases", "renew_many"}
-TOLERANT |= {"check_commands", "read_server"}
+TOLERANT = {"delete_wrong_type", "find_jobs", "key_counts", "read_leases", "renew_many", "read_server"}
 
 
 def prepared(store, name):

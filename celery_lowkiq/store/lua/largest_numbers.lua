@@ -1,17 +1,19 @@
--- Finds the largest numbers in a part of a key, so that a rewritten meta continues above them.
+-- Finds the largest numbers in a part of a key, so that a rewritten meta continues above them, and the extras of the records of
+-- waiting jobs (lib/payloads.lua), to count their payloads anew.
 --
 -- ROLE: operator
--- KEYS: claimed processing jobs spill_order calls done_scores dead_jobs dead_spill_order
+-- KEYS: meta claimed? processing? jobs? spill_order? calls? done_scores? dead_jobs? dead_spill_order?
 -- ARGV: part cursor limit
 --   part: processing, jobs, spill_order, calls, done_scores, dead_jobs, or dead_spill_order; limit: approximate number of entries to read
 -- USES: payloads processing
--- Returns: {cursor, score or '', last arrival, first arrival, number of a call}.
+-- Returns: {cursor, score or '', last arrival, first arrival, number of a call, extra of all records as meta has it,
+--   [id, extra]... of records of waiting jobs but those of 0}.
 -- Cost: O(limit). Read-only.
 local KEY = {processing = processing, jobs = jobs, spill_order = spill_order, calls = calls, done_scores = done_scores, dead_jobs = dead_jobs,
   dead_spill_order = dead_spill_order}
 -- In s; larger scores have no exact microseconds.
 local LARGEST = 2 ^ 53 / 1000000
-local score, back, front, call = nil, 0, 0, 0
+local score, back, front, call, extras = nil, 0, 0, 0, {}
 
 local function add_score(number)
   if number and number <= LARGEST and number > (score or -LARGEST) then
@@ -32,9 +34,16 @@ function read.processing(_, record)
   call = math.max(call, tonumber(string.match(record, '^%d+@(%d+)') or 0))
 end
 
-function read.jobs(_, record)
-  if record ~= SPILLED then
-    add_items(unpack_items(record))
+function read.dead_jobs(_, record)
+  local items = record == SPILLED and {} or unpack_items(record)
+  add_items(items)
+  return #items - 1
+end
+
+function read.jobs(id, record)
+  local extra = read.dead_jobs(id, record)
+  if extra ~= 0 then
+    extras[#extras + 1], extras[#extras + 2] = id, extra
   end
 end
 
@@ -55,7 +64,7 @@ end
 function read.done_scores(_, done_score)
   add_score(tonumber(string.match(done_score, '^(%S+)')))
 end
-read.dead_jobs, read.dead_spill_order = read.jobs, read.spill_order
+read.dead_spill_order = read.spill_order
 
 local command = (part == 'spill_order' or part == 'dead_spill_order' or part == 'calls') and 'ZSCAN' or 'HSCAN'
 local found = redis.call(command, KEY[part], cursor, 'COUNT', limit)
@@ -65,4 +74,10 @@ end
 local function text(number)
   return string.format('%.0f', number)
 end
-return {found[1], score and string.format('%.17g', score) or '', text(back), text(front), text(call)}
+local reply = {
+  found[1], score and string.format('%.17g', score) or '', text(back), text(front), text(call), redis.call('HGET', meta, 'extra') or '0',
+}
+for _, value in ipairs(extras) do
+  reply[#reply + 1] = value
+end
+return reply
