@@ -136,7 +136,7 @@ class Repairs:
             self.mend(queue, shard)
 
     def _count_payloads(self, shard: ShardRef, accept: bool = False) -> None:
-        """Count the payloads of waiting jobs (``lib/meta.lua``). ``accept``: that the keys of long jobs differ."""
+        """Count the payloads of waiting jobs (``lib/meta.lua``); ``accept`` that keys of long jobs differ."""
         keys, script = shard_keys(shard), load("finish_repair")
         for attempt in range(COUNTS):
             extras: dict[bytes, int] = {}

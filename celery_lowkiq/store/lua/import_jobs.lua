@@ -6,7 +6,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: meta.format time migration.moving waiting.wake migration processing.restore crashes.marks waiting.holds policies policies.keep policies.per_run policies.due
+-- USES: meta.format time migration.moving waiting.wake migration processing.restore morgue.merge crashes.marks waiting.holds policies policies.keep policies.per_run policies.due
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.
@@ -18,7 +18,6 @@ elseif not has_joined(gen) then
 end
 redis.call('HSET', outbox, received, number)
 local before = first_due()
-local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
 local COUNTS = {'processed', 'failed', 'merged', 'dead', 'dropped'}
 
 local function add_counts(record)
@@ -28,17 +27,6 @@ local function add_counts(record)
       redis.call('HINCRBY', meta, name, count)
     end
   end
-end
-
--- Of two deaths of an id, time and error of the later one stay.
-local function add_dead(id, record)
-  local known = redis.call('ZSCORE', dead, id)
-  if not known or tonumber(known) < tonumber(record.dead) then
-    redis.call('ZADD', dead, record.dead, id)
-    redis.call('HSET', dead_errors, id, record.dead_errors or '')
-  end
-  redis.call('ZADD', dead_ids, 0, id)
-  set_add(morgue, id, unpack_items(record.dead_jobs), true)
 end
 
 -- The value that the order of `first` finds in a text, as a number.
@@ -153,7 +141,7 @@ local function add(record)
     redis.call('HSET', meta, 'claim', record.claim)
   end
   if record.dead_jobs then
-    add_dead(id, record)
+    merge_dead(id, unpack_items(record.dead_jobs), record.dead, record.dead_errors or '', true)
   end
   if record.part then
     return add_part(id, record, is_older and true)

@@ -8,7 +8,7 @@
 --   last_score: in us; the shard generates larger scores from now on
 --   kind: waiting, dead, held (dead, and holds its id), or calls (with digest, record, '' in place of score, payload, mark)
 --   mark: flag and signature
--- USES: meta.format time waiting.index waiting.wake payloads.change waiting.jobs waiting.holds policies policies.keep
+-- USES: meta.format time morgue.merge waiting.index waiting.wake payloads.change waiting.jobs waiting.holds policies policies.keep
 -- Returns: the number of new lines; error SHARDS <stored number> when the number of shards differs.
 -- Cost: O(log n) per payload.
 --
@@ -24,7 +24,6 @@ if stored[1] ~= shards then
 end
 local last = tonumber(string.match(redis.call('HGET', senders, sender) or '0', '^%d+') or 0)
 local before, now = first_due(), now_us()
-local morgue = {records = dead_jobs, spill = dead_spill, spill_order = dead_spill_order}
 local kinds = {}
 
 -- A job that failed brings its time (rule 3); otherwise a waiting job keeps its time (rule 2).
@@ -45,15 +44,8 @@ function kinds.waiting(id, items, when, retry_count, message, priority)
   end
 end
 
--- Of two deaths of an id, time and error of the later one stay.
 function kinds.dead(id, items, when, _, message)
-  local known = redis.call('ZSCORE', dead, id)
-  if not known or tonumber(known) < tonumber(when) then
-    redis.call('ZADD', dead, when, id)
-    redis.call('HSET', dead_errors, id, message)
-  end
-  redis.call('ZADD', dead_ids, 0, id)
-  set_add(morgue, id, items, false)
+  merge_dead(id, items, when, message, false)
 end
 
 function kinds.held(id, items, when, _, message)

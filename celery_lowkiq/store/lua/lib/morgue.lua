@@ -39,6 +39,20 @@ local function refuse_in_migration()
   end
 end
 
+-- PART: merge
+-- KEYS: @morgue
+-- USES: morgue
+-- Adds dead items that come from elsewhere. Of two deaths of an id, time and error of the later one stay.
+local function merge_dead(id, items, updated_at, message, older)
+  local known = redis.call('ZSCORE', dead, id)
+  if not known or tonumber(known) < tonumber(updated_at) then
+    redis.call('ZADD', dead, updated_at, id)
+    redis.call('HSET', dead_errors, id, message)
+  end
+  redis.call('ZADD', dead_ids, 0, id)
+  set_add(morgue, id, items, older)
+end
+
 -- PART: history
 -- Deletes crash mark and log of tries of an id without waiting or claimed job.
 --

@@ -53,7 +53,7 @@ local function priority_of(id)
   return score and math.abs(math.floor(tonumber(score) / PRIORITY_SPAN)) or 0
 end
 
--- Returns true for a job that waits for a mover, in a migration.
+-- The perform_in of a job that waits for a mover, in a migration; nil or false for others.
 local function is_moving(id)
   return any_moving and redis.call('ZSCORE', moving, id)
 end
