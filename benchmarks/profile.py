@@ -38,8 +38,8 @@ BORDERS = {
         "celery_lowkiq.integration.runner:CeleryRunner.settled",
     ),
     "Celery: state": (
-        "celery_lowkiq.integration.light_run:PlainRequest.begins",
-        "celery_lowkiq.integration.light_run:PlainRequest.ends",
+        "celery_lowkiq.integration.request:RunRequest.begins",
+        "celery_lowkiq.integration.request:RunRequest.ends",
     ),
 }
 USER = "user"

@@ -107,29 +107,35 @@ def current_worker_task() -> Any:
     return get_current_worker_task()
 
 
-def running(task: Any) -> Any:
-    """Argument of :func:`replace` that makes this task the running one."""
-    return task if _running is None else {"stack": [task]}
+class StackTop:
+    """The top of a stack of Celery's in this thread or greenlet.
 
-
-def replace(own: Any) -> Any:
-    """Make a task the running one of this thread. Return what :func:`restore` takes.
-
-    Like a push, in a tenth of its time: each step of a coroutine needs it.
+    To replace it takes a tenth of the time of a push: each run and each step of a coroutine needs it.
     """
-    if _running is None:
-        return _task_stack.push(own)
-    thread = _task_stack.__ident_func__()
-    before = _running.get(thread)
-    _running[thread] = own
-    return before
+
+    def __init__(self, stack: Any) -> None:
+        self._stack = stack
+        self._items = storage_of(stack)
+        self._identify: Callable[[], Any] = getattr(stack, "__ident_func__", None)  # type: ignore[assignment]
+
+    def replace(self, item: Any) -> Any:
+        """Make an item the top. Return what :meth:`restore` takes."""
+        if self._items is None:
+            return self._stack.push(item)
+        thread = self._identify()
+        before = self._items.get(thread)
+        self._items[thread] = {"stack": [item]}
+        return before
+
+    def restore(self, before: Any) -> None:
+        """Undo :meth:`replace`."""
+        if self._items is None:
+            self._stack.pop()
+        elif before is None:
+            self._items.pop(self._identify(), None)
+        else:
+            self._items[self._identify()] = before
 
 
-def restore(before: Any) -> None:
-    """Undo :func:`replace`."""
-    if _running is None:
-        _task_stack.pop()
-    elif before is None:
-        _running.pop(_task_stack.__ident_func__(), None)
-    else:
-        _running[_task_stack.__ident_func__()] = before
+#: The task that runs.
+running_task: StackTop = StackTop(_task_stack)

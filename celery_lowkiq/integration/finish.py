@@ -31,7 +31,7 @@ from celery_lowkiq.integration.records import (
     fail_unread,
     store_state,
 )
-from celery_lowkiq.integration.request import LaneRequest, call_request, outcome_request
+from celery_lowkiq.integration.request import CallRequest, LaneRequest
 from celery_lowkiq.integration.run import ReportingFailed, Run, TrackedCalls, report, traced
 from celery_lowkiq.integration.safe_logging import safe_logger
 from celery_lowkiq.integration.task_function import RunRevoked
@@ -157,7 +157,7 @@ class BatchCalls:
     def _request(self, record: CallRecord, job: Job) -> LaneRequest | None:
         """The request of a call; None when it cannot be built, which its run reports."""
         try:
-            return call_request(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1).full()
+            return CallRequest(record, self.task, self.consumer, {job.id: []}, job.retry_count + 1).full()
         except Exception:
             package_logger.exception(
                 "call %s of %s runs, because it cannot be revoked", record.id, self.task.name
@@ -303,9 +303,10 @@ class CallFinisher:
         task, consumer = self._calls.task, self._calls.consumer
         try:
             if isinstance(outcome.error, RunRevoked):
-                report(call_request(call.record, task, consumer, payloads, retries).full().terminated)
+                report(CallRequest(call.record, task, consumer, payloads, retries).full().terminated)
                 return True
-            request = outcome_request(call.record, task, consumer, payloads, retries, self._play(outcome))
+            play = self._play(outcome)
+            request = CallRequest(call.record, task, consumer, payloads, retries, play).traceable()
         except Exception as error:  # noqa: BLE001 - also what a property of the request raises
             return self._fail_broken(
                 replace(call.record, headers={}), "no request can be built for it", error
@@ -333,7 +334,7 @@ class CallFinisher:
         Celery's tracer, which would never end it.
         """
         try:
-            traced(self._calls.task, request, self._calls.consumer, self._runtime)
+            traced(self._calls.task, request, self._runtime)
         except RunAborted as aborted:
             if not outcome.final or outcome.success:
                 raise

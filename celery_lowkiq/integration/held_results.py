@@ -17,7 +17,7 @@ from kombu.utils import json
 
 from celery_lowkiq.integration.decisions import return_batch
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
-from celery_lowkiq.rules.basics import is_defined_in, try_start
+from celery_lowkiq.rules.basics import is_defined_in
 from celery_lowkiq.rules.models import Batch, Settlement
 from celery_lowkiq.store.exchange import transact
 
@@ -175,11 +175,6 @@ class ResultBuffer:
         """Hold a result back."""
         self._held.append(held)
 
-    @property
-    def waits(self) -> bool:
-        """True if :meth:`write_late` may have something to write, now or later."""
-        return self._written < len(self._held) and not self._has_failed
-
     def write_late(self, before: float) -> None:
         """Write what there is, if the first of it was added ``before`` this monotonic s."""
         if not self._writing.acquire(blocking=False):
@@ -231,22 +226,14 @@ def _repeat(unwritten: Sequence[HeldResult]) -> list[Settlement]:
 
 #: Results that have waited for this many s are written while their lane runs something else.
 MAX_DELAY = 0.03
-#: Seconds between two looks at the buffers, while one of them holds a result.
-INTERVAL = 0.01
-#: The thread ends when no result was held for this many s.
-MAX_IDLE = 1.0
 
 
 class ResultBuffers:
-    """The buffers of all lanes, and a thread that writes late results: it lives while there are any."""
+    """The buffers of all lanes."""
 
     def __init__(self) -> None:
         self._local = threading.local()
         self._all: list[ResultBuffer] = []
-        #: Set when a buffer holds a result.
-        self._filled = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
 
     @property
     def own(self) -> ResultBuffer:
@@ -257,35 +244,8 @@ class ResultBuffers:
             self._all.append(buffer)
         return buffer
 
-    def watch(self) -> None:
-        """Call after a result was added."""
-        if not self._filled.is_set():
-            self._filled.set()
-        if self._thread is None:
-            with self._starting:
-                self._start()
-
-    def _start(self) -> None:
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._main, name="lowkiq-late-results", daemon=True)
-        if error := try_start(thread):
-            logger.warning("results may wait behind long runs, because a thread cannot start: %s", error)
-        else:
-            self._thread = thread
-
-    def _main(self) -> None:
-        while self._filled.wait(MAX_IDLE) or not self._ends():
-            self._filled.clear()
-            while any(buffer.waits for buffer in self._all):
-                # No event, which the run of each result would set: that costs it a switch of threads.
-                time.sleep(INTERVAL)
-                for buffer in self._all:
-                    buffer.write_late(time.monotonic() - MAX_DELAY)
-
-    def _ends(self) -> bool:
-        with self._starting:
-            if self._filled.is_set():
-                return False
-            self._thread = None
-            return True
+    def write_late(self) -> None:
+        """Write the results of other lanes that wait for long."""
+        before = time.monotonic() - MAX_DELAY
+        for buffer in self._all:
+            buffer.write_late(before)

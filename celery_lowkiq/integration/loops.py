@@ -18,7 +18,7 @@ from enum import Enum
 from types import FrameType
 from typing import Any, Protocol
 
-from celery_lowkiq.integration import current
+from celery_lowkiq.integration.current import running_task
 from celery_lowkiq.integration.settings import Settings
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
@@ -47,13 +47,12 @@ class Body(Coroutine[Any, Any, None]):
     around each step. An exception is kept also because a SystemExit would end the event loop.
     """
 
-    __slots__ = ("_coroutine", "_owner", "_pid", "_running", "error", "value")
+    __slots__ = ("_coroutine", "_owner", "_pid", "_task", "error", "value")
 
-    def __init__(self, running: Any, coroutine: Coroutine[Any, Any, Any], owner: Owner) -> None:
-        """``running``: from ``current_task.running``."""
+    def __init__(self, task: Any, coroutine: Coroutine[Any, Any, Any], owner: Owner) -> None:
         self.value: Any = None
         self.error: BaseException | None = None
-        self._running = running
+        self._task = task
         self._coroutine = coroutine
         self._owner = owner
         self._pid = os.getpid()
@@ -67,7 +66,7 @@ class Body(Coroutine[Any, Any, None]):
         return self._step(self._coroutine.throw, *error)
 
     def _step(self, step: Callable[..., Any], *given: Any) -> Any:
-        before = current.replace(self._running)
+        before = running_task.replace(self._task)
         self._owner.stepping = True
         try:
             return staying(self._pid, step, *given)
@@ -77,7 +76,7 @@ class Body(Coroutine[Any, Any, None]):
             self.error = error
         finally:
             self._owner.stepping = False
-            current.restore(before)
+            running_task.restore(before)
         self._owner.one_ended()
         raise StopIteration
 
@@ -131,9 +130,8 @@ class Bodies:
         """``name``: that of the lane, for the log. ``batch``: None for a run outside a worker. ``limit``: the
         soft time limit of the call in s, in place of the task's.
         """
-        running = current.running(task)
         self.by_id: dict[str, Body] = {
-            key: Body(running, coroutine, self) for key, coroutine in coroutines.items()
+            key: Body(task, coroutine, self) for key, coroutine in coroutines.items()
         }
         self.batch: Batch | None = batch
         self.name: str = f"{task.name} on {name}"

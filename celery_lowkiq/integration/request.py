@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,8 @@ from celery_lowkiq.integration.messages import covers_positions, masked_argument
 from celery_lowkiq.integration.records import NOT_KEPT, CallRecord
 from celery_lowkiq.integration.run import Run
 from celery_lowkiq.integration.safe_logging import safe_logger
-from celery_lowkiq.rules.basics import is_defined_in, package_logger
+from celery_lowkiq.rules.basics import cached_property, is_defined_in, monotonic, package_logger
+from celery_lowkiq.rules.models import Batch
 
 # Ids of runs that have succeeded in this process, for ``celery.worker.state.successful_requests``.
 
@@ -84,8 +85,10 @@ def _rejection(info: Any) -> Any:
 
 
 class LaneRequest(Request):
-    """A request that runs in a lane. No pool can stop it."""
+    """The full form of a RunRequest: Celery's own, of a run that no pool can stop."""
 
+    #: Celery's consumer: the sender of signals.
+    consumer: Any
     #: There is no message to acknowledge. Celery cancels unacknowledged runs when it loses the broker.
     acknowledged = True
 
@@ -116,10 +119,10 @@ class LaneRequest(Request):
         """End as REVOKED: a policy has dropped the payload."""
         self._announce_revoked(reason, False, None, False)  # type: ignore[attr-defined]
 
-    def begins(self, consumer: Any) -> None:
+    def begins(self) -> None:
         """Send signal and events, as Celery does for a broker message, and count the request as active."""
         if signals.task_received.receivers:
-            signals.task_received.send(sender=consumer, request=self)
+            signals.task_received.send(sender=self.consumer, request=self)
         self.send_event(
             "task-received",
             name=self.name,
@@ -169,76 +172,176 @@ class LaneRequest(Request):
         )
         self.send_event("task-failed", exception=safe_repr(error), traceback=info.traceback)
 
-    def vanishes(self) -> None:
+    def ends(self) -> None:
         """End without an event."""
         state.task_ready(self)
 
 
-class QuietRequest:
-    """Lightweight request, used when no event or signal is sent. Builds the full one on first access."""
+class RunRequest:
+    """A run as the worker sees it, in a form that costs little. It makes the full one for what that lacks."""
 
     acknowledged = True
+    batch: Batch | None = None
 
-    def __init__(self, headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> None:
-        self.id: str = headers["id"]
-        self.name: str = headers["task"]
-        self.args: tuple[Any, ...] = arguments.args
-        self.kwargs: Mapping[str, Any] = arguments.kwargs
-        self._headers = headers
-        self._task = task
+    def __init__(self, run: Run, consumer: Any) -> None:
+        """``run``: under the id of its single call, or with an id of its own."""
+        task, payloads_by_id = run.task, run.decoded.payloads_by_id
+        self.run: Run = run
+        self.task: Any = task
+        self.batch = run.batch
+        self.arguments: Arguments = task.call_form.of_run(payloads_by_id)
         self._consumer = consumer
-        #: Monotonic time in s.
-        self.began_at: float = 0.0
+        self._is_active = False
+        found = run.call.id if run.call else task.call_form.task_id_of(payloads_by_id) or run.batch.run_id
+        self.__dict__["_id"] = found or new_id()
 
     @property
-    def request_dict(self) -> dict[str, Any]:
-        """The argument of the tracer, as Celery's own request makes it."""
-        headers = self._headers
+    def id(self) -> str:
+        """Celery's id of the run; of a plain run made when it is read: nothing can look for it before."""
+        found: str | None = self.__dict__.get("_id")
+        if found is None:
+            found = self.__dict__.setdefault("_id", new_id())
+            self._register(found)
+        return found
+
+    def _register(self, task_id: str) -> None:
+        if self._is_active:
+            state.requests[task_id] = self
+            # It may have ended meanwhile, in its lane's thread.
+            if not self._is_active:
+                state.requests.pop(task_id, None)
+
+    @property
+    def name(self) -> str:
+        name: str = self.task.name
+        return name
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        return self.arguments.args
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        return self.arguments.kwargs
+
+    @cached_property
+    def shown(self) -> tuple[str, str]:
+        """The arguments in events and logs."""
+        return show_arguments(self.task, self.arguments, self.batch is not None and is_small(self.batch))
+
+    @cached_property
+    def headers(self) -> dict[str, Any]:
+        """The headers of the message that Celery would have sent."""
+        run = self.run
+        own = {"lowkiq": run.decoded.info, "lowkiq_run": run, "eta": _eta(run)}
+        record = run.call or CallRecord(self.id, IGNORED_RESULT)
+        return _headers(record, self.task, self.shown, run.decoded.retries, own)
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of ``self.request``, as Celery's own request has them."""
+        headers = self.headers
         return {
             **headers,
             "properties": _properties(headers),
             "reply_to": headers.get("reply_to"),
             "correlation_id": self.id,
             "hostname": self._consumer.hostname,
-            "delivery_info": _delivery_info(self._task, headers),
+            "delivery_info": _delivery_info(self.task, headers),
             "args": self.args,
             "kwargs": self.kwargs,
         }
 
-    def begins(self, consumer: Any) -> None:
-        """Count the request as active, as Celery's ``task_accepted`` does; this takes half the time."""
-        self.began_at = time.monotonic()
-        state.requests[self.id] = self
-        state.active_requests.add(self)
-        state.total_count[self.name] += 1
-        state.all_total_count[0] += 1
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """The argument of Celery's tracer."""
+        return self.fields()
 
-    def vanishes(self) -> None:
-        """Count the request as ended."""
-        state.requests.pop(self.id, None)
+    def begins(self) -> None:
+        """Count the run as active, as Celery's ``task_accepted`` does; this takes half the time."""
+        name = self.task.name
+        state.active_requests.add(self)
+        state.total_count[name] += 1
+        state.all_total_count[0] += 1
+        self._is_active = True
+        if "_id" in self.__dict__:
+            state.requests[self.id] = self
+
+    def ends(self) -> None:
+        """Count the run as ended."""
+        self._is_active = False
         state.active_requests.discard(self)
+        if "_id" in self.__dict__:
+            state.requests.pop(self.__dict__["_id"], None)
 
     def on_success(self, outcome: tuple[Any, ...]) -> None:
-        """Count the request as ended."""
-        self.vanishes()
+        """Count the run as ended."""
+        self.ends()
         if not outcome[0]:
             succeeded.append(self.id)
         elif _rejection(outcome[1]) is not None:
             # The tracer stores no result.
             self.full().on_failure(outcome[1])
 
+    def traceable(self) -> LaneRequest | RunRequest:
+        """The form for Celery's tracer: the full one if a signal or an event is sent when the run begins."""
+        return self.full() if has_listeners(self.task, self._consumer) else self
+
     def full(self) -> LaneRequest:
-        """Return the full request."""
-        return _full(self._headers, Arguments(self.args, self.kwargs), self._task, self._consumer)
+        """Return the full form."""
+        headers, consumer = self.headers, self._consumer
+        no_message = SimpleNamespace(
+            content_type=None,
+            content_encoding=None,
+            body=None,
+            payload=None,
+            headers=headers,
+            properties=_properties(headers),
+            delivery_info=_delivery_info(self.task, headers),
+        )
+        embed = {name: headers[name] for name in NO_EMBED}
+        body: tuple[Any, ...] = (*self.arguments, embed)
+        full = LaneRequest(
+            no_message,
+            app=consumer.app,
+            hostname=consumer.hostname,
+            eventer=consumer.event_dispatcher,
+            task=self.task,
+            body=body,
+            decoded=True,
+            headers=headers,
+        )
+        full.consumer = consumer
+        return full
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the full request."""
+        """An attribute of the full form."""
         if name.startswith("__"):
             raise AttributeError(name)
-        full = self.full()
+        full, ran = self.full(), monotonic() - self.batch.began_at if self.batch else 0.0
         pid: Any = os.getpid()
-        full.time_start, full.worker_pid = time.time() - (time.monotonic() - self.began_at), pid
+        full.time_start, full.worker_pid = time.time() - ran, pid
         return getattr(full, name)
+
+
+class CallRequest(RunRequest):
+    """One call of a merged job, as the worker sees it."""
+
+    def __init__(
+        self,
+        record: CallRecord,
+        task: Any,
+        consumer: Any,
+        payloads: PayloadsById,
+        retries: int,
+        play: Callable[[], Any] | None = None,
+    ) -> None:
+        """``play`` replaces the task function: it returns or raises the outcome of the call."""
+        self.task = task
+        self.arguments = task.call_form.of_run(payloads)
+        self._consumer = consumer
+        self._is_active = False
+        self.headers = _headers(record, task, self.shown, retries, {"lowkiq_play": play})
+        self.__dict__["_id"] = record.id
 
 
 def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tuple[str, str]:
@@ -253,26 +356,6 @@ def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tupl
     return redactor.text(form.shown(arguments, small)), kwargs
 
 
-def run_request(run: Run, consumer: Any) -> LaneRequest | QuietRequest:
-    """The request of a run: under the id and headers of its single call, or with an id of its own."""
-    task, form, payloads = run.task, run.task.call_form, run.decoded.payloads_by_id
-    own_id = form.task_id_of(payloads) or run.batch.run_id or new_id()
-    record = run.call or CallRecord(own_id, IGNORED_RESULT)
-    arguments = form.of_run(payloads)
-    shown = show_arguments(task, arguments, is_small(run.batch))
-    quiet = quiet_request(run, record, shown, arguments, consumer)
-    return quiet.full() if has_listeners(task, consumer) else quiet
-
-
-def quiet_request(
-    run: Run, record: CallRecord, shown: tuple[str, str], arguments: Arguments, consumer: Any
-) -> QuietRequest:
-    """The request of a run under the id and headers of ``record``, when no event or signal is sent."""
-    own = {"lowkiq": run.decoded.info, "lowkiq_run": run, "eta": _eta(run)}
-    headers = _headers(record, run.task, shown, run.decoded.retries, own)
-    return QuietRequest(headers, arguments, run.task, consumer)
-
-
 def has_listeners(task: Any, consumer: Any) -> bool:
     """True if a signal or an event is sent when a run begins."""
     if signals.task_received.receivers:
@@ -282,23 +365,6 @@ def has_listeners(task: Any, consumer: Any) -> bool:
         return False
     # Without -E a worker sends only events about itself.
     return not events.groups or "task" in events.groups
-
-
-def call_request(
-    record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any = None
-) -> QuietRequest:
-    """The request of one call of a merged job; ``play`` replaces the task function."""
-    arguments = task.call_form.of_run(payloads)
-    headers = _headers(record, task, show_arguments(task, arguments), retries, {"lowkiq_play": play})
-    return QuietRequest(headers, arguments, task, consumer)
-
-
-def outcome_request(
-    record: CallRecord, task: Any, consumer: Any, payloads: PayloadsById, retries: int, play: Any
-) -> LaneRequest | QuietRequest:
-    """The request by which a call of a merged job gets its outcome from ``play``."""
-    quiet = call_request(record, task, consumer, payloads, retries, play)
-    return quiet.full() if has_listeners(task, consumer) else quiet
 
 
 def new_id() -> str:
@@ -367,30 +433,6 @@ def _delivery_info(task: Any, headers: Mapping[str, Any]) -> dict[str, Any]:
         "priority": _properties(headers)["priority"],
         "redelivered": run is not None and run.redelivered,
     }
-
-
-def _full(headers: dict[str, Any], arguments: Arguments, task: Any, consumer: Any) -> LaneRequest:
-    no_message = SimpleNamespace(
-        content_type=None,
-        content_encoding=None,
-        body=None,
-        payload=None,
-        headers=headers,
-        properties=_properties(headers),
-        delivery_info=_delivery_info(task, headers),
-    )
-    embed = {name: headers[name] for name in NO_EMBED}
-    body: tuple[Any, ...] = (*arguments, embed)
-    return LaneRequest(
-        no_message,
-        app=consumer.app,
-        hostname=consumer.hostname,
-        eventer=consumer.event_dispatcher,
-        task=task,
-        body=body,
-        decoded=True,
-        headers=headers,
-    )
 
 
 # Decides whether anything could notice that a run does not go through Celery's tracer.

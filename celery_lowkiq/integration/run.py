@@ -56,9 +56,7 @@ class ReportingFailed(LowkiqError):
     """Celery's tracer failed itself: the result backend or the broker is unreachable, or a link is broken."""
 
 
-def traced(
-    task: Any, request: Any, consumer: Any, runtime: float | None = None, has_begun: bool = False
-) -> Any:
+def traced(task: Any, request: Any, runtime: float | None = None, has_begun: bool = False) -> Any:
     """Run the request. Returns the tracer's info: None for a success.
 
     ``runtime`` in s replaces the measured one in events. ``has_begun``: its beginning was reported. Raises
@@ -66,17 +64,17 @@ def traced(
     does; and exceptions that end a worker.
     """
     if not has_begun:
-        report(request.begins, consumer)
+        report(request.begins)
     try:
         # Read anew each time: a reconnect to the broker rebuilds it.
         result, info, measured, text = call_user_code(
             lambda: task.__trace__(request.id, request.args, request.kwargs, request.request_dict)
         )
     except BaseException:
-        report(request.vanishes)
+        report(request.ends)
         raise
     if info is None and measured is None:
-        report(request.vanishes)
+        report(request.ends)
         if result is None:
             raise ReportingFailed("the tracer gave up")
         # Celery wraps the exception for pickle.
@@ -86,7 +84,7 @@ def traced(
     if info is None:
         report(request.on_success, (0, text, took))
     elif info.state == IGNORED:
-        report(request.vanishes)
+        report(request.ends)
     else:
         report(request.on_success, (1, result, took))
     return info

@@ -19,7 +19,7 @@ from celery.utils import log
 
 from celery_lowkiq.integration.decisions import JobDecision
 from celery_lowkiq.integration.run import Run
-from celery_lowkiq.rules.basics import is_defined_in
+from celery_lowkiq.rules.basics import is_defined_in, monotonic
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.rules.text import escaped, moment, shortened
 
@@ -95,7 +95,7 @@ def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
         "job_id": LoggedId(failure.job.id),
         "retry_count": settlement.retry_count,
         **again,
-        "runtime": time.monotonic() - run.batch.began_at,
+        "runtime": monotonic() - run.batch.began_at,
     }
 
 
@@ -137,7 +137,7 @@ class BatchFilter(logging.Filter):
             record.msg = f"{record.msg}{ABOUT}"
             if "runtime" not in about:
                 record.msg += " runtime=%(runtime).3fs"
-            runtime = time.monotonic() - run.batch.began_at
+            runtime = monotonic() - run.batch.began_at
             record.args = {"runtime": runtime, **about, **describe_batch(run.batch)}
             record.__dict__["data"] = record.args
         elif failed and getattr(task.request, "lowkiq_play", None) is not None:
@@ -288,7 +288,7 @@ class HandlerLines:
                 return
             lock.acquire()
         try:
-            _writing.add(self)
+            being_written.add(self)
             # Ends soon: each lane waits for its lines before it settles.
             while self._waiting:
                 self._is_writing = True
@@ -296,7 +296,7 @@ class HandlerLines:
                 self._is_writing = False
         finally:
             self._is_writing = False
-            _writing.discard(self)
+            being_written.discard(self)
             lock.release()
 
     def wait(self) -> None:
@@ -323,19 +323,19 @@ class HandlerLines:
 
 
 #: Lines whose handlers are being written to.
-_writing: set[HandlerLines] = set()
+being_written: set[HandlerLines] = set()
 
 
 def wait_for_lines() -> None:
     """Wait until the lines of this thread are written."""
-    if _writing:
-        for lines in tuple(_writing):
-            lines.wait()
+    for lines in tuple(being_written):
+        lines.wait()
 
 
 def record_factory(*args: Any, **kwargs: Any) -> logging.LogRecord:
     """Make a record as ``logging`` does, for a line that comes after those that this thread has left."""
-    wait_for_lines()
+    if being_written:
+        wait_for_lines()
     return logging.LogRecord(*args, **kwargs)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from celery.exceptions import Reject
 from celery.states import FAILURE, REJECTED, RETRY
@@ -17,26 +17,41 @@ from celery_lowkiq.integration.decisions import RunRules, call_user_code, policy
 from celery_lowkiq.integration.decode import DecodedBatch, RunJob
 from celery_lowkiq.integration.finish import BatchCalls, CallFinisher
 from celery_lowkiq.integration.held_results import ResultBuffers
-from celery_lowkiq.integration.light_run import PlainRuns
+from celery_lowkiq.integration.light_run import PlainRequest, PlainRuns
 from celery_lowkiq.integration.loops import Loops
 from celery_lowkiq.integration.records import CallRecord
-from celery_lowkiq.integration.request import IGNORED_RESULT, call_request, run_request
+from celery_lowkiq.integration.request import IGNORED_RESULT, CallRequest, RunRequest
 from celery_lowkiq.integration.run import Run, TrackedCalls, report, traced
-from celery_lowkiq.integration.run_logs import log_failures, wait_for_lines
+from celery_lowkiq.integration.run_logs import being_written, log_failures, wait_for_lines
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.integration.task_function import RunRevoked
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.trackers import TrackerStore
 
-#: Makes the request of a run that is repeated.
-MakeRequest = Callable[[], Any]
+
+class Way(Protocol):
+    """Calls the functions of tasks without Celery's tracer in the lane's thread."""
+
+    def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
+        """The settlements of a batch, as of :meth:`CeleryRunner.run`.
+
+        None, before anything has run, for a batch that needs Celery's tracer.
+        """
 
 
-class _DyingRuns(threading.local):
+class DeadJobs(NamedTuple):
+    """Jobs of a run that have died. ``report`` gets the queue, and those whose settle was accepted."""
+
+    batch: Batch
+    jobs: list[RunJob]
+    report: Callable[[str, list[RunJob]], None]
+
+
+class _LastClaim(threading.local):
     """The runs of a lane's last claim in which jobs have died."""
 
-    runs: tuple[Run, ...] = ()
+    dead: tuple[DeadJobs, ...] = ()
 
 
 class CeleryRunner:
@@ -49,17 +64,15 @@ class CeleryRunner:
         context: AppContext,
         reader: CallReader,
         tracker_store: TrackerStore,
-        buffers: ResultBuffers | None = None,
     ) -> None:
-        """``buffers`` hold results back, by default until :meth:`flush`."""
         self._rules: dict[str, RunRules] = {}
-        self._plain: dict[str, PlainRuns] = {}
+        self._ways: dict[str, Way] = {}
         self._consumer = consumer
         self._context = context
         self._reader = reader
         self._tracker_store = tracker_store
-        self._dying = _DyingRuns()
-        self._buffers = buffers or ResultBuffers()
+        self._last_claim = _LastClaim()
+        self._buffers = ResultBuffers()
         #: Event loops of ``async def`` tasks; the owner of the runner closes them.
         self.loops: Loops = Loops(context.settings)
         self.add_tasks(tasks)
@@ -74,8 +87,11 @@ class CeleryRunner:
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
         shared = self._consumer, self._repeat, self._buffers
-        plain = {name: PlainRuns(one, *shared) for name, one in rules.items()}
-        self._plain = {**self._plain, **plain}
+        self._ways = {**self._ways, **{name: PlainRuns(one, *shared) for name, one in rules.items()}}
+
+    def run_by(self, way: Way, queues: Iterable[str]) -> None:
+        """Run the batches of these queues in another way than in their lane."""
+        self._ways = {**self._ways, **dict.fromkeys(queues, way)}
 
     def rules_of(self, queue: str) -> RunRules:
         """The task and policy of the queue."""
@@ -86,7 +102,7 @@ class CeleryRunner:
 
         An unexpected exception around the function fails the run.
         """
-        settlements = self._plain[batch.queue.name].run(batch)
+        settlements = self._ways[batch.queue.name].run(batch)
         return self.run_traced(batch) if settlements is None else settlements
 
     def run_traced(self, batch: Batch, replay: Callable[[], Any] | None = None) -> tuple[Settlement, ...]:
@@ -105,14 +121,14 @@ class CeleryRunner:
             return self._run_recorded(rules, batch, decoded, replay)
         if revoked is not None:
             (job,) = batch.jobs
-            request = call_request(revoked, rules.task, self._consumer, {}, job.retry_count + 1)
+            request = CallRequest(revoked, rules.task, self._consumer, {}, job.retry_count + 1)
             try:
                 request.full().revoked()
             except Exception:
                 logger.exception("a call of %s waits, because it cannot be revoked", batch.queue.name)
                 return return_batch(batch)
             decoded = rules.decode(batch, {job.id: {0}})
-        return self._run_uncalled(Run(decoded, rules, replay=replay))
+        return self._run(Run(decoded, rules, replay=replay))
 
     def end_terminated(self, batch: Batch, task_id: str, signum: int) -> tuple[Settlement, ...]:
         """End a batch whose process ``revoke(terminate=True)`` has ended by this signal; revoke its calls."""
@@ -126,28 +142,28 @@ class CeleryRunner:
                 )
                 return return_batch(batch)
         else:
-            request = call_request(CallRecord(task_id, IGNORED_RESULT), rules.task, self._consumer, {}, 0)
+            request = CallRequest(CallRecord(task_id, IGNORED_RESULT), rules.task, self._consumer, {}, 0)
             report(request.full().terminated, signum)
         everything = {job.id: range(len(job.payloads)) for job in batch.jobs}
         return Run(rules.decode(batch, everything), rules).decision.settlements
 
     def flush(self) -> tuple[Settlement, ...]:
         """Write what runs of this lane have left. Returns the settlements that wait for that."""
-        wait_for_lines()
+        if being_written:
+            wait_for_lines()
         return self._buffers.own.flush()
 
-    def _run_uncalled(self, run: Run, make_request: MakeRequest | None = None) -> tuple[Settlement, ...]:
-        """Run a batch whose calls have no record."""
-        self._try(run, make_request)
-        return self._end(run, run.decision.settlements)
+    def write_late(self) -> None:
+        """Write the results that wait behind long runs of their lanes."""
+        self._buffers.write_late()
 
-    def _repeat(self, run: Run, make_request: MakeRequest) -> tuple[Settlement, ...]:
+    def _repeat(self, request: PlainRequest) -> tuple[Settlement, ...]:
         """Give a plain run, whose function has run, to Celery's tracer."""
-        if run.call is None:
-            return self._run_uncalled(run, make_request)
-        calls = self._calls(run.batch, self._rules[run.batch.queue.name])
-        calls.take()
-        return self._run_and_finish(run, calls, make_request)
+        run, calls = request.run, None
+        if run.call is not None:
+            calls = self._calls(run.batch, run.rules)
+            calls.take()
+        return self._run(run, calls, request)
 
     def _calls(self, batch: Batch, rules: RunRules) -> BatchCalls:
         tracked = TrackedCalls(batch.lease, self._tracker_store, rules.settings)
@@ -171,30 +187,33 @@ class CeleryRunner:
         )
         if call is None:
             calls.report_started(decoded)
-        return self._run_and_finish(run, calls)
+        return self._run(run, calls)
 
-    def _run_and_finish(
-        self, run: Run, calls: BatchCalls, make_request: MakeRequest | None = None
+    def _run(
+        self, run: Run, calls: BatchCalls | None = None, request: PlainRequest | None = None
     ) -> tuple[Settlement, ...]:
-        has_reported, runtime = False, 0.0
+        """Run the function through Celery's tracer, and give the calls that have records their results."""
+        has_reported, began_at = False, time.monotonic()
         if run.batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
             run.bury_poison_pill()
         else:
-            began_at = time.monotonic()
             try:
-                has_reported = self._try(run, make_request) and run.call is not None
+                has_reported = self._try(run, request) and run.call is not None
             except BaseException as error:
-                calls.tracked.interrupted(error, run.secrets)
+                if calls is not None:
+                    calls.tracked.interrupted(error, run.secrets)
                 raise
-            runtime = time.monotonic() - began_at
+        if calls is None:
+            return self._end(run, run.decision.settlements)
+        runtime = time.monotonic() - began_at
         return self._end(run, CallFinisher(run, calls, runtime, has_reported).finish())
 
-    def _try(self, run: Run, make_request: MakeRequest | None = None) -> bool:
+    def _try(self, run: Run, request: PlainRequest | None = None) -> bool:
         """Run the function, if any payload can run. Returns whether Celery has reported the outcome."""
         if not run.decoded.jobs:
             return False
         try:
-            return self._execute(run, make_request() if make_request else run_request(run, self._consumer))
+            return self._execute(run, request or RunRequest(run, self._consumer).traceable())
         except Exception as error:
             logger.exception("a run of %s failed outside its function", run.batch.queue.name)
             self.last_words(error)
@@ -205,7 +224,7 @@ class CeleryRunner:
     def _execute(self, run: Run, request: Any) -> bool:
         run.begin(request.id)
         try:
-            info = traced(run.task, request, self._consumer, has_begun=run.replay is not None)
+            info = traced(run.task, request, has_begun=run.replay is not None)
         except Reject as error:
             # Celery's tracer lets a Reject out that on_success raised.
             run.reject(error, getattr(error, "requeue", False))
@@ -227,28 +246,33 @@ class CeleryRunner:
         """Log the failures, and keep a run with dead jobs until its claim is settled."""
         if run.decision.failures:
             log_failures(run)
-            if any(settlement.disposition is Disposition.DIE for settlement in settlements):
-                # All of a claim is settled before the lane's next one runs.
-                claim = run.batch.lease, run.batch.claim
-                kept = [r for r in self._dying.runs if (r.batch.lease, r.batch.claim) == claim]
-                self._dying.runs = (*kept, run)
+            died = [each.id for each in settlements if each.disposition is Disposition.DIE]
+            if dead := run.decision.dead_jobs(died):
+                self.keep_dead(DeadJobs(run.batch, dead, self.report_dead))
         run.forget_tracebacks()
         return settlements
 
+    def keep_dead(self, dead: DeadJobs) -> None:
+        """Keep jobs that have died until their claim is settled."""
+        # All of a claim is settled before the lane's next one runs.
+        claim = dead.batch.lease, dead.batch.claim
+        kept = [each for each in self._last_claim.dead if (each.batch.lease, each.batch.claim) == claim]
+        self._last_claim.dead = (*kept, dead)
+
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Call on_retries_exhausted with the jobs that died."""
-        self.report_dead(batch.queue.name, self.dead_jobs(batch, accepted))
+        for dead in self._last_claim.dead:
+            if dead.batch is batch and (found := [job for job in dead.jobs if job.id in accepted]):
+                dead.report(batch.queue.name, found)
 
-    def dead_jobs(self, batch: Batch, accepted: Collection[str]) -> list[RunJob]:
-        """The jobs of the lane's last claim that died, if their settle was accepted."""
-        return [
-            job for run in self._dying.runs if run.batch is batch for job in run.decision.dead_jobs(accepted)
-        ]
+    def dead_jobs(self, batch: Batch) -> list[RunJob]:
+        """The jobs of a batch of the lane's last claim that have died."""
+        return [job for dead in self._last_claim.dead if dead.batch is batch for job in dead.jobs]
 
     def report_dead(self, queue: str, dead: list[RunJob]) -> None:
         """Call on_retries_exhausted with jobs that died."""
         react = self._rules[queue].task.on_retries_exhausted
-        if dead and react is not None:
+        if react is not None:
             try:
                 call_user_code(partial(react, dead))
             except Exception as error:

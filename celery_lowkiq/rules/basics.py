@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from logging import Logger, getLogger
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,21 +23,20 @@ class Clock(Protocol):
         """Return seconds since an arbitrary start. Never goes back; includes time in suspend."""
 
 
+#: Seconds since an arbitrary start, also those in suspend where the system counts them. The clock of leases
+#: and of runs: times of both are compared.
+monotonic: Callable[[], float] = time.monotonic
+if hasattr(time, "CLOCK_BOOTTIME"):
+    monotonic = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+
+
 class SystemClock:
     """The clock of this machine. Outside Linux it does not count suspend, so leases seem longer after it."""
 
+    monotonic: Callable[[], float] = staticmethod(monotonic)
+
     def time(self) -> float:
         return time.time()
-
-    if hasattr(time, "CLOCK_BOOTTIME"):
-
-        def monotonic(self) -> float:
-            return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-    else:
-
-        def monotonic(self) -> float:
-            return time.monotonic()
 
 
 # Threads: where the system allows no further one, work waits, or is done by the caller.

@@ -55,6 +55,11 @@ class ClaimRequest:
     batches: int = 1
 
 
+def run_count(jobs: int, batch_size: int) -> int:
+    """Return the number of runs of a claim."""
+    return -(-jobs // batch_size)
+
+
 @dataclass(frozen=True)
 class SettleRequest:
     """A request to settle claimed jobs of a shard, and to ``release`` it if none is in processing then."""

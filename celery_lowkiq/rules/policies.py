@@ -72,11 +72,6 @@ def token_at(full_at: float, rate: float) -> float:
     return full_at - (capacity(rate) - 1) / rate
 
 
-def run_count(jobs: int, batch_size: int) -> int:
-    """Return the number of runs of a claim."""
-    return -(-jobs // batch_size)
-
-
 # Isolation: the batch size of jobs after a batch of several failed as a whole (rule 5).
 #
 # One payload may have caused the failure, or an outage; the worker cannot tell. So it halves the batch

@@ -24,10 +24,11 @@ from celery_lowkiq.rules.claims import (
     SettleReply,
     SettleRequest,
     lag,
+    run_count,
 )
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Batch, Disposition, Job, PayloadRemoval, Settlement, ShardRef
-from celery_lowkiq.rules.policies import Tokens, run_count
+from celery_lowkiq.rules.policies import Tokens
 from celery_lowkiq.worker.context import WorkerContext
 from celery_lowkiq.worker.forks import end_forks_by_signal, staying
 from celery_lowkiq.worker.owned_shard import OwnedShard

@@ -160,8 +160,11 @@ class Runner(Protocol):
     def flush(self) -> tuple[Settlement, ...]:
         """Write what the runs of the calling thread have left, and return the settlements that wait for it.
 
-        Called before each settle. Results do not wait for that: they are written behind a long run, too.
+        Called before each settle.
         """
+
+    def write_late(self) -> None:
+        """Write the results of lanes that have waited for long, behind a run. Called by the reaper."""
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         """Handle an accepted settle: ``accepted`` are the ids that it changed."""
@@ -180,8 +183,11 @@ class Host(Protocol):
         """Report an error outside a task's function that ends a lane or the worker."""
 
 
-class Meter(Protocol):
-    """Counts the work of a node. Called for every batch, from any thread: must be quick and never raise."""
+class Meter:
+    """Counts the work of a node. Called for every batch, from any thread: must be quick and never raise.
+
+    This one counts nothing.
+    """
 
     def ran(self, batch: Batch, began_at: float, seconds: float) -> None:
         """Count a batch that began at ``began_at`` (Unix s of Redis's clock) and took ``seconds``."""
@@ -205,22 +211,4 @@ class Meter(Protocol):
         """Measure by how many ``seconds`` the event loop of ``async def`` tasks is late."""
 
 
-class NullMeter:
-    """A meter that counts nothing."""
-
-    def ran(self, batch: Batch, began_at: float, seconds: float) -> None: ...
-
-    def renewed(self, leases: int) -> None: ...
-
-    def lost(self) -> None: ...
-
-    def refused(self) -> None: ...
-
-    def outage(self) -> None: ...
-
-    def unverified(self, queue: str, payloads: int) -> None: ...
-
-    def loop_lag(self, seconds: float) -> None: ...
-
-
-NULL_METER = NullMeter()
+NULL_METER = Meter()

@@ -11,10 +11,10 @@ from celery_lowkiq.rules.claims import Scheduler
 from celery_lowkiq.rules.leases import Splitter, lease_splitter
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.worker.context import OwnershipMailbox, RateLimiter, WorkerContext
-from celery_lowkiq.worker.exclusion import Cooperative, Exclusion
 from celery_lowkiq.worker.lane import MAX_WAIT_BEHIND_RUN, Lane
 from celery_lowkiq.worker.members import running
 from celery_lowkiq.worker.outage import OutageTracker
+from celery_lowkiq.worker.owned_shard import Cooperative, Exclusion
 from celery_lowkiq.worker.ownership import Ownership
 from celery_lowkiq.worker.ports import NULL_METER, Host, Meter, Runner, Store
 from celery_lowkiq.worker.waker import Waker
@@ -87,7 +87,7 @@ class Runtime:
             *(lane.thread for lane in self._lanes),
             self._waker.thread,
             self._ownership.thread,
-            ctx.thread("lowkiq-window-reaper", self._return_unstarted),
+            ctx.thread("lowkiq-window-reaper", self._reap),
         ]
 
     def start(self) -> None:
@@ -193,8 +193,8 @@ class Runtime:
         else:
             lane.announce(shard, perform_in)
 
-    def _return_unstarted(self) -> None:
-        """Return claimed batches that wait too long behind a running one.
+    def _reap(self) -> None:
+        """Return claimed batches, and write results, that wait too long behind a running batch.
 
         In a thread of its own: a lane cannot do so while it runs a batch, and the ownership thread must not
         wait for Redis between two renewals.
@@ -202,6 +202,7 @@ class Runtime:
         while not self._ownership.finished.wait(MAX_WAIT_BEHIND_RUN / 2):
             for lane in self._lanes:
                 lane.return_unstarted(self._clock.monotonic())
+            self._ctx.runner.write_late()
 
     def _refresh(self) -> None:
         for lane in self._lanes:

@@ -317,6 +317,7 @@ class FakeRunner:
         self.act = act
         self.runs: list[tuple[str, str]] = []
         self.told: list[frozenset[str]] = []
+        self.late_writes = 0
         #: Whether the results of a batch are held back until `flush`, and its settlements with them.
         self.holds: Callable[[Batch], bool] = lambda batch: False
         self._held: dict[threading.Thread, list[Settlement]] = defaultdict(list)
@@ -332,6 +333,9 @@ class FakeRunner:
 
     def flush(self) -> tuple[Settlement, ...]:
         return tuple(self._held.pop(threading.current_thread(), ()))
+
+    def write_late(self) -> None:
+        self.late_writes += 1
 
     def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
         self.told.append(accepted)

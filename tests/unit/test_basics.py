@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import textwrap
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import wrapt
 
+from celery_lowkiq.rules import basics
 from celery_lowkiq.rules.basics import cached_property, is_defined_in
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that counts suspend")
+def test_the_clock_of_leases_counts_the_time_in_suspend(monkeypatch):
+    """It did not: a method of its class had the name of the module that has the clock."""
+    monkeypatch.setattr(time, "clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.get)
+    spec = importlib.util.spec_from_file_location("basics_of_a_machine_that_slept", basics.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.SystemClock().monotonic() == module.monotonic() == 7.0
+
 
 # Values that the objects of the package keep. No Redis.
 

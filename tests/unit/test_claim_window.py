@@ -219,6 +219,15 @@ def test_nothing_of_a_lost_shard_begins(node):
     assert one.store.settled == []
 
 
+def test_results_are_written_while_a_batch_runs(node):
+    gate = threading.Event()
+    one = node({0: numbered(1)}, lambda batch: gate.wait(20) and None)
+    try:
+        eventually(lambda: one.runner.ids and one.runner.late_writes)
+    finally:
+        gate.set()
+
+
 def test_each_waiting_batch_goes_to_the_lane_or_to_the_reaper():
     """They take them at the same time, without a lock."""
     jobs = tuple(Job(str(n), (), 0.0, claim=1) for n in range(2000))

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from celery_lowkiq.rules.claims import run_count
 from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.policies import Tokens, capacity, run_count
+from celery_lowkiq.rules.policies import Tokens, capacity
 from celery_lowkiq.worker.context import RateLimiter
 from tests.unit.nodes import SHARDS, Q, once
 from tests.waiting import eventually

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from celery._state import _task_stack, get_current_worker_task
+from celery.utils.threads import LocalManager, _FastLocalStack, _LocalStack
 
-from celery_lowkiq.integration.current import naming
+from celery_lowkiq.integration import current
+from celery_lowkiq.integration.current import StackTop, current_worker_task, naming
+from celery_lowkiq.integration.loops import ContextStack
 from tests.processes import run
 
 # Commands in advice name the app as its user does.
@@ -113,3 +118,45 @@ def test_a_thread_without_an_app_is_told_what_to_do(says, before):
     assert said.startswith(
         "ConfigurationError: this thread has no current Celery app: call app.set_default()"
     )
+
+
+# The top of Celery's stacks.
+
+
+def of_another_thread():
+    stack = _LocalStack()
+    LocalManager([stack._local], ident_func=lambda: "mine")
+    return stack
+
+
+@pytest.mark.parametrize("kind", [_LocalStack, _FastLocalStack, ContextStack, of_another_thread])
+def test_an_item_is_the_top_until_it_is_restored(kind):
+    stack = kind()
+    top = StackTop(stack)
+    before = top.replace("outer")
+    assert stack.stack == ["outer"]
+    stack.push("of a call in the run")
+    assert stack.pop() == "of a call in the run"
+    # A run in a run, as of a task that is called in place by another.
+    within = top.replace("inner")
+    assert stack.top == "inner"
+    top.restore(within)
+    assert stack.stack == ["outer"]
+    top.restore(before)
+    assert (stack.top, len(stack)) == (None, 0)
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_the_current_task_is_celerys(is_usual, monkeypatch):
+    if not is_usual:
+        monkeypatch.setattr(current, "_running", None)
+    assert current_worker_task() is get_current_worker_task() is None
+    task = SimpleNamespace(request=SimpleNamespace(called_directly=False), request_stack=_LocalStack())
+    _task_stack.push(task)
+    try:
+        assert current_worker_task() is task
+        task.request.called_directly = True
+        assert current_worker_task() is None
+    finally:
+        _task_stack.pop()
+    assert current_worker_task() is None

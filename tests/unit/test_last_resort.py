@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +14,7 @@ from celery_lowkiq.integration.processes import lane_process
 from celery_lowkiq.integration.processes.child import Child, ChildOptions
 from celery_lowkiq.integration.processes.lane_process import LaneProcess, NotStarted
 from celery_lowkiq.integration.processes.messages import read_settlements
-from celery_lowkiq.integration.processes.process_runner import ProcessRunner
+from celery_lowkiq.integration.processes.process_runner import ProcessRuns
 from celery_lowkiq.rules.basics import package_logger
 from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
 from celery_lowkiq.store.script import load, lua_files
@@ -58,13 +57,9 @@ def test_a_child_process_without_descriptors_is_one_that_does_not_start(monkeypa
 
 def test_dead_jobs_that_cannot_be_told_of_end_no_lane(caplog):
     """As above, for payloads that cannot be pickled."""
-    runner = ProcessRunner.__new__(ProcessRunner)
-    runner._local, runner._lanes = threading.local(), []
-    runner._in_lane = SimpleNamespace(settled=lambda batch, accepted: None)
-    batch = SimpleNamespace(queue=QueueSpec("orders"))
-    job = RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")
-    runner._lane.dead = [(batch, [job])]
-    runner.settled(batch, frozenset({"1"}))
+    runner = SimpleNamespace(run_by=lambda way, queues: None)
+    runs = ProcessRuns({}, consumer=None, settings=None, runner=runner)
+    runs.report_dead("orders", [RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")])
     assert "on_retries_exhausted of orders failed" in caplog.text
 
 
@@ -73,8 +68,7 @@ def test_a_dead_job_that_cannot_be_told_of_is_settled_all_the_same(caplog):
     child = Child.__new__(Child)
     dead = [Settlement("1", 7, Disposition.DIE, 3)]
     job = RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")
-    child._runner = SimpleNamespace(run=lambda batch: tuple(dead), dead_jobs=lambda batch, ids: [job])
-    child._buffers = SimpleNamespace(buffer=SimpleNamespace(take=lambda: None))
+    child._runner = SimpleNamespace(run=lambda batch: tuple(dead), flush=tuple, dead_jobs=lambda batch: [job])
     child._options = SimpleNamespace(max_tasks=None, max_memory_kib=None)
     batch = SimpleNamespace(queue=QueueSpec("orders"), jobs=(job,))
     assert read_settlements(child._outcome(1, batch), batch) == (tuple(dead), [])

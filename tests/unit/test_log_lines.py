@@ -305,7 +305,9 @@ def test_what_comes_later_waits_for_the_line_that_was_left(say):
 
             thread = threading.Thread(target=lane)
             thread.start()
-            eventually(lambda: run_logs._writing and any(lines._waiting for lines in run_logs._writing))
+            eventually(
+                lambda: run_logs.being_written and any(lines._waiting for lines in run_logs.being_written)
+            )
             assert not done
         thread.join(10)
         assert done[0].startswith("slow\nleft\n")
@@ -338,4 +340,4 @@ def test_many_lanes_lose_no_line_and_keep_their_order():
             expected += [f"{name} ran {number}"]
             expected += [f"{name} says {number}"] if number % 7 == 0 else []
         assert [line for line in found if line.startswith(name)] == expected
-    assert not run_logs._writing
+    assert not run_logs.being_written

@@ -16,6 +16,7 @@ from celery.worker import state
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration import light_run
+from celery_lowkiq.integration import request as requests
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.run_logs import BatchFilter
 from celery_lowkiq.integration.runner import CeleryRunner
@@ -90,13 +91,13 @@ def test_another_thread_may_read_it_first(run):
 
     run(function)
     (request,) = kept
-    begun = vars(light_run.PlainContext)
+    begun = light_run.PlainContext.__getattribute__
     assert request.hostname == "host"
-    assert (type(request), begun["timelimit"].__get__(request)) == (Context, (None, None))
-    assert begun["__getattr__"](request, "lang") == "py"
+    assert (type(request), begun(request, "timelimit")) == (Context, (None, None))
+    assert begun(request, "lang") == "py"
     with pytest.raises(AttributeError, match="'Context' object has no attribute 'nothing'"):
-        begun["__getattr__"](request, "nothing")
-    assert begun["__dict__"].__get__(request) == vars(request)
+        begun(request, "nothing")
+    assert begun(request, "__dict__") == vars(request)
 
 
 def test_a_worker_finds_a_call_in_place_by_its_id(run):
@@ -168,7 +169,7 @@ def test_a_failure_whose_request_cannot_be_made_does_not_end_the_lane(run, monke
     def function(self, payloads_by_id):
         raise ValueError("boom")
 
-    monkeypatch.setattr(light_run, "quiet_request", away)
+    monkeypatch.setattr(requests, "_headers", away)
     settlement = run(function)
     assert settlement.disposition is Disposition.RETRY
     assert "a run of t failed outside its function" in caplog.messages

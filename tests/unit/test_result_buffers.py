@@ -69,12 +69,6 @@ def lane(empty_redis):
     return Lane(empty_redis.url)
 
 
-@pytest.fixture
-def without_late_writes(monkeypatch):
-    monkeypatch.setattr(held_results, "MAX_DELAY", 3600.0)
-
-
-@pytest.mark.usefixtures("without_late_writes")
 def test_a_job_is_done_when_its_result_is_written(lane):
     for number, task_id in enumerate("abc"):
         assert lane.run(task_id, b"%d" % number) == ()
@@ -87,7 +81,6 @@ def test_a_job_is_done_when_its_result_is_written(lane):
     assert lane.flush() == {}
 
 
-@pytest.mark.usefixtures("without_late_writes")
 def test_a_result_has_nothing_of_another_backend(lane, empty_redis):
     """A result too large to be held leaves what it has in common with others of its own backend."""
     lane.act = lambda task: "x" * redis_results.MAX_SIZE
@@ -99,7 +92,6 @@ def test_a_result_has_nothing_of_another_backend(lane, empty_redis):
     assert extended.backend.get_task_meta("b")["name"] == "t"
 
 
-@pytest.mark.usefixtures("without_late_writes")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -122,7 +114,6 @@ def test_results_are_stored_and_published_as_by_the_backend(empty_redis, monkeyp
     assert together == alone
 
 
-@pytest.mark.usefixtures("without_late_writes")
 def test_results_are_stored_and_published_through_redis_py_where_that_is_observed(lane, monkeypatch):
     together = stored_and_published(lane)
     monkeypatch.setattr(redis_results, "transact", lambda client, commands: False)
@@ -158,7 +149,6 @@ def stored_and_published(lane):
     return found
 
 
-@pytest.mark.usefixtures("without_late_writes")
 def test_the_first_success_of_a_call_is_final(lane):
     lane.backend.mark_as_done("a", "first")
     lane.backend.store_result("b", {"pid": 1}, "STARTED")
@@ -172,7 +162,6 @@ def away(*args, **kwargs):
     raise Unreachable("away")
 
 
-@pytest.mark.usefixtures("without_late_writes")
 def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
     monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
     with monkeypatch.context() as patched:
@@ -192,7 +181,6 @@ def test_a_job_whose_result_cannot_be_written_runs_again(lane, monkeypatch):
     assert lane.result("a") == ("PENDING", None)
 
 
-@pytest.mark.usefixtures("without_late_writes")
 def test_a_result_that_cannot_be_written_does_not_affect_the_others(lane, monkeypatch):
     monkeypatch.setattr(result_buffer, "MAX_REPEATING", 3600.0)
     lane.backend.client.set(lane.backend.get_key_for_task("b"), b"no result")
@@ -203,7 +191,6 @@ def test_a_result_that_cannot_be_written_does_not_affect_the_others(lane, monkey
     assert [lane.result(task_id) for task_id in "ac"] == [("SUCCESS", 7)] * 2
 
 
-@pytest.mark.usefixtures("without_late_writes")
 def test_a_backend_that_does_not_answer_takes_little_of_a_lanes_time(lane, monkeypatch, caplog):
     monkeypatch.setattr(result_buffer, "MAX_REPEATING", -1.0)
     monkeypatch.setattr(lane.backend.client, "mget", away)
@@ -222,42 +209,48 @@ def test_a_long_run_does_not_delay_the_results_before_it(lane):
         if task.request.id == "long":
             eventually(lambda: lane.result("a") == lane.result("b") == ("SUCCESS", 7))
             seen.append(lane.result("long"))
-            ended.set()
+
+    def reap():
+        while not ended.wait(0.01):
+            lane.runner.write_late()
 
     lane.act = runs_long
-    for task_id in ("a", "b", "long"):
-        assert lane.run(task_id) == ()
-    assert ended.is_set()
+    reaper = threading.Thread(target=reap)
+    reaper.start()
+    try:
+        for task_id in ("a", "b", "long"):
+            assert lane.run(task_id) == ()
+    finally:
+        ended.set()
+        reaper.join(30)
     assert seen == [("PENDING", None)]
     assert list(lane.flush()) == ["a", "b", "long"]
     assert lane.result("long") == ("SUCCESS", 7)
 
 
+def test_a_result_that_has_not_waited_is_left_to_its_lane(lane, monkeypatch):
+    monkeypatch.setattr(held_results, "MAX_DELAY", 3600.0)
+    lane.run("a")
+    lane.runner.write_late()
+    assert lane.result("a") == ("PENDING", None)
+
+
 def test_the_lane_writes_what_could_not_be_written_meanwhile(lane, monkeypatch):
-    tried = threading.Event()
+    tried = []
 
     def fails(*args, **kwargs):
-        tried.set()
+        tried.append(args)
         raise Unreachable("away")
 
+    monkeypatch.setattr(held_results, "MAX_DELAY", -1.0)
     with monkeypatch.context() as patched:
         patched.setattr(lane.backend.client, "mget", fails)
         lane.run("a")
-        assert tried.wait(10)
-        eventually(lambda: not lane.runner._buffers.own.waits)
+        for _ in range(2):
+            lane.runner.write_late()
+    assert len(tried) == 1, "the lane meets the error, and handles it"
     assert lane.flush()["a"].disposition is Disposition.DONE
     assert lane.result("a") == ("SUCCESS", 7)
-
-
-def test_the_thread_that_writes_late_results_ends_and_comes_back(lane, monkeypatch):
-    monkeypatch.setattr(held_results, "MAX_IDLE", 0.01)
-    buffers = lane.runner._buffers
-    for task_id in "ab":
-        lane.run(task_id)
-        assert buffers._thread is not None
-        eventually(lambda task_id=task_id: lane.result(task_id) == ("SUCCESS", 7))
-        assert list(lane.flush()) == [task_id]
-        eventually(lambda: buffers._thread is None)
 
 
 class Own(RedisBackend):

@@ -57,6 +57,9 @@ class Runs:
     def flush(self):
         return ()
 
+    def write_late(self):
+        pass
+
     def settled(self, batch, accepted):
         pass
 

@@ -20,8 +20,9 @@ from celery_lowkiq.integration.bootstep.shutdown import (
     wake_event_loop,
 )
 from celery_lowkiq.integration.options import read_rate
-from celery_lowkiq.integration.processes.process_runner import ProcessRunner
+from celery_lowkiq.integration.processes.process_runner import ProcessRuns
 from celery_lowkiq.integration.run_logs import set_up_log
+from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -29,9 +30,11 @@ from celery_lowkiq.rules.health import overdue_line
 from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.views import Running
+from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load_all
-from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KernelTimer, KillLogger, Strict
+from celery_lowkiq.store.trackers import TrackerStore
+from celery_lowkiq.worker.owned_shard import Cooperative, Exclusion, KernelTimer, KillLogger, Strict
 from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
@@ -41,7 +44,7 @@ OTHER_CONNECTIONS = 3
 NODE_METRICS = "celery_lowkiq.metrics.node:NodeMetrics"
 
 
-class Metrics(Meter, Protocol):
+class Metrics(Meter):
     """A meter with a server that exports its values."""
 
     def serve(self, runtime: Runtime) -> None:
@@ -124,7 +127,7 @@ SHARDS_A_LANE = 3
 class CeleryHost:
     """``worker.ports.Host``: the worker process."""
 
-    def __init__(self, consumer: LaneConsumer, runner: ProcessRunner) -> None:
+    def __init__(self, consumer: LaneConsumer, runner: CeleryRunner) -> None:
         self.exitcode: int | None = None
         self._consumer = consumer
         self._runner = runner
@@ -189,7 +192,9 @@ class Engine:
         set_up_log()
         self._consumer, self._tasks, self._shutdown = consumer, tasks, shutdown
         self._store = _open_store(context, lanes)
-        self._runner = ProcessRunner(tasks, consumer, context, self._store.client)
+        stores = CallReader(self._store.client), TrackerStore(self._store.client)
+        self._runner = CeleryRunner(tasks, consumer, context, *stores)
+        self._processes = ProcessRuns(tasks, consumer, settings, self._runner)
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)
         self._exclusion: Exclusion = Cooperative()
@@ -237,6 +242,7 @@ class Engine:
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         self._tasks = {**self._tasks, **new}
         self._runner.add_tasks(new)
+        self._processes.add_tasks(new)
         self.runtime.add_queues(specs)
 
     def snapshot(self) -> dict[str, Any]:
@@ -268,7 +274,7 @@ class Engine:
             release_shards_at_exit(runtime)
         else:
             # The process may go on, as in a test. Running batches would still need the connections.
-            self._runner.close()
+            self._processes.close()
             self._store.close()
             self._exclusion.close()
         if self._host.exitcode is not None:

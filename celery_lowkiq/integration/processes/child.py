@@ -23,7 +23,6 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.worker import state
 
 from celery_lowkiq.integration.app import context_of, ordered_tasks
-from celery_lowkiq.integration.held_results import HeldResult, ResultBuffer, ResultBuffers
 from celery_lowkiq.integration.loops import Cancelled
 from celery_lowkiq.integration.processes import messages
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
@@ -32,7 +31,7 @@ from celery_lowkiq.integration.run_logs import install_batch_filter
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
-from celery_lowkiq.rules.models import Batch, Disposition
+from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.worker import forks
@@ -201,34 +200,6 @@ class EventRelay:
         self._work.send(messages.write((messages.EVENT, kind, pickle.dumps(fields))))
 
 
-class RelayedBuffer(ResultBuffer):
-    """Keeps the result of a run for its outcome: the lane holds results back."""
-
-    held: HeldResult | None = None
-
-    def add(self, held: HeldResult) -> None:
-        self.held = held
-
-    def take(self) -> HeldResult | None:
-        held, self.held = self.held, None
-        return held
-
-
-class RelayedBuffers(ResultBuffers):
-    """The buffer of the only lane here."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.buffer: RelayedBuffer = RelayedBuffer()
-
-    @property
-    def own(self) -> ResultBuffer:
-        return self.buffer
-
-    def watch(self) -> None:
-        """Nothing waits here."""
-
-
 class Child:
     """Answers the messages of the lane."""
 
@@ -239,12 +210,11 @@ class Child:
         self._orders = orders
         self._options = options
         self._runs = 0
-        self._buffers = RelayedBuffers()
         self._events = EventRelay(work)
         self._tasks = ordered_tasks(app)
         consumer = SimpleNamespace(app=app, hostname=options.hostname, event_dispatcher=self._events)
         stores = CallReader(client), TrackerStore(client)
-        self._runner = CeleryRunner(self._tasks, consumer, context, *stores, self._buffers)
+        self._runner = CeleryRunner(self._tasks, consumer, context, *stores)
         self._runner.loops.died = _crash
         self._soft_limit = SoftLimit(self._tasks.values(), self._cancel)
         self._batch: Batch | None = None
@@ -307,15 +277,8 @@ class Child:
 
     def _outcome(self, number: int, batch: Batch) -> OutcomeMessage:
         self._batch = batch
-        settlements = self._runner.run(batch)
-        held = self._buffers.buffer.take()
-        if held is not None:
-            key, value = held.encoded
-            record = held.done[0].ended[0][0]
-            return OutcomeMessage(messages.OUTCOME, number, self._is_spent(), held=(key, value, record))
-        dead: list[Any] = []
-        if any(settlement.disposition is Disposition.DIE for settlement in settlements):
-            dead = self._runner.dead_jobs(batch, [job.id for job in batch.jobs])
+        settlements = (*self._runner.run(batch), *self._runner.flush())
+        dead = self._runner.dead_jobs(batch)
         try:
             return messages.outcome(number, settlements, dead, self._is_spent())
         except Exception as error:

@@ -133,8 +133,6 @@ class OutcomeMessage(NamedTuple):
     is_spent: bool
     #: A pickle of settlements and dead jobs; empty when all jobs are done, and nothing else is to store.
     settlements: bytes = b""
-    #: Key and value of the result to write before the settle, and the key of its call's record.
-    held: tuple[bytes, Any, bytes] | None = None
 
 
 def run_message(
@@ -184,7 +182,7 @@ def read_batch(message: RunMessage, queue: QueueSpec, lost: Flag) -> Batch:
 def outcome(
     number: int, settlements: Sequence[Settlement], dead: Sequence[Any], is_spent: bool
 ) -> OutcomeMessage:
-    """Return the message about a run whose result is not held back. Raises the errors of ``pickle``."""
+    """Return the message about a run. Raises the errors of ``pickle``."""
     if not dead and all(each == Settlement(each.id, each.claim, Disposition.DONE) for each in settlements):
         return OutcomeMessage(OUTCOME, number, is_spent)
     return OutcomeMessage(OUTCOME, number, is_spent, pickle.dumps((tuple(settlements), list(dead))))
@@ -196,8 +194,7 @@ def read_settlements(message: OutcomeMessage, batch: Batch) -> tuple[tuple[Settl
         # Written by a child of this process.
         settlements, dead = pickle.loads(message.settlements)  # noqa: S301
         return settlements, dead
-    ended = ((message.held[2], message.held[2]),) if message.held else ()
-    return tuple([Settlement(job.id, job.claim, Disposition.DONE, ended=ended) for job in batch.jobs]), []
+    return tuple([Settlement(job.id, job.claim, Disposition.DONE) for job in batch.jobs]), []
 
 
 def write(message: tuple[Any, ...]) -> bytes:

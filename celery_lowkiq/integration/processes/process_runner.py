@@ -17,46 +17,38 @@ from celery import platforms
 from celery.exceptions import TimeLimitExceeded
 from celery.worker import state
 
-from celery_lowkiq.integration.app import AppContext
+from celery_lowkiq.integration.call_form import Arguments
 from celery_lowkiq.integration.decisions import RunRules, crash_batch, return_batch
-from celery_lowkiq.integration.decode import RunJob, decode_plain, is_small
-from celery_lowkiq.integration.held_results import EncodedResult, HeldResult, ResultBuffers
+from celery_lowkiq.integration.decode import RunJob, decode_plain
 from celery_lowkiq.integration.light_run import only_call
-from celery_lowkiq.integration.loops import Loops
 from celery_lowkiq.integration.processes import messages
 from celery_lowkiq.integration.processes.app_reference import modules_of, reference_to
 from celery_lowkiq.integration.processes.child import ChildOptions
 from celery_lowkiq.integration.processes.lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
 from celery_lowkiq.integration.processes.messages import OutcomeMessage
-from celery_lowkiq.integration.records import CallRecord, limits_of
+from celery_lowkiq.integration.records import limits_of
 from celery_lowkiq.integration.request import (
-    IGNORED_RESULT,
-    LaneRequest,
+    RunRequest,
     new_id,
-    quiet_request,
-    show_arguments,
     succeeded,
 )
 from celery_lowkiq.integration.run import Run, report
-from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.integration.runner import CeleryRunner, DeadJobs
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.integration.settings import Settings
-from celery_lowkiq.rules.basics import cached_property
+from celery_lowkiq.rules.basics import cached_property, monotonic
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.rules.validators import first_limit, invalid
-from celery_lowkiq.store.call_records import CallReader
-from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.worker.forks import STOP_SIGNALS
 
 # A run in a child process, as the worker sees it: inspect, Flower, revoke.
 
 
-class ProcessRun:
+class ProcessRun(RunRequest):
     """A run that is active in this worker, under the id that it has in the child."""
 
-    acknowledged = True
+    batch: Batch
 
     def __init__(self, rules: RunRules, consumer: Any, batch: Batch) -> None:
         self.batch = batch
@@ -66,13 +58,12 @@ class ProcessRun:
         self.terminated_at: float = math.inf
         self._rules = rules
         self._consumer = consumer
+        self._is_active = False
         self._process: LaneProcess | None = None
         self._lock = threading.Lock()
         found = only_call(batch, rules)
         self._call = found[1] if found else None
-        #: Celery's id of the run.
-        self.id: str = self._call.id if self._call else self._own_id()
-        batch.run_id = self.id
+        self.__dict__["_id"] = batch.run_id = self._call.id if self._call else self._own_id()
 
     @property
     def limits(self) -> tuple[float | None, float | None]:
@@ -87,18 +78,10 @@ class ProcessRun:
                 return form.task_id_of(payloads_by_id) or new_id()
         return new_id()
 
-    def begins(self) -> None:
-        name = self.task.name
-        state.requests[self.id] = self
-        state.active_requests.add(self)
-        state.total_count[name] += 1
-        state.all_total_count[0] += 1
-
     def ends(self) -> None:
         with self._lock:
             self._process = None
-        state.requests.pop(self.id, None)
-        state.active_requests.discard(self)
+        super().ends()
 
     def runs_in(self, process: LaneProcess | None) -> None:
         """The function runs in this process; None: in no process any more."""
@@ -121,16 +104,14 @@ class ProcessRun:
         """Do nothing: runs do not depend on the broker."""
 
     @cached_property
-    def full(self) -> LaneRequest:
-        """The request of Celery's worker."""
-        record = self._call or CallRecord(self.id, IGNORED_RESULT)
-        decoded = self._rules.decode(self.batch)
-        run = Run(decoded, self._rules, self._call)
-        arguments = self.task.call_form.of_run(decoded.payloads_by_id)
-        shown = show_arguments(self.task, arguments, is_small(self.batch))
-        full = quiet_request(run, record, shown, arguments, self._consumer).full()
-        full.time_start = time.time() - (time.monotonic() - self.batch.began_at)
-        return full
+    def run(self) -> Run:  # type: ignore[override]
+        """The run, as far as this worker knows it."""
+        return Run(self._rules.decode(self.batch), self._rules, self._call)
+
+    @cached_property
+    def arguments(self) -> Arguments:  # type: ignore[override]
+        """The arguments of the function."""
+        return self.task.call_form.of_run(self.run.decoded.payloads_by_id)  # type: ignore[no-any-return]
 
     @property
     def worker_pid(self) -> int | None:
@@ -140,13 +121,7 @@ class ProcessRun:
 
     def info(self, safe: bool = False) -> Any:
         """Return what ``inspect`` shows."""
-        return {**self.full.info(safe), "worker_pid": self.worker_pid}
-
-    def __getattr__(self, name: str) -> Any:
-        """An attribute of Celery's request."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.full, name)
+        return {**super().__getattr__("info")(safe), "worker_pid": self.worker_pid}
 
 
 # Runs the batches of tasks with ``run_in="process"`` in a child process of their lane.
@@ -161,14 +136,12 @@ def runs_in_process(task: Any, settings: Settings) -> bool:
 
 
 class _Lane:
-    """The child process of a lane, and what the lane has to do after its settle."""
+    """The child process of a lane."""
 
     def __init__(self) -> None:
         self.process: LaneProcess | None = None
         #: True if the process ends by itself.
         self.is_spent = False
-        #: Batches of the last claim in which jobs have died, with these.
-        self.dead: list[tuple[Batch, list[RunJob]]] = []
 
     def running_process(self, options: ChildOptions) -> LaneProcess:
         """Return the child process, a new one when there is none. Raises NotStarted."""
@@ -195,29 +168,24 @@ class _Lane:
             process.kill()
 
 
-class ProcessRunner:
-    """``worker.ports.Runner``: a child process for each lane that runs such tasks; others run in the lane."""
+class ProcessRuns:
+    """The runs of a node in child processes, one for each lane that has such runs."""
 
-    def __init__(self, tasks: Mapping[str, Any], consumer: Any, context: AppContext, client: Client) -> None:
-        """``tasks``: by the names of their queues. Raises ConfigurationError."""
+    def __init__(
+        self, tasks: Mapping[str, Any], consumer: Any, settings: Settings, runner: CeleryRunner
+    ) -> None:
+        """``tasks``: those of the runner, by queue. Raises ConfigurationError."""
         self._consumer = consumer
-        self._context = context
-        self._buffers = ResultBuffers()
-        stores = CallReader(client), TrackerStore(client)
-        self._in_lane = CeleryRunner(tasks, consumer, context, *stores, self._buffers)
-        self._queues: frozenset[str] = frozenset()
+        self._settings = settings
+        self._runner = runner
         self._options: ChildOptions | None = None
         self._local = threading.local()
         self._lanes: list[_Lane] = []
-        self._add(tasks)
+        self.add_tasks(tasks)
 
     def add_tasks(self, tasks: Mapping[str, Any]) -> None:
-        """Add tasks, by the names of their queues. Raises ConfigurationError."""
-        self._add(tasks)
-        self._in_lane.add_tasks(tasks)
-
-    def _add(self, tasks: Mapping[str, Any]) -> None:
-        settings = self._context.settings
+        """Run these tasks (by queue) in processes, if their options say so. Raises ConfigurationError."""
+        settings = self._settings
         found = {queue: task for queue, task in tasks.items() if runs_in_process(task, settings)}
         for task in found.values():
             _check(task, settings)
@@ -232,12 +200,7 @@ class ProcessRunner:
                 worker.max_memory_per_child,
                 multiprocessing.get_start_method(allow_none=True),
             )
-        self._queues |= found.keys()
-
-    @property
-    def loops(self) -> Loops:
-        """The event loops of ``async def`` tasks that run in lanes."""
-        return self._in_lane.loops
+        self._runner.run_by(self, found)
 
     @property
     def _lane(self) -> _Lane:
@@ -247,37 +210,27 @@ class ProcessRunner:
             self._lanes.append(lane)
         return lane
 
-    def run(self, batch: Batch) -> tuple[Settlement, ...]:
-        if batch.queue.name not in self._queues or batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
-            return self._in_lane.run(batch)
-        run = ProcessRun(self._in_lane.rules_of(batch.queue.name), self._consumer, batch)
+    def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
+        """Run a batch, see ``runner.Way``."""
+        if batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
+            return None
+        run = ProcessRun(self._runner.rules_of(batch.queue.name), self._consumer, batch)
         run.begins()
         try:
             return self._run(run, self._lane)
         except Exception as error:
             logger.exception("a batch of %s failed outside its function", batch.queue.name)
-            self.last_words(error)
+            self._runner.last_words(error)
             return return_batch(batch)
         finally:
             run.ends()
 
-    def flush(self) -> tuple[Settlement, ...]:
-        return self._in_lane.flush()
-
-    def last_words(self, error: BaseException) -> None:
-        self._in_lane.last_words(error)
-
-    def settled(self, batch: Batch, accepted: frozenset[str]) -> None:
-        """Call on_retries_exhausted with the jobs that died, in the child if their run ended there."""
-        self._in_lane.settled(batch, accepted)
-        lane = self._lane
-        found = [job for of, dead in lane.dead if of is batch for job in dead if job.id in accepted]
-        if not found:
-            return
+    def report_dead(self, queue: str, dead: list[RunJob]) -> None:
+        """Have the child call on_retries_exhausted with jobs that died in it."""
         try:
-            self._ask(lane, batch.queue.name, pickle.dumps(found))
+            self._ask(self._lane, queue, pickle.dumps(dead))
         except Exception as error:  # noqa: BLE001 - the jobs are settled, and payloads are the user's
-            logger.error("on_retries_exhausted of %s failed: %s", batch.queue.name, error)
+            logger.error("on_retries_exhausted of %s failed: %s", queue, error)
 
     def close(self) -> None:
         """End the child processes, when all lanes have ended."""
@@ -299,10 +252,10 @@ class ProcessRunner:
             return return_batch(batch, START_DELAY)
         except TimeLimitExceeded as error:
             logger.error("hard time limit (%s s) exceeded for %s[%s]", *error.args, run.task.name, run.id)
-            return self._in_lane.run_traced(batch, partial(_raise, error))
+            return self._runner.run_traced(batch, partial(_raise, error))
         except ProcessDied as error:
             if run.terminated:
-                return self._in_lane.end_terminated(batch, run.id, run.terminated)
+                return self._runner.end_terminated(batch, run.id, run.terminated)
             ids = [job.id for job in batch.jobs]
             logger.error("shard %s: the process that ran %s ended by %s", batch.shard, ids, error)
             return crash_batch(batch)
@@ -319,7 +272,7 @@ class ProcessRunner:
             process = lane.running_process(self._options)
             process.runs += 1
             # Not with the start of its process, which may take longer than the run.
-            run.batch.began_at, run.batch.is_starting = time.monotonic(), False
+            run.batch.began_at, run.batch.is_starting = monotonic(), False
             try:
                 if process.send(self._message(process, run.batch)):
                     run.runs_in(process)
@@ -354,7 +307,7 @@ class ProcessRunner:
                 return answer
             if answer is not None:
                 report(self._send_event, *answer[1:])
-            ran = time.monotonic() - batch.began_at
+            ran = monotonic() - batch.began_at
             if hard and ran >= hard:
                 raise TimeLimitExceeded(hard)
             if soft and ran >= soft:
@@ -377,19 +330,8 @@ class ProcessRunner:
         if all(settlement.disposition is Disposition.DONE for settlement in settlements):
             succeeded.append(batch.run_id)
         if dead:
-            # All of a claim is settled before the lane's next one runs.
-            claim = batch.lease, batch.claim
-            lane.dead = [each for each in lane.dead if (each[0].lease, each[0].claim) == claim]
-            lane.dead.append((batch, dead))
-        if outcome.held is None:
-            return settlements
-        task = self._in_lane.rules_of(batch.queue.name).task
-        key, value, _ = outcome.held
-        buffer, again = self._buffers.own, partial(return_batch, batch)
-        buffer.accepts(task.backend)
-        buffer.add(HeldResult(time.monotonic(), EncodedResult(key, value), batch, settlements, again))
-        self._buffers.watch()
-        return ()
+            self._runner.keep_dead(DeadJobs(batch, dead, self.report_dead))
+        return settlements
 
     def _ask(self, lane: _Lane, queue: str, dead: bytes) -> None:
         """Have the child call on_retries_exhausted. Raises NotStarted, ProcessDied."""
