@@ -27,7 +27,7 @@ def pipe():
 
 @pytest.fixture
 def proxy(app, pipe):
-    made = NodeProxy(SimpleNamespace(app=app, hub=None), {}, ())
+    made = NodeProxy(SimpleNamespace(app=app, hub=None, event_dispatcher=None), {}, ())
     made._connection = pipe[0]
     return made
 
@@ -70,4 +70,5 @@ def test_a_worker_with_many_descriptors_is_heard(proxy, pipe):
         proxy._connection.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert pipe[1].recv() == (None, "quiet", (True,))
+    ticket, name, (wanted,) = pipe[1].recv()
+    assert (ticket, name, wanted.is_quiet) == (None, "obey", True)

@@ -24,7 +24,7 @@ from celery.exceptions import Ignore, Reject
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.bootstep import remote_control
-from celery_lowkiq.integration.bootstep.node.launch import NodeWorker
+from celery_lowkiq.integration.bootstep.node.options import NodeWorker
 from tests.foreign import drop_shared
 
 #: Where tasks write. A task that runs in the tests' own process writes nothing.

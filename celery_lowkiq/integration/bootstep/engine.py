@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from celery_lowkiq.integration.app import AppContext, context_of
 from celery_lowkiq.integration.bootstep.command_line import warn_unknown_plain, warn_unknown_weights
 from celery_lowkiq.integration.bootstep.shutdown import (
     COLD_SHUTDOWN_TIMEOUT,
+    drain,
     is_cold_shutdown,
     release_shards_at_exit,
     wake_event_loop,
@@ -77,47 +79,14 @@ class Shutdown(Protocol):
     #: True if the process serves nothing else. A worker in a user's test shares its process with the test.
     is_program: bool
 
-    def watch(self, runtime: Runtime) -> None:
-        """Stop claiming as soon as a signal asks for it."""
+    def watch(self, runtime: Runtime) -> Callable[[], Any]:
+        """Stop claiming as soon as a signal asks for it. Return a function that does so."""
 
-    def drain(self, runtime: Runtime, timeout: float | None) -> None:
-        """Wait for the lanes for at most ``timeout`` s (None: any time)."""
+    def wake(self) -> None:
+        """Have :meth:`wait` look."""
 
-    def exit_with(self, exitcode: int) -> None:
-        """Set the exit status of the worker."""
-
-
-class LaneEngine(Protocol):
-    """Lanes, as the bootstep controls them: in this process (:class:`Engine`), or in a node process."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """True if an operator made the node quiet."""
-
-    @property
-    def queue_names(self) -> frozenset[str]:
-        """The queues that may be served."""
-
-    def start(self) -> None:
-        """Start the lanes."""
-
-    def end(self) -> None:
-        """Stop the lanes."""
-
-    def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
-        """Take tasks (by queue) that were registered after the start. Raises ConfigurationError."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return what each lane serves and runs, as plain values."""
-
-    def quiet(self, yes: bool) -> None:
-        """Stop claiming jobs, or go on. Raises ConfigurationError."""
-
-    def serve(self, queues: Collection[str]) -> None:
-        """Serve these queues from now on. Raises ConfigurationError."""
-
-    def limit(self, queue: str) -> None:
-        """Apply the current ``rate_limit`` of the queue's task. Raises ConfigurationError."""
+    def wait(self, ended: threading.Event) -> None:
+        """Wait for the lanes, or a cold shutdown."""
 
 
 #: Shards a lane to advise: ids of a lane meet rarely, and a lane more or less changes little.
@@ -222,7 +191,7 @@ class Engine:
 
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
-        self._shutdown.watch(self.runtime)
+        self._stop = self._shutdown.watch(self.runtime)
         self._runner.loops.meter = (self._metrics or NULL_METER).loop_lag
         self._runner.loops.died = self._on_dead_loop
         if self._shutdown.is_program:
@@ -260,10 +229,18 @@ class Engine:
         if not self._consumer.disable_rate_limits:
             self.runtime.set_rate(queue, rate)
 
-    def end(self) -> None:
-        """Stop the lanes. The runtime stays readable for remote control until the last batch ends."""
+    def end(self) -> int | None:
+        """Stop the lanes. The runtime stays readable for remote control until the last batch ends.
+
+        Returns the exit status of a worker that a lane has stopped.
+        """
+        self._stop()
         runtime, was_cold = self.runtime, is_cold_shutdown()
-        self._shutdown.drain(runtime, context_of(self._consumer.app).settings.shutdown_timeout)
+        if was_cold:
+            runtime.abandon()
+        else:
+            timeout = context_of(self._consumer.app).settings.shutdown_timeout
+            self._shutdown.wait(drain(runtime, timeout, self._shutdown.wake))
         if self._runner.loops.close() or was_cold:
             # Cancelled batches go back to the queue.
             runtime.join(COLD_SHUTDOWN_TIMEOUT)
@@ -277,8 +254,7 @@ class Engine:
             self._processes.close()
             self._store.close()
             self._exclusion.close()
-        if self._host.exitcode is not None:
-            self._shutdown.exit_with(self._host.exitcode)
+        return self._host.exitcode
 
     def _on_dead_loop(self, error: BaseException | None) -> None:
         try:

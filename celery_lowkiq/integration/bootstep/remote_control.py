@@ -187,7 +187,7 @@ def disable_events(step: Any, celerys: Command, **_: Any) -> Any:
 def _switch_events(step: Any, celerys: Command) -> Any:
     reply = celerys()
     if step.node is not None:
-        step.node.switch_events()
+        step.node.update()
     return reply
 
 

@@ -146,21 +146,18 @@ class ConsumerShutdown:
         self._consumer = consumer
         self.is_program: bool = isinstance(consumer.controller, Worker)
 
-    def watch(self, runtime: Runtime) -> None:
-        self._stop = drain_on_signal(self._consumer.controller, runtime)
+    def watch(self, runtime: Runtime) -> Callable[[], Any]:
+        """Stop claiming at the first signal. Return a function that does so."""
+        return drain_on_signal(self._consumer.controller, runtime)
 
-    def drain(self, runtime: Runtime, timeout: float | None) -> None:
+    def wake(self) -> None:
+        """Have the worker's event loop look."""
+        wake_event_loop(self._consumer)
+
+    def wait(self, ended: threading.Event) -> None:
         """Wait for the lanes while the worker's event loop runs."""
-        consumer = self._consumer
-        self._stop()
-        if is_cold_shutdown():
-            runtime.abandon()
-            return
-        warn_ended_by_celery(consumer)
-        run_event_loop_until(consumer, drain(runtime, timeout, partial(wake_event_loop, consumer)).wait)
-
-    def exit_with(self, exitcode: int) -> None:
-        self._consumer.controller.exitcode = exitcode
+        warn_ended_by_celery(self._consumer)
+        run_event_loop_until(self._consumer, ended.wait)
 
 
 def _event_loop(consumer: Any) -> Callable[[], Any] | None:

@@ -27,7 +27,7 @@ from celery_lowkiq.integration.bootstep.command_line import (
     reasons,
     warn_short_names,
 )
-from celery_lowkiq.integration.bootstep.engine import Engine, LaneEngine
+from celery_lowkiq.integration.bootstep.engine import Engine
 from celery_lowkiq.integration.bootstep.node.launch import NO_MODULE
 from celery_lowkiq.integration.bootstep.node.proxy import NodeProxy
 from celery_lowkiq.integration.bootstep.shutdown import ConsumerShutdown
@@ -134,7 +134,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         has no Redis, and for --autoscale with a thread pool; WorkerRefused for a wrong setting.
         """
         super().__init__(consumer, **options)
-        self._engine: LaneEngine | None = None
+        self._engine: Engine | NodeProxy | None = None
         #: A test may call ``reload()`` in another thread.
         self._starting = threading.Lock()
         self._stopping = False
@@ -231,7 +231,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._log_service()
         self._late.watch()
 
-    def _make_engine(self, consumer: Any) -> LaneEngine:
+    def _make_engine(self, consumer: Any) -> Engine | NodeProxy:
         if self._processes:
             return NodeProxy(consumer, self.tasks, self._served)
         concurrency = consumer.controller.concurrency
@@ -338,7 +338,9 @@ class OrderedQueues(bootsteps.StartStopStep):
         """Stop the lanes, once."""
         if self._engine is not None and not self._stopping:
             self._stopping = True
-            self._engine.end()
+            status = self._engine.end()
+            if status is not None:
+                self._consumer.controller.exitcode = status
 
 
 def _dump_stacks_on_ttin() -> None:

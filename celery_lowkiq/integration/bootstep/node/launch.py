@@ -11,12 +11,16 @@ import sys
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, NoReturn
 
-from celery import Celery, platforms, signals
+from celery import platforms, signals
 from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
-from celery.concurrency.thread import TaskPool
 from celery.platforms import EX_FAILURE
 
-from celery_lowkiq.integration.bootstep.node.options import NodeOptions, StopOrder, close_in_forks
+from celery_lowkiq.integration.bootstep.node.options import (
+    NodeOptions,
+    NodeWorker,
+    StopOrder,
+    close_in_forks,
+)
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
 from celery_lowkiq.worker import forks
 
@@ -102,11 +106,11 @@ def main(connection: Connection, options: NodeOptions, stop_end: int) -> NoRetur
         install_cry_handler(name)
     platforms.set_mp_process_title("celeryd", info="-ordered queues-", hostname=options.hostname)
     try:
-        app = _set_up(options)
+        worker = _set_up(options)
         # After the app, which may instrument Celery's worker.
         from celery_lowkiq.integration.bootstep.node.server import NodeServer
 
-        server = NodeServer(app, connection, options, order)
+        server = NodeServer(worker, connection, options, order)
     except Exception:
         logger.critical("the node process cannot start", exc_info=True)
         sys.exit(EX_FAILURE)
@@ -115,7 +119,7 @@ def main(connection: Connection, options: NodeOptions, stop_end: int) -> NoRetur
     sys.exit(status)
 
 
-def _set_up(options: NodeOptions) -> Celery:
+def _set_up(options: NodeOptions) -> NodeWorker:
     """Prepare the app and the process, as Celery does for a child that it does not fork."""
     app: Any = import_app(options.app)
     app.conf.update(options.changes)
@@ -126,25 +130,14 @@ def _set_up(options: NodeOptions) -> Celery:
 
     trace.setup_worker_optimizations(app, options.hostname)
     # Forked children have what its receivers did in the worker.
-    signals.worker_init.send(sender=NodeWorker(app, options.hostname, options.concurrency))
+    worker = NodeWorker(app, options)
+    signals.worker_init.send(sender=worker)
     _set_up_logging(app, options)
     app.loader.init_worker_process()
     for name, task in app.tasks.items():
         task.__trace__ = trace.build_tracer(name, task, app.loader, options.hostname, app=app)
     signals.worker_process_init.send(sender=options.hostname)
-    found: Celery = app
-    return found
-
-
-class NodeWorker:
-    """Sender of ``worker_init`` in the node process."""
-
-    pool_cls: type = TaskPool
-
-    def __init__(self, app: Celery, hostname: str, concurrency: int) -> None:
-        self.app = app
-        self.hostname = hostname
-        self.concurrency = concurrency
+    return worker
 
 
 def _set_up_logging(app: Any, options: NodeOptions) -> None:

@@ -5,29 +5,28 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from celery import Celery
+from celery.concurrency.thread import TaskPool
 from celery.platforms import EX_OK
 from celery.worker import state
 
 # Options that the node process takes from the worker at its start.
 
 
-@dataclass
-class NodeLimits:
-    """Limits that the command line or settings of a worker give; None: no limit."""
+@dataclass(frozen=True)
+class Wanted:
+    """The state of the lanes that operators want: sent at the start of a node process and at each change."""
 
-    time_limit: float | None
-    soft_time_limit: float | None
-    max_tasks_per_child: int | None
-    max_memory_per_child: int | None
-
-    @classmethod
-    def of(cls, worker: Any) -> NodeLimits:
-        return cls(**{one.name: getattr(worker, one.name, None) for one in fields(cls)})
+    served: frozenset[str]
+    is_quiet: bool
+    #: :func:`task_limits` by queue.
+    task_limits: Mapping[str, Mapping[str, Any]]
+    #: Whether events are sent, and which groups (empty: all).
+    events: tuple[bool, frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -39,21 +38,30 @@ class NodeOptions:
     hostname: str
     #: -c.
     concurrency: int
-    served: frozenset[str]
     disable_rate_limits: bool
-    limits: NodeLimits
+    #: Limits of runs by the names of a worker's attributes; None: no limit.
+    limits: Mapping[str, float | None]
     colorize: bool | None
-    is_quiet: bool = False
+    wanted: Wanted
     #: :func:`.app_reference.modules_of`, and of tasks that were registered after the start.
     modules: tuple[str, ...] = ()
     #: Settings that the command line or signals have changed.
     changes: Mapping[str, Any] = field(default_factory=dict)
-    #: :func:`task_limits` by queue.
-    task_limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: ``enabled`` and ``groups`` of the event dispatcher.
-    events: tuple[bool, frozenset[str]] = (False, frozenset())
     revoked: tuple[str, ...] = ()
     revoked_stamps: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NodeWorker:
+    """Stand-in of Celery's worker in the node process: the sender of ``worker_init``, with limits of runs."""
+
+    pool_cls: type = TaskPool
+
+    def __init__(self, app: Celery, options: NodeOptions) -> None:
+        self.app = app
+        self.hostname: str = options.hostname
+        self.concurrency: int = options.concurrency
+        self.disable_rate_limits: bool = options.disable_rate_limits
+        vars(self).update(options.limits)
 
 
 def changed_settings(app: Celery) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from typing import Any
 from celery.platforms import EX_FAILURE
 from celery.worker import state
 
+from celery_lowkiq.integration.bootstep.command_line import WITHOUT_EFFECT
 from celery_lowkiq.integration.bootstep.node.launch import NodeProcess, launch
 from celery_lowkiq.integration.bootstep.node.options import (
-    NodeLimits,
     NodeOptions,
+    Wanted,
     changed_settings,
     revoked_calls,
     task_limits,
@@ -75,7 +76,7 @@ NOT_READY = "the node process, which serves the ordered queues, is starting"
 
 
 class NodeProxy:
-    """``engine.LaneEngine`` in the worker's process, which has neither lanes nor threads for them.
+    """Stands in for an ``Engine`` in the worker's process, which has neither lanes nor threads for them.
 
     Celery forks this process again and again. A fork of a process with lanes may hang, on a lock that a
     thread held at that moment; see docs/adr/0029.
@@ -122,7 +123,7 @@ class NodeProxy:
             self._cancel_timers()
             if self._connection is None and not self._is_stopping:
                 self._launch_later()
-            self.switch_events()
+            self.update()
             # Revoked ids that other workers broadcast when they connect.
             self._tell("revoke", list(state.revoked), None)
             count_in_heartbeats(self._consumer.heart, lambda: self._running)
@@ -163,15 +164,12 @@ class NodeProxy:
             app=location,
             hostname=consumer.hostname,
             concurrency=consumer.controller.concurrency,
-            served=self._served,
             disable_rate_limits=bool(consumer.disable_rate_limits),
-            limits=NodeLimits.of(consumer.controller),
+            limits={name: getattr(consumer.controller, name, None) for name in WITHOUT_EFFECT},
             colorize=None if no_color is None else not no_color,
-            is_quiet=self.is_quiet,
+            wanted=self._wanted(),
             modules=tuple(self._modules),
             changes=changed_settings(app),
-            task_limits={queue: task_limits(task) for queue, task in self._tasks.items()},
-            events=self._events(),
             **revoked_calls(),
         )
 
@@ -232,8 +230,11 @@ class NodeProxy:
         self._is_stopping = True
         self.restart()
 
-    def end(self) -> None:
-        """Stop the process, and wait for it while the worker's event loop runs."""
+    def end(self) -> int | None:
+        """Stop the process, and wait for it while the worker's event loop runs.
+
+        Returns the exit status of a worker that the process has stopped.
+        """
         consumer = self._consumer
         self._forget()
         self._is_stopping = True
@@ -250,8 +251,7 @@ class NodeProxy:
             while not self._has_ended(0.1) and time.monotonic() < deadline:
                 pass
         self._kill()
-        if self._exitcode is not None:
-            consumer.controller.exitcode = self._exitcode
+        return self._exitcode
 
     def _has_ended(self, timeout: float) -> bool:
         """Read until the process has ended, for at most ``timeout`` s. Returns whether it has."""
@@ -365,19 +365,18 @@ class NodeProxy:
         except ConfigurationError as error:
             return {"error": str(error)}
 
-    # -- events
+    # -- what operators want
 
-    def switch_events(self) -> None:
-        """Have the process send events as the worker does now."""
-        self._tell("events", *self._events())
+    def update(self) -> None:
+        """Have the process do what operators want now; the next one does so from its start."""
+        self._tell("obey", self._wanted())
 
-    def _events(self) -> tuple[bool, frozenset[str]]:
-        dispatcher = self._consumer.event_dispatcher
-        if dispatcher is None:
-            return False, frozenset()
-        return bool(dispatcher.enabled), frozenset(dispatcher.groups)
-
-    # -- LaneEngine
+    def _wanted(self) -> Wanted:
+        events, dispatcher = (False, frozenset[str]()), self._consumer.event_dispatcher
+        if dispatcher is not None:
+            events = bool(dispatcher.enabled), frozenset(dispatcher.groups)
+        limits = {queue: task_limits(task) for queue, task in self._tasks.items()}
+        return Wanted(self._served, self.is_quiet, limits, events)
 
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         """Have the process import the modules of new tasks; the next one, too. Raises ConfigurationError."""
@@ -401,16 +400,16 @@ class NodeProxy:
     def quiet(self, yes: bool) -> None:
         """Stop claiming jobs, or go on; the next process, too."""
         self.is_quiet = yes
-        self._tell("quiet", yes)
+        self.update()
 
     def serve(self, queues: Collection[str]) -> None:
         """Serve these queues from now on; the next process, too."""
         self._served = frozenset(queues)
-        self._tell("serve", self._served)
+        self.update()
 
     def limit(self, queue: str) -> None:
-        """Apply the current limits of the queue's task; in the next process, too."""
-        self._tell("limit", queue, task_limits(self._tasks[queue]))
+        """Apply the current limits of the tasks; in the next process, too."""
+        self.update()
 
     def restart(self) -> None:
         """Replace the process by one that imports all modules anew, after the running batches.

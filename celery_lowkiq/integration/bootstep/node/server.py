@@ -22,9 +22,15 @@ from celery.worker.control import Panel
 from celery_lowkiq.integration.app import ordered_tasks
 from celery_lowkiq.integration.bootstep import remote_control as celery_commands  # noqa: F401 - remote commands
 from celery_lowkiq.integration.bootstep.engine import Engine
-from celery_lowkiq.integration.bootstep.node.options import NodeLimits, NodeOptions, StopOrder, close_in_forks
+from celery_lowkiq.integration.bootstep.node.options import (
+    NodeOptions,
+    NodeWorker,
+    StopOrder,
+    Wanted,
+    close_in_forks,
+    task_limits,
+)
 from celery_lowkiq.integration.bootstep.shutdown import (
-    drain,
     is_cold_shutdown,
     stopper,
 )
@@ -143,12 +149,12 @@ IDLE_TIMEOUT, BUSY_TIMEOUT = 0.4, 0.2
 class NodeConsumer:
     """``engine.LaneConsumer`` in the node process."""
 
-    def __init__(self, app: Celery, options: NodeOptions, events: RelayedEvents, wake: Callable[[], None]):
-        self.app = app
-        self.hostname: str = options.hostname
+    def __init__(self, worker: NodeWorker, events: RelayedEvents, wake: Callable[[], None]) -> None:
+        self.app: Celery = worker.app
+        self.hostname: str = worker.hostname
         self.event_dispatcher: RelayedEvents = events
-        self.disable_rate_limits: bool = options.disable_rate_limits
-        self.controller: NodeLimits = options.limits
+        self.disable_rate_limits: bool = worker.disable_rate_limits
+        self.controller: NodeWorker = worker
         self._wake = wake
 
     def call_soon(self, p: Callable[[], None]) -> None:
@@ -166,7 +172,9 @@ class NodeServer:
     node: Any = None
     is_program: bool = True
 
-    def __init__(self, app: Celery, connection: Connection, options: NodeOptions, order: StopOrder) -> None:
+    def __init__(
+        self, worker: NodeWorker, connection: Connection, options: NodeOptions, order: StopOrder
+    ) -> None:
         """Raises ConfigurationError."""
         self._connection = connection
         self._order = order
@@ -174,30 +182,26 @@ class NodeServer:
         self._wakes, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._outbox = Outbox(connection)
-        self._events = RelayedEvents(self._outbox, *options.events)
-        self._consumer = NodeConsumer(app, options, self._events, self._wake)
+        self._events = RelayedEvents(self._outbox, *options.wanted.events)
+        self._consumer = NodeConsumer(worker, self._events, self.wake)
         self._is_serving = self._is_stopping = False
         self._told_status: int | None = None
-        self._status = EX_OK
-        self.tasks: dict[str, Any] = ordered_tasks(app)
-        for name, limits in options.task_limits.items():
-            if name in self.tasks:
-                vars(self.tasks[name]).update(limits)
+        self.tasks: dict[str, Any] = ordered_tasks(worker.app)
         state.revoked.update(options.revoked)
         state.revoked_stamps.update(options.revoked_stamps)
-        self._served = self._known(options.served)
-        self._engine = Engine(self._consumer, self.tasks, self._served, options.concurrency, self)
-        if options.is_quiet:
-            self._engine.quiet(True)
+        self._served = self._known(options.wanted.served)
+        #: The limits that apply, by queue.
+        self._limits: dict[str, Mapping[str, Any]] = {
+            name: task_limits(task) for name, task in self.tasks.items()
+        }
+        self._engine = Engine(self._consumer, self.tasks, self._served, worker.concurrency, self)
+        self._obey(options.wanted)
         self._answers: dict[str, Callable[..., Any]] = {
             "snapshot": self.snapshot,
-            "quiet": self._engine.quiet,
-            "serve": self._serve,
-            "limit": self._limit,
+            "obey": self._obey,
             "add": self._add,
             "command": self._command,
             "revoke": self._revoke,
-            "events": self._events.switch,
             "end": self._end,
         }
 
@@ -211,12 +215,13 @@ class NodeServer:
         self._outbox.put("ready", self._engine.queue_names)
         while not self._is_stopping:
             self._turn()
-        self._engine.end()
+        status = self._engine.end()
         self._outbox.close()
-        return self._status
+        return status or EX_OK
 
-    def _wake(self) -> None:
-        # Also in a signal handler. A full pipe wakes, too.
+    def wake(self) -> None:
+        """Have the main thread look; also in a signal handler."""
+        # A full pipe wakes, too.
         try:
             os.write(self._waker, b"-")
         except BlockingIOError:
@@ -263,30 +268,22 @@ class NodeServer:
 
     # -- Shutdown
 
-    def watch(self, runtime: Runtime) -> None:
-        """Stop claiming, and end, at the order of the worker's signal handler."""
-        self._stop = stopper(runtime)
+    def watch(self, runtime: Runtime) -> Callable[[], Any]:
+        """Stop claiming, and end, at the order of the worker. Return a function that stops claiming."""
+        stop_claiming = stopper(runtime)
 
         def stop() -> None:
-            self._stop()
+            stop_claiming()
             self._is_stopping = True
-            self._wake()
+            self.wake()
 
         self._order.stop = stop
+        return stop_claiming
 
-    def drain(self, runtime: Runtime, timeout: float | None) -> None:
+    def wait(self, ended: threading.Event) -> None:
         """Wait for the lanes; the worker may ask for a cold shutdown meanwhile."""
-        self._stop()
-        if is_cold_shutdown():
-            runtime.abandon()
-            return
-        ended = drain(runtime, timeout, self._wake)
         while not ended.is_set() and not is_cold_shutdown():
             self._turn()
-
-    def exit_with(self, exitcode: int) -> None:
-        """Set the exit status of this process; the worker has got its own."""
-        self._status = exitcode
 
     def _end(self, is_cold: bool) -> None:
         self._is_stopping = True
@@ -312,13 +309,19 @@ class NodeServer:
             )
         return queues - missing
 
-    def _serve(self, queues: frozenset[str]) -> None:
-        self._served = self._known(queues)
-        self._engine.serve(self._served)
-
-    def _limit(self, queue: str, limits: Mapping[str, Any]) -> None:
-        vars(self.tasks[queue]).update(limits)
-        self._engine.limit(queue)
+    def _obey(self, wanted: Wanted) -> None:
+        self._events.switch(*wanted.events)
+        if wanted.is_quiet != self._engine.is_quiet:
+            self._engine.quiet(wanted.is_quiet)
+        if wanted.served & self.tasks.keys() != self._served:
+            self._served = self._known(wanted.served)
+            self._engine.serve(self._served)
+        for name in wanted.task_limits.keys() & self.tasks.keys():
+            limits = wanted.task_limits[name]
+            if limits != self._limits.get(name):
+                self._limits[name] = limits
+                vars(self.tasks[name]).update(limits)
+                self._engine.limit(name)
 
     def _add(self, modules: list[str], queues: list[str]) -> frozenset[str]:
         """Import modules that register ordered tasks. Returns the queues that may be served."""
