@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,13 +15,13 @@ from celery_lowkiq.integration.queue import (
     Matches,
     OrderedQueue,
     read_filter,
-    read_job_age,
     read_rate,
     read_since,
     read_text,
 )
 from celery_lowkiq.integration.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
+from celery_lowkiq.rules.failures import age_bounds
 from celery_lowkiq.rules.models import MAX_SHARDS
 from celery_lowkiq.rules.redaction import MASK
 from celery_lowkiq.rules.text import count_of, duration, lacking
@@ -100,7 +101,10 @@ SINCE = Parameter(
 PREFIX = Parameter("prefix", str, "beginning of the ids of the jobs", read_text=read_text)
 STATE = Parameter("state", str, "state of the jobs: due, scheduled, paused or held", read_text=read_text)
 AGE = Parameter(
-    "age", str, "time for which the jobs are due or dead: `>2h` or `<30min`", read_text=read_job_age
+    "age",
+    str,
+    "time for which the jobs are due or dead: `>2h` or `<30min`",
+    read_text=lambda text: age_bounds(text, time.time()),
 )
 LIMIT = Parameter("limit", int, "maximum number of jobs", minimum=1, maximum=10**9)
 RATE = Parameter("rate", str, "maximum rate, as 50/s or 600/m", read_text=read_rate)
@@ -319,6 +323,11 @@ class Verb:
     actions: tuple[Action, ...] = ()
     #: The answer of a node; "" when the verb is for queues.
     node_reply: str = ""
+
+    @property
+    def moves(self) -> bool:
+        """True when its action moves the queue to another number of shards, or stops that."""
+        return any(one.scope is RESHARD or one.scope is MIGRATION for one in self.actions)
 
     def remote(self, ids: bool) -> Action | None:
         """The action that remote control may choose, for ids or for all."""
@@ -752,7 +761,7 @@ VERBS = (
     ),
     verb(
         "reshard",
-        "Change the number of shards.",
+        "Move a queue to another number of shards.",
         "",
         Action(
             "reshard",
@@ -769,7 +778,7 @@ VERBS = (
     ),
     verb(
         "pause_migration",
-        "Pause the move to another number of shards.",
+        "Stop moving the jobs of a queue to other shards.",
         "",
         Action(
             "pause_migration",
@@ -784,7 +793,7 @@ VERBS = (
     ),
     verb(
         "resume_migration",
-        "Resume the move to another number of shards.",
+        "Move the jobs of a queue to other shards again.",
         "",
         Action(
             "resume_migration",
@@ -799,7 +808,7 @@ VERBS = (
     ),
     verb(
         "abort_migration",
-        "Move back to the former number of shards.",
+        "Move a queue back to its former number of shards.",
         "",
         Action(
             "abort_migration",

@@ -63,8 +63,6 @@ from celery_lowkiq.rules.failures import (
     DEAD_STATES,
     WAITING_STATES,
     FailureFilter,
-    TimeBounds,
-    age_bounds,
     age_seconds,
     read_mark,
     text_fingerprint,
@@ -320,11 +318,6 @@ def read_since(text: str) -> float:
     if not _MOMENT.fullmatch(text):
         raise InvalidCall(invalid("since", text, "an age such as 30min, 2h or 7d, or a Unix time in s"))
     return float(text)
-
-
-def read_job_age(text: str) -> TimeBounds:
-    """Return the bounds of an age of jobs. Raises InvalidCall."""
-    return age_bounds(text, time.time())
 
 
 def read_rate(text: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -16,7 +16,7 @@ from celery.worker.control import Panel, control_command, inspect_command
 from kombu import Exchange, Queue
 from kombu.utils.uuid import uuid
 
-from celery_lowkiq.integration.actions import ACTIONS, SHARDS, VERBS, Target, Verb
+from celery_lowkiq.integration.actions import VERBS, Target, Verb
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.json_records import plain
@@ -240,30 +240,6 @@ def lowkiq_migration(state: Any, queue: Any = None, **_: Any) -> Any:
     return _answer(lambda: plain(Inspector(state.app).queue(_name(queue)[0]).migration()))
 
 
-@control_command(args=[("queue", ticketed), ("shards", click.INT)], signature="<queue> <shards>")
-def lowkiq_reshard(state: Any, queue: Any = None, shards: Any = None, **_: Any) -> Any:
-    """Move a queue to another number of shards."""
-    return _move(state, queue, "reshard", {SHARDS.name: shards})
-
-
-@control_command(args=[("queue", ticketed)], signature="<queue>")
-def lowkiq_pause_migration(state: Any, queue: Any = None, **_: Any) -> Any:
-    """Stop moving the jobs of a queue to other shards."""
-    return _move(state, queue, "pause_migration")
-
-
-@control_command(args=[("queue", ticketed)], signature="<queue>")
-def lowkiq_resume_migration(state: Any, queue: Any = None, **_: Any) -> Any:
-    """Move the jobs of a queue to other shards again."""
-    return _move(state, queue, "resume_migration")
-
-
-@control_command(args=[("queue", ticketed)], signature="<queue>")
-def lowkiq_abort_migration(state: Any, queue: Any = None, **_: Any) -> Any:
-    """Move a queue back to its former number of shards."""
-    return _move(state, queue, "abort_migration")
-
-
 def _define(verb: Verb) -> None:
     """Register ``lowkiq_<verb>`` unless all actions of the verb need a question first."""
     on_node = bool(verb.node_reply)
@@ -277,8 +253,29 @@ def _define(verb: Verb) -> None:
     control_command(name=f"lowkiq_{verb.name}", **{} if on_node else _OF_A_QUEUE)(command)
 
 
+def _define_move(verb: Verb) -> None:
+    """Register ``lowkiq_<verb>``, whose action moves shards; the reply says in words what it did."""
+    (action,) = verb.actions
+    words = [("queue", ticketed), *((one.name, click.INT) for one in action.takes)]
+
+    def command(state: Any, queue: Any = None, **given: Any) -> Any:
+        target = Target(values={one.name: given.get(one.name) for one in action.takes})
+        return _answer(
+            lambda: _begin(
+                state,
+                queue,
+                verb.name,
+                lambda found: action.said(found.name, target, action.run(found, target)),
+            )
+        )
+
+    command.__doc__ = verb.summary
+    signature = " ".join(f"<{name}>" for name, _ in words)
+    control_command(name=f"lowkiq_{verb.name}", args=words, signature=signature)(command)
+
+
 for _each in VERBS:
-    _define(_each)
+    (_define_move if _each.moves else _define)(_each)
 
 
 def _relay(name: str) -> None:
@@ -365,16 +362,6 @@ def _act(state: Any, verb: Verb, command: _Command) -> dict[str, Any]:
     target = Target(command.ids or ())
     given = [command.queue, command.ticket] if command.ticket else command.queue
     return _begin(state, given, verb.name, lambda queue: action.run(queue, target))
-
-
-def _move(state: Any, queue: Any, name: str, values: Mapping[str, Any] | None = None) -> Any:
-    """Run an action on the shards of a queue; the reply says in words what it did."""
-    action, target = ACTIONS[name], Target(values=values or {})
-    return _answer(
-        lambda: _begin(
-            state, queue, name, lambda found: action.said(found.name, target, action.run(found, target))
-        )
-    )
 
 
 def _begin(state: Any, queue: Any, verb: str, act: Callable[[OrderedQueue], object]) -> dict[str, Any]:
