@@ -359,7 +359,7 @@ def dump(inspector: Inspector, queue: str) -> None:
     if sys.stdout is None:
         raise click.ClickException("stdout is closed: redirect it to a file")
     ordered = inspector.queue(queue)
-    stats = inspector.overview([queue]).counts(queue)
+    stats = ordered.stats()
     length = stats.length + stats.busy + stats.morgue_length
 
     def act(progress: Progress) -> int:

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeGuard
 
 import click
 from kombu.exceptions import OperationalError
@@ -20,18 +20,8 @@ from celery_lowkiq.rules.text import escaped
 
 #: Exit status 1: not found, nothing done, or Redis unavailable; 2: usage error.
 FAILED, USAGE = 1, 2
-#: Modules of this package, each with its commands. The other commands are verbs of the table of actions.
-MODULES: dict[str, tuple[str, ...]] = {
-    "reads": (
-        *("audit", "doctor", "failures", "held", "job", "jobs", "masters", "morgue", "nodes", "paused"),
-        *("progress", "stats", "why"),
-    ),
-    "changes": ("cancel", "dump", "load", "push", "repair", "reshard"),
-    "servers": ("flower", "metrics", "web"),
-    "dev": ("dev",),
-    "acl": ("acl",),
-}
-MODULE_OF: dict[str, str] = {command: module for module, commands in MODULES.items() for command in commands}
+#: Modules of this package with commands. The other commands are verbs of the table of actions.
+MODULES = ("reads", "changes", "servers", "dev", "acl")
 EXAMPLES = """\b
 Examples:
   celery -A proj lowkiq stats --watch 1
@@ -44,18 +34,17 @@ class Commands(click.Group):
     """Group of all commands. It imports them late, because every ``celery`` command imports this module."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*MODULE_OF, *_module("changes").COMMANDS])
+        named = [
+            name for each in MODULES for name, found in vars(_module(each)).items() if _is_command(found)
+        ]
+        return sorted([*named, *_module("changes").COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        command: click.Command
-        if module := MODULE_OF.get(cmd_name):
-            command = getattr(_module(module), cmd_name)
+        found = (getattr(_module(each), cmd_name, None) for each in MODULES)
+        if command := next(filter(_is_command, found), None):
             return command
-        changes = _module("changes")
-        if cmd_name not in changes.COMMANDS:
-            return None
-        command = changes.command_of(changes.COMMANDS[cmd_name])
-        return command
+        verb = _module("changes").COMMANDS.get(cmd_name)
+        return _module("changes").command_of(verb) if verb else None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A LowkiqError ends it with one line."""
@@ -71,6 +60,10 @@ class Commands(click.Group):
                 _forget_output()
                 raise _Failed(escaped(str(error))) from error
             raise
+
+
+def _is_command(value: object) -> TypeGuard[click.Command]:
+    return isinstance(value, click.Command)
 
 
 def _module(name: str) -> Any:

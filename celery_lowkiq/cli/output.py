@@ -52,6 +52,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+#: Names of columns, as :func:`table` takes them, with the functions that return the cell of an item.
+Columns: TypeAlias = "Mapping[str, Callable[[Any], str]]"
+
+
+def table_of(columns: Columns, items: Iterable[Any]) -> str:
+    """A row of each item."""
+    return table(list(columns), ([text(one) for text in columns.values()] for one in items))
+
+
 def end_listing(away: Mapping[str, str]) -> None:
     """Say on stderr which shards a listing lacks, by the address of their master; exit with status 1 then."""
     for sentence in lacking(away):
@@ -157,11 +166,6 @@ def command(short: str, examples: Sequence[str]) -> Callable[[Callable[..., None
 
 def queue_argument(function: F) -> F:
     return click.argument("queue", metavar="QUEUE")(function)
-
-
-def optional_queue_argument(function: F) -> F:
-    """The argument QUEUE of a command that reads all queues without it."""
-    return click.argument("queue", metavar="[QUEUE]", required=False)(function)
 
 
 def json_option(function: F) -> F:

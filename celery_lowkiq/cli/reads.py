@@ -14,6 +14,7 @@ import click
 
 from celery_lowkiq.cli.main import FAILED
 from celery_lowkiq.cli.output import (
+    Columns,
     Time,
     absolute,
     cell,
@@ -22,10 +23,10 @@ from celery_lowkiq.cli.output import (
     error_text,
     first_payload,
     json_option,
-    optional_queue_argument,
     payload_text,
     queue_argument,
     table,
+    table_of,
     write_json,
     write_text,
 )
@@ -96,13 +97,7 @@ def bounds(from_: Any, reverse: bool) -> dict[str, Any]:
     return {"maximum" if reverse else "minimum": absolute(from_)}
 
 
-def write_listing(
-    found: Iterator[T],
-    limit: int,
-    header: Sequence[str],
-    row: Callable[[T], Sequence[str]],
-    json_: bool,
-) -> None:
+def write_listing(found: Iterator[Any], limit: int, columns: Columns, json_: bool) -> None:
     """Write a table, or with ``json_`` lines of JSON. Stderr says when there is more than a table."""
     shown = islice(found, limit) if 0 < limit < sys.maxsize else found
     if json_:
@@ -111,7 +106,7 @@ def write_listing(
         return
     first = True
     while part := list(islice(shown, PAGE)):
-        text = table(header, map(row, part))
+        text = table_of(columns, part)
         write_text(text if first else text.partition("\n")[2])
         first = False
     if first:
@@ -126,7 +121,7 @@ def listing_command(
     text: str,
     examples: Sequence[str],
     sorts: Sequence[str],
-    columns: Mapping[str, Callable[[Any], str]],
+    columns: Columns,
 ) -> click.Command:
     """A command that lists jobs: ``name`` is the method of the queue that reads them."""
 
@@ -145,9 +140,7 @@ def listing_command(
         options: dict[str, Any] = {"by": by, "prefix": prefix, "reverse": reverse, **bounds(from_, reverse)}
         away: dict[str, str] = {}
         found = all_items(read, away, limit=PAGE, payload_limit=PAYLOADS, **options)
-        write_listing(
-            found, limit, list(columns), lambda job: [cell(job) for cell in columns.values()], json_
-        )
+        write_listing(found, limit, columns, json_)
         end_listing(away)
 
     run.__doc__ = text
@@ -208,9 +201,17 @@ def write_lines(found: Iterable[tuple[Any, str]], json_: bool) -> None:
 
 # ``stats``: counts of all ordered queues, or of one, and of nodes and lanes.
 
-COUNTS = ("length", "calls", "fresh", "retries", "paused_ids", "busy", "morgue_length")
-AMOUNTS = ("queue", ">length", ">calls", ">fresh", ">retries", ">paused", ">busy", ">morgue", ">lag")
-QUEUES = (*AMOUNTS, ">processed", ">processed/s", ">failed", ">failed/s", "state")
+#: Columns of counts, with the fields of Stats that they show.
+COUNTS = {
+    ">length": "length",
+    ">calls": "calls",
+    ">fresh": "fresh",
+    ">retries": "retries",
+    ">paused": "paused_ids",
+    ">busy": "busy",
+    ">morgue": "morgue_length",
+}
+QUEUES = ("queue", *COUNTS, ">lag", ">processed", ">processed/s", ">failed", ">failed/s", "state")
 #: The row of a queue whose counts cannot be read, between its name and the last cell.
 UNKNOWN = ("-",) * (len(QUEUES) - 2)
 #: The table of shards.
@@ -285,7 +286,7 @@ def _watch_counts(read: Callable[[], OverviewJson | ShardsJson], seconds: float,
 def _queue_row(
     name: str, shards: int, counts: Stats, speed: Rates | None, missing: str, former: int | None = None
 ) -> list[str]:
-    numbers = [str(getattr(counts, name)) for name in COUNTS]
+    numbers = [str(getattr(counts, name)) for name in COUNTS.values()]
     processed = [str(counts.processed), f"{speed.processed:.1f}" if speed else "-"]
     failed = [str(counts.failed), f"{speed.failed:.1f}" if speed else "-"]
     states = [f"moving {former}>{shards}"] if former else []
@@ -301,7 +302,11 @@ def _show_counts(found: OverviewJson | ShardsJson, json_: bool) -> None:
     if json_:
         write_json(found)
         return
-    write_text(_shards_text(found) if isinstance(found, ShardsJson) else _queues_text(found))
+    if isinstance(found, ShardsJson):
+        shards = [(queue.name, shard) for queue in found.queues for shard in queue.shards]
+        write_text(table(SHARDS, [_shard_row(*each, found.denied) for each in shards]))
+    else:
+        write_text(_queues_text(found))
     for error in found.damaged.values():
         write_text(escaped(error), err=True)
     for master, lost in found.away.items():
@@ -337,13 +342,6 @@ def _busiest(total: Stats) -> list[str]:
         return []
     ids = ", ".join(f"{found.calls:,} of {found.queue} {found.id}" for found in total.busiest)
     return [escaped(f"Most waiting calls: {ids}; the oldest call waits for {duration(total.oldest_call)}")]
-
-
-def _shards_text(found: ShardsJson) -> str:
-    return table(
-        SHARDS,
-        [_shard_row(queue.name, shard, found.denied) for queue in found.queues for shard in queue.shards],
-    )
 
 
 def _shard_row(queue: str, shard: ShardReport, denied: Mapping[str, str]) -> list[str]:
@@ -416,28 +414,33 @@ nodes: click.Command = record_command(
 
 # ``masters``: the servers that store the shards.
 
-MASTERS = ("master", ">slots", ">shards", ">replicas", ">memory", ">clock", "server")
+MASTERS: Columns = {
+    "master": lambda one: one.name,
+    ">slots": lambda one: _known(one.slots),
+    ">shards": lambda one: str(one.shard_count),
+    ">replicas": lambda one: _known(None if _trouble(one) else one.server.replicas),
+    ">memory": lambda one: "-" if _trouble(one) else size(one.server.used_memory),
+    ">clock": lambda one: "-" if _trouble(one) else f"{one.server.ahead:+.3f} s",
+    "server": lambda one: _trouble(one) or f"{one.server.name} {one.server.version}".rstrip(),
+}
 #: Smallest difference of clocks that is shown, in s.
 MEASURABLE = 0.1
 
 
 def _write_masters(topology: Topology) -> None:
-    write_text(table(MASTERS, map(_master_row, topology.masters)))
+    write_text(table_of(MASTERS, topology.masters))
     if topology.kind is Kind.CLUSTER:
         write_text(_masters_summary(topology))
 
 
-def _master_row(master: Master) -> list[str]:
-    server = master.server
-    slots = "-" if master.slots is None else str(master.slots)
-    place = [master.name, slots, str(master.shard_count)]
+def _known(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _trouble(master: Master) -> str:
     if master.away is not None:
-        return [*place, "-", "-", "-", f"unreachable: {master.away}"]
-    if master.refuses is not None:
-        return [*place, "-", "-", "-", f"refuses: {master.refuses}"]
-    replicas = "-" if server.replicas is None else str(server.replicas)
-    clock = f"{server.ahead:+.3f} s"
-    return [*place, replicas, size(server.used_memory), clock, f"{server.name} {server.version}".rstrip()]
+        return f"unreachable: {master.away}"
+    return "" if master.refuses is None else f"refuses: {master.refuses}"
 
 
 def _masters_summary(topology: Topology) -> str:
@@ -496,24 +499,25 @@ doctor: click.Command = record_command(
 # ``failures``: the failures of a queue, or of all, in groups.
 
 NO_GROUPS = "the master with the groups of the queue is unreachable"
-FAILURE_GROUPS = (
-    "queue",
-    "failure",
-    ">count",
-    ">failing",
-    ">dead",
-    "first seen",
-    "last seen",
-    "error",
-    "where",
-)
+#: Of the name of a queue with a group.
+FAILURE_GROUPS: Columns = {
+    "queue": lambda one: one[0],
+    "failure": lambda one: one[1].fingerprint,
+    ">count": lambda one: str(one[1].count),
+    ">failing": lambda one: str(one[1].failing),
+    ">dead": lambda one: str(one[1].dead),
+    "first seen": lambda one: _seen(one[1].first_seen),
+    "last seen": lambda one: _seen(one[1].last_seen),
+    "error": lambda one: cell(one[1].error),
+    "where": lambda one: one[1].where,
+}
 
 
 @command(
     "Failures, in groups.",
     ["failures", "failures sync_order", "failures sync_order 9f86d081884c7d65", "failures sync_order --json"],
 )
-@optional_queue_argument
+@click.argument("queue", metavar="[QUEUE]", required=False)
 @click.argument("failure", required=False, default="")
 @json_option
 def failures(inspector: Inspector, queue: str | None, failure: str, json_: bool) -> None:
@@ -532,7 +536,7 @@ def failures(inspector: Inspector, queue: str | None, failure: str, json_: bool)
     elif failure and groups:
         _write_group(*groups[0])
     elif groups:
-        write_text(table(FAILURE_GROUPS, (_failure_row(*each) for each in groups)))
+        write_text(table_of(FAILURE_GROUPS, groups))
     else:
         write_text("none", err=True)
     _write_limits(found)
@@ -549,15 +553,13 @@ def _write_limits(found: Mapping[str, Failures]) -> None:
         write_text(f"{NO_GROUPS}: only jobs of now are counted", err=True)
 
 
-def _failure_row(queue: str, one: FailureGroup) -> list[str]:
-    counts = (str(number) for number in (one.count, one.failing, one.dead))
-    times = ("" if at is None else moment(at) for at in (one.first_seen, one.last_seen))
-    return [queue, one.fingerprint, *counts, *times, cell(one.error), one.where]
+def _seen(at: float | None) -> str:
+    return "" if at is None else moment(at)
 
 
 def _write_group(queue: str, one: FailureGroup) -> None:
-    for name, value in zip(FAILURE_GROUPS, _failure_row(queue, one), strict=True):
-        write_text(f"{name.lstrip('>') + ':':12} {escaped(value)}")
+    for name, value in FAILURE_GROUPS.items():
+        write_text(f"{name.lstrip('>') + ':':12} {escaped(value((queue, one)))}")
     write_text("example:")
     for line in one.example.splitlines():
         write_text(f"  {escaped(line)}")
@@ -705,12 +707,13 @@ def held(inspector: Inspector, queue: str, json_: bool) -> None:
     Requeue or delete the dead payload, or let the id go on.
     """
     away: dict[str, str] = {}
-    write_lines(((one, _held_text(one)) for one in all_items(inspector.queue(queue).held_ids, away)), json_)
+    found: Iterator[HeldId] = all_items(inspector.queue(queue).held_ids, away)
+    texts = (
+        (one, f"{escaped(one.id)} since {moment(one.since)}{', and paused' if one.paused else ''}")
+        for one in found
+    )
+    write_lines(texts, json_)
     end_listing(away)
-
-
-def _held_text(one: HeldId) -> str:
-    return f"{escaped(one.id)} since {moment(one.since)}{', and paused' if one.paused else ''}"
 
 
 # ``paused``: the pauses of a queue.
@@ -759,8 +762,31 @@ def audit(inspector: Inspector, limit: int, json_: bool) -> None:
 # ``progress``: the progress of a tracker.
 
 STATES = [state.value for state in State]
-TRACKERS = ("id", "name", "opened", ">total", *(f">{state}" for state in STATES), "")
-CALLS = ("queue", "id", "state", "updated", "progress", "payload", "last message")
+
+
+def _counted(state: str) -> Callable[[TrackerView], str]:
+    return lambda view: str(getattr(view.counts, state))
+
+
+TRACKERS: Columns = {
+    "id": lambda view: view.id,
+    "name": lambda view: view.name,
+    "opened": lambda view: moment(view.opened_at),
+    ">total": lambda view: str(view.counts.total),
+    **{f">{state}": _counted(state) for state in STATES},
+    "": lambda view: (
+        "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"
+    ),
+}
+CALLS: Columns = {
+    "queue": lambda call: call.queue,
+    "id": lambda call: call.id,
+    "state": lambda call: call.state.value,
+    "updated": lambda call: moment(call.updated_at),
+    "progress": lambda call: _progress(call),
+    "payload": lambda call: cell(value_text(call.payload)),
+    "last message": lambda call: cell(call.messages[-1].text) if call.messages else "",
+}
 PROGRESS_EXAMPLES = [
     "progress",
     "progress 0d6c1bd6c5d24d1f8b1f3f3a3c9f5a11",
@@ -785,7 +811,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
     On a terminal, a bar moves until all calls have ended. Status 1 if there is no such tracker.
     """
     if id_ is None:
-        write_listing(all_items(inspector.trackers), limit, TRACKERS, _tracker_row, json_)
+        write_listing(all_items(inspector.trackers), limit, TRACKERS, json_)
         return
     try:
         tracker = Tracker.get(inspector.app, id_)
@@ -793,8 +819,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
         write_text(escaped(str(error)), err=True)
         raise click.exceptions.Exit(FAILED) from error
     if states:
-        found: Iterator[TrackedCall] = all_items(tracker.jobs, state=states)
-        write_listing(found, limit, CALLS, _call_row, json_)
+        write_listing(all_items(tracker.jobs, state=states), limit, CALLS, json_)
         return
     if sys.stderr.isatty() and not json_:
         _watch_tracker(tracker)
@@ -802,7 +827,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
     if json_:
         write_json(view)
     else:
-        write_text(table(TRACKERS, [_tracker_row(view)]))
+        write_text(table_of(TRACKERS, [view]))
 
 
 def _watch_tracker(tracker: Tracker) -> None:
@@ -818,26 +843,6 @@ def _watch_tracker(tracker: Tracker) -> None:
                 bar.render_progress()
     except KeyboardInterrupt:
         pass
-
-
-def _tracker_row(view: TrackerView) -> list[str]:
-    counts = view.counts
-    numbers = [counts.total, *(getattr(counts, state) for state in STATES)]
-    how = "cancelled" if view.cancelled else "done" if view.done else "" if view.closed else "open"
-    return [view.id, view.name, moment(view.opened_at), *map(str, numbers), how]
-
-
-def _call_row(call: TrackedCall) -> list[str]:
-    said = cell(call.messages[-1].text) if call.messages else ""
-    return [
-        call.queue,
-        call.id,
-        call.state.value,
-        moment(call.updated_at),
-        _progress(call),
-        cell(value_text(call.payload)),
-        said,
-    ]
 
 
 def _progress(call: TrackedCall) -> str:

@@ -69,12 +69,6 @@ class Overview:
     #: Names of the shards that are not counted, by the address of their master.
     away: Mapping[str, str] = field(default_factory=dict)
 
-    def counts(self, queue: str) -> Stats:
-        """Return the counts of one queue. Raises ShardDamaged."""
-        if queue in self.damaged:
-            raise self.damaged[queue]
-        return self.by_queue[queue]
-
 
 @dataclass(frozen=True)
 class Histories:
