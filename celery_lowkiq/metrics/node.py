@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from celery import Celery
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from celery_lowkiq.integration.app import ordered_tasks
-from celery_lowkiq.metrics.queues import Server, listen, queue_registry
+from celery_lowkiq.metrics.queues import Server, gauge_of, listen, queue_registry
 from celery_lowkiq.rules.basics import metrics_logger as logger
 from celery_lowkiq.rules.models import Batch
 from celery_lowkiq.worker.runtime import Runtime
@@ -101,9 +101,7 @@ class NodeMetrics(Collector):
             ("lowkiq_lanes_busy", "Lanes that run a batch"): self._runtime.busy(),
         }
         for (name, text), value in lanes.items():
-            gauge = GaugeMetricFamily(name, text, labels=["node"])
-            gauge.add_metric([self._node], value)
-            yield gauge
+            yield gauge_of(name, text, {self._node: value}, "node")
 
     # -- the meter
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from threading import Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from wsgiref.simple_server import WSGIServer
 
 from celery import Celery
@@ -24,7 +24,7 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import by_master
-from celery_lowkiq.rules.topology import Kind, Master
+from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import ShardState, Stats, overdue_runs, sum_of_states
 
 # HTTP server that exports a registry to Prometheus.
@@ -55,34 +55,31 @@ def listen(registry: CollectorRegistry, host: str, port: int) -> Server:
 
 # Metrics of the masters of a cluster, or of the one behind sentinels.
 
-MASTER_LABELS = ("master",)
 #: Maximum number of masters, the first by address, that have metrics.
 MOST = 100
 
 
-class MasterFigure(NamedTuple):
-    """A metric of a master, with the function that gets its value; None where that is unknown."""
+class Figure(NamedTuple):
+    """A metric of a queue or master, with the function that gets its value; None where that is unknown."""
 
     name: str
     text: str
-    value: Callable[[Master], float | None]
+    value: Callable[[Any], Any]
 
 
 FIGURES = (
-    MasterFigure(
+    Figure(
         "lowkiq_master_up",
         "1 if the master answered this scrape, and executes scripts",
         lambda one: one.away is None and one.refuses is None,
     ),
-    MasterFigure("lowkiq_master_shards", "Shards of all queues on the master", lambda one: one.shard_count),
-    MasterFigure(
+    Figure("lowkiq_master_shards", "Shards of all queues on the master", lambda one: one.shard_count),
+    Figure(
         "lowkiq_master_used_memory_bytes",
         "Memory that the master uses",
         lambda one: None if one.away else one.server.used_memory,
     ),
-    MasterFigure(
-        "lowkiq_master_replicas", "Replicas connected to the master", lambda one: one.server.replicas
-    ),
+    Figure("lowkiq_master_replicas", "Replicas connected to the master", lambda one: one.server.replicas),
 )
 
 
@@ -98,11 +95,8 @@ class MasterCollector(Collector):
         except StoreError:
             return
         for figure in FIGURES:
-            gauge = GaugeMetricFamily(figure.name, figure.text, labels=MASTER_LABELS)
-            for master in topology.masters[:MOST]:
-                if (value := figure.value(master)) is not None:
-                    gauge.add_metric([master.address], value)
-            yield gauge
+            values = {master.address: figure.value(master) for master in topology.masters[:MOST]}
+            yield gauge_of(figure.name, figure.text, values, "master")
         yield GaugeMetricFamily(
             "lowkiq_clock_skew_seconds",
             "Least difference between the clocks of two masters",
@@ -111,17 +105,6 @@ class MasterCollector(Collector):
 
 
 # Metrics of queues, read from Redis at each scrape.
-
-LABELS = ("queue",)
-
-
-class Figure(NamedTuple):
-    """A metric of a queue, with the function that gets its value."""
-
-    name: str
-    text: str
-    value: Callable[[Stats], float]
-
 
 GAUGES = (
     Figure("lowkiq_length", "Waiting jobs", lambda stats: stats.length),
@@ -192,14 +175,14 @@ class QueueCollector(Collector):
         by_queue = {queue: list(group) for queue, group in groupby(states, lambda state: state.shard.queue)}
         yield GaugeMetricFamily(*UP, value=1)
         yield from _figures(by_queue)
-        yield _gauge("lowkiq_shards_unowned", "Shards without an owner", unowned)
+        yield gauge_of("lowkiq_shards_unowned", "Shards without an owner", unowned)
         damaged = {queue: sum(1 for state in group if state.damage) for queue, group in by_queue.items()}
-        yield _gauge("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
+        yield gauge_of("lowkiq_shards_damaged", "Shards that cannot be read: see lowkiq repair", damaged)
         if nodes is not None:
             overdue = dict.fromkeys(by_queue, 0) | Counter(run.shard.queue for run in overdue_runs(nodes))
-            yield _gauge("lowkiq_runs_overdue", "Runs that take too long: see lowkiq doctor", overdue)
+            yield gauge_of("lowkiq_runs_overdue", "Runs that take too long: see lowkiq doctor", overdue)
         away = {queue: sum(1 for state in group if state.away) for queue, group in by_queue.items()}
-        yield _gauge(
+        yield gauge_of(
             "lowkiq_shards_unreachable",
             "Shards in no other figure: their masters are unreachable or deny a right",
             away,
@@ -250,18 +233,22 @@ def _figures(by_queue: dict[str, list[ShardState]]) -> Iterator[Metric]:
     read = {queue: stats for queue, stats in totals.items() if isinstance(stats, Stats)}
     sums = {queue: stats for queue, stats in read.items() if stats.missing < len(by_queue[queue])}
     for figure in GAUGES:
-        yield _gauge(figure.name, figure.text, {queue: figure.value(stats) for queue, stats in sums.items()})
+        yield gauge_of(
+            figure.name, figure.text, {queue: figure.value(stats) for queue, stats in sums.items()}
+        )
     for figure in COUNTERS:
-        counter = CounterMetricFamily(figure.name, figure.text, labels=LABELS)
+        counter = CounterMetricFamily(figure.name, figure.text, labels=["queue"])
         for queue, stats in sums.items():
             if not stats.missing:
                 counter.add_metric([queue], figure.value(stats))
         yield counter
-    yield _gauge("lowkiq_shards", "Shards of the queue", {q: len(states) for q, states in by_queue.items()})
+    yield gauge_of("lowkiq_shards", "Shards of the queue", {q: len(states) for q, states in by_queue.items()})
 
 
-def _gauge(name: str, text: str, values: dict[str, float] | dict[str, int]) -> Metric:
-    gauge = GaugeMetricFamily(name, text, labels=LABELS)
-    for queue, value in values.items():
-        gauge.add_metric([queue], value)
+def gauge_of(name: str, text: str, values: Mapping[str, float | None], label: str = "queue") -> Metric:
+    """A gauge with a value for each label; without the unknown ones."""
+    gauge = GaugeMetricFamily(name, text, labels=[label])
+    for labelled, value in values.items():
+        if value is not None:
+            gauge.add_metric([labelled], value)
     return gauge
