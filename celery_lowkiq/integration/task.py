@@ -127,7 +127,7 @@ from celery_lowkiq.rules.models import Merge, QueueSpec, StoredRecord
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.rules.validators import invalid, is_whole
-from celery_lowkiq.worker.forks import ProcessLock, staying
+from celery_lowkiq.worker.forks import staying
 
 # Parts that an ordered task takes from foreign task classes: the user's own, and Django's.
 
@@ -457,8 +457,6 @@ POISON = (
     "poison pill: run alone as a suspect, it crashed its worker or process {max_crashes} times (max_crashes)"
 )
 
-_spec_lock = ProcessLock()
-
 
 class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[misc, valid-type]
     """A task whose calls of one id are merged, kept in order, and never run twice at once.
@@ -525,16 +523,9 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
 
     # -- the queue
 
-    @property
+    @cached_property
     def queue_spec(self) -> QueueSpec:
         """Spec of the queue for store and worker. Raises ConfigurationError if another task has the queue."""
-        spec: QueueSpec | None = self.__dict__.get("_queue_spec")
-        if spec is None:
-            with _spec_lock:
-                spec = self.__dict__["_queue_spec"] = self._make_spec()
-        return spec
-
-    def _make_spec(self) -> QueueSpec:
         app = self._get_app()
         context = context_of(app)
         # Raises when another task has the queue.

@@ -229,8 +229,8 @@ class Stats:
     busiest: tuple[IdCalls, ...] = ()
 
     def __add__(self, other: Stats) -> Stats:
-        both = ((name, value, getattr(other, name)) for name, value in vars(self).items())
-        return Stats(**{name: _JOINED.get(name, add)(one, two) for name, one, two in both})
+        joined = {name: _JOINED.get(name, add)(one, getattr(other, name)) for name, one in vars(self).items()}
+        return Stats(**joined)
 
     @property
     def backlog(self) -> tuple[IdCalls, ...]:

@@ -172,7 +172,7 @@ def test_a_draft_of_a_payload_that_is_gone_is_shown(browser, record):
 
 def test_what_is_stale_is_queued_up_by_force(browser, record):
     spec = record.queue_spec
-    record.__dict__["_queue_spec"] = replace(spec, policies=Policies(drop_stale=1000.0))
+    record.__dict__["queue_spec"] = replace(spec, policies=Policies(drop_stale=1000.0))
     queue = record.ordered_queue
     for score, disposition in ((1, Disposition.BURY), (2, Disposition.DONE)):
         record.apply_async(("a", score), score=score)
@@ -190,7 +190,7 @@ def test_hold_is_offered_only_where_nothing_drops_payloads(browser, record):
     record.ordered_queue.bury(["a"])
     pages = ("/job?queue=record&id=a", "/queue?queue=record&list=morgue")
     assert ['value="hold"' in browser.get(page).text for page in pages] == [True, True]
-    record.__dict__["_queue_spec"] = replace(record.queue_spec, policies=Policies(keep=1))
+    record.__dict__["queue_spec"] = replace(record.queue_spec, policies=Policies(keep=1))
     assert ['value="hold"' in browser.get(page).text for page in pages] == [False, False]
 
 
