@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery_lowkiq.integration.calls import BulkEntry
 from celery_lowkiq.integration.decisions import (
     Again,
     BusinessFailure,
@@ -16,7 +17,6 @@ from celery_lowkiq.integration.decorator import ordered_task
 from celery_lowkiq.integration.records import BuriedByOperator
 from celery_lowkiq.integration.task import OrderedTask
 from celery_lowkiq.integration.tracking import Tracker, track, trackers
-from celery_lowkiq.integration.validation import BulkEntry
 from celery_lowkiq.rules.errors import (
     AccessDenied,
     ConfigurationError,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from celery_lowkiq.integration.calls import read_id
 from celery_lowkiq.integration.codec import refuse_constant
 from celery_lowkiq.integration.json_records import mark_of
 from celery_lowkiq.integration.queue import (
@@ -19,7 +20,6 @@ from celery_lowkiq.integration.queue import (
     read_since,
     read_text,
 )
-from celery_lowkiq.integration.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
 from celery_lowkiq.rules.failures import age_bounds
 from celery_lowkiq.rules.models import MAX_SHARDS

@@ -15,6 +15,7 @@ from celery.exceptions import MaxRetriesExceededError, Reject, Retry
 from celery.utils.saferepr import saferepr
 from kombu.utils.encoding import safe_repr
 
+from celery_lowkiq.integration.calls import read_delay
 from celery_lowkiq.integration.decode import (
     NO_POSITIONS,
     DecodedBatch,
@@ -36,7 +37,6 @@ from celery_lowkiq.integration.messages import payload_secrets
 from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.integration.settings import Settings
-from celery_lowkiq.integration.validation import read_delay
 from celery_lowkiq.rules.basics import cached_property
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError, UndecodablePayload
 from celery_lowkiq.rules.models import (

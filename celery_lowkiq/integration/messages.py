@@ -25,11 +25,7 @@ from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.call_form import CallForm
-from celery_lowkiq.integration.current import current_worker_task
-from celery_lowkiq.integration.publish import CUT, publish, retry_intervals
-from celery_lowkiq.integration.records import HEADER, make_record, usable
-from celery_lowkiq.integration.settings import celery_setting, read_setting
-from celery_lowkiq.integration.validation import (
+from celery_lowkiq.integration.calls import (
     SHOWN,
     Call,
     id_of,
@@ -39,6 +35,10 @@ from celery_lowkiq.integration.validation import (
     read_score,
     read_time,
 )
+from celery_lowkiq.integration.current import current_worker_task
+from celery_lowkiq.integration.publish import CUT, publish, retry_intervals
+from celery_lowkiq.integration.records import HEADER, make_record, usable
+from celery_lowkiq.integration.settings import celery_setting, read_setting
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.redaction import MASK, Redactor, load_beginning
 from celery_lowkiq.rules.validators import invalid
@@ -213,8 +213,9 @@ class StoreProducer:
         self.call = messaged_call(self._task, self.call, self._made, message, self._tracker)
         if self._pushes:
             intervals = retry_intervals(properties.get("retry"), properties.get("retry_policy"))
-            middlewares = context_of(self._app).settings.client_middlewares
-            publish(self._task, (self.call,), intervals, middlewares, self._tracker)
+            context = context_of(self._app)
+            middlewares = context.settings.client_middlewares
+            publish(context, self._task, (self.call,), intervals, middlewares, self._tracker)
 
     def revive(self, channel: Any) -> None:
         """Do nothing: there is no channel to renew."""

@@ -12,12 +12,11 @@ from celery.app import base, task
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import fxrange
 
-from celery_lowkiq.integration.app import AppContext, context_of
+from celery_lowkiq.integration.app import AppContext
+from celery_lowkiq.integration.calls import Call, stores_error
 from celery_lowkiq.integration.codec import MARK
 from celery_lowkiq.integration.current import current_worker_task
-from celery_lowkiq.integration.records import stores_error
 from celery_lowkiq.integration.settings import celery_setting
-from celery_lowkiq.integration.validation import Call
 from celery_lowkiq.rules.basics import Middleware, compose, is_defined_in
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import InvalidCall, StoreError, StoreFull, StoreUnavailable
@@ -105,6 +104,7 @@ def app_retry_intervals(app: Celery) -> Iterator[float]:
 
 
 def publish(
+    context: AppContext,
     task: Any,
     calls: Sequence[Call],
     intervals: Iterable[float] = (),
@@ -120,7 +120,7 @@ def publish(
     """
     if not calls:
         return
-    context, spec = context_of(task._get_app()), task.queue_spec
+    spec = task.queue_spec
     try:
         if middlewares:
             compose(

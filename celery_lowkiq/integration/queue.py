@@ -21,6 +21,7 @@ from celery.utils.time import rate
 
 from celery_lowkiq.integration.app import AppContext, context_of
 from celery_lowkiq.integration.call_form import CallForm
+from celery_lowkiq.integration.calls import read_id, read_score, read_time
 from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.current import naming
 from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES, dump_error_text, load_error
@@ -35,7 +36,6 @@ from celery_lowkiq.integration.json_records import (
 )
 from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.integration.settings import LARGEST_PAYLOAD
-from celery_lowkiq.integration.validation import read_id, read_score, read_time
 from celery_lowkiq.rules.basics import cached_property
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
 from celery_lowkiq.rules.dumps import (

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 from celery import signals
 from celery.app.task import Context
-from celery.backends.base import DisabledBackend
 from celery.utils.time import maybe_iso8601
 
 from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.calls import stores_error, stores_result
 from celery_lowkiq.integration.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.gate import Gate, Unverified
 from celery_lowkiq.rules.basics import package_logger as logger
@@ -261,16 +261,6 @@ def limits_of(call: Any) -> tuple[float | None, float | None]:
     """Hard and soft time limit in s of the call of a run; None: the limit of its task."""
     hard, soft = getattr(call, "headers", NOTHING).get("timelimit") or (None, None)
     return hard, soft
-
-
-def stores_result(task: Any, ignore_result: bool | None = None) -> bool:
-    ignored = task.ignore_result if ignore_result is None else ignore_result
-    return not (ignored or isinstance(task.backend, DisabledBackend))
-
-
-def stores_error(task: Any, ignore_result: bool | None = None) -> bool:
-    kept = task.store_errors_even_if_ignored
-    return stores_result(task, False if kept else ignore_result)
 
 
 def store_state(task: Any, records: Iterable[CallRecord], state: Any, meta: Any, **options: Any) -> None:

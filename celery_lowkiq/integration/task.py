@@ -29,9 +29,25 @@ from kombu.utils.uuid import uuid
 from typing_extensions import TypeVar
 
 from celery_lowkiq.integration import eager
-from celery_lowkiq.integration.app import OrderedTaskMarker, add_step, context_of, ordered_tasks
+from celery_lowkiq.integration.app import AppContext, OrderedTaskMarker, add_step, context_of, ordered_tasks
 from celery_lowkiq.integration.call_form import Arguments, BatchForm, CallForm, SignatureForm, check_arguments
 from celery_lowkiq.integration.call_threads import NoThreadFree
+from celery_lowkiq.integration.calls import (
+    WORDS,
+    BulkEntry,
+    Call,
+    CallResults,
+    as_lazy,
+    bulk,
+    due_now,
+    lazy_result,
+    priority_of,
+    read_delay,
+    read_id,
+    read_score,
+    read_time,
+    single,
+)
 from celery_lowkiq.integration.decisions import Again, BusinessFailure, may_fail, policy_of
 from celery_lowkiq.integration.error_text import dump_error_text
 from celery_lowkiq.integration.messages import (
@@ -93,24 +109,10 @@ from celery_lowkiq.integration.records import (
     store_state,
     usable,
 )
-from celery_lowkiq.integration.results import CallResults, as_lazy, lazy_result
 from celery_lowkiq.integration.run import CallChanges, Run, changed_call, report
 from celery_lowkiq.integration.settings import celery_setting, read_setting
 from celery_lowkiq.integration.task_function import adapt_function
 from celery_lowkiq.integration.tracking import Tracker, track, tracker_of
-from celery_lowkiq.integration.validation import (
-    WORDS,
-    BulkEntry,
-    Call,
-    bulk,
-    due_now,
-    priority_of,
-    read_delay,
-    read_id,
-    read_score,
-    read_time,
-    single,
-)
 from celery_lowkiq.rules.basics import cached_property, compose
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.diagnosis import Terms
@@ -315,7 +317,8 @@ class BrokerMessageHandler:
         try:
             properties = getattr(message, "properties", None) or {}
             call = read_call(message.payload if body is None else body, message.headers, properties)
-            publish(self._task, (self._checked(call, _priority(message)),))
+            context = context_of(self._task.app)
+            publish(context, self._task, (self._checked(context, call, _priority(message)),))
         except (StoreUnavailable, QueueFull, ConfigurationError) as error:
             self._log_outage(error)
             return False
@@ -332,7 +335,7 @@ class BrokerMessageHandler:
             ack(logger, errors)
         return True
 
-    def _checked(self, message: MessagedCall, priority: int | None) -> Call:
+    def _checked(self, context: AppContext, message: MessagedCall, priority: int | None) -> Call:
         """The call of a message. Raises TypeError, InvalidCall, PayloadError."""
         task = self._task
         check_message(task.name, message.properties)
@@ -340,6 +343,7 @@ class BrokerMessageHandler:
         header = read_header(message.headers, task.app.timezone)
         task_id = message.headers.get("id")
         call: Call = task.call_of(
+            context,
             message.args,
             message.kwargs,
             str(task_id or uuid()),
@@ -348,7 +352,7 @@ class BrokerMessageHandler:
             # A virtual transport gives a priority to each message.
             priority=priority if header.priority is None else None,
         )
-        if context_of(task.app).settings.message_score != "arrival" and call.score is None:
+        if context.settings.message_score != "arrival" and call.score is None:
             if task.queue_spec.policies.drop_stale is not None:
                 raise InvalidCall(SCORE_NEEDED.format(task=task.name))
             call = call._replace(sent=header.sent)
@@ -609,11 +613,12 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
             return run(args, kwargs, task_id=task_id, **links, **words, **options)
         if self.by is not None:
             args, kwargs, task_id = self._completed(args, kwargs, task_id)
-        call = self.call_of(args, kwargs, task_id, header, **words)
-        settings = context_of(app).settings
+        context = context_of(app)
+        call = self.call_of(context, args, kwargs, task_id, header, **words)
         needs_message = options or link or link_error or shadow or tracker
-        if not needs_message and may_skip_message(self, app, settings.track_calls):
-            publish(self, (call,), app_retry_intervals(app), settings.client_middlewares)
+        if not needs_message and may_skip_message(self, app, context.settings.track_calls):
+            middlewares = context.settings.client_middlewares
+            publish(context, self, (call,), app_retry_intervals(app), middlewares)
             return lazy_result(self, task_id)
         beyond = call.beyond_message(tracker, words.get("eta") is not None)
         given = {**options, **links, "shadow": shadow}
@@ -671,16 +676,22 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         return result, producer
 
     def call_of(
-        self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
+        self,
+        context: AppContext,
+        args: Any,
+        kwargs: Any,
+        task_id: str | None,
+        header: HeaderValues = NO_VALUES,
+        **words: Any,
     ) -> Call:
         """Check and encode a call. Raises TypeError, like Celery, InvalidCall and PayloadError."""
         form: CallForm = self.call_form
-        app = self._get_app()
+        codec = context.codec_for(form.merges)
         if words or header is not NO_VALUES:
             call = self.checked_call(args, kwargs, task_id, header, **words)
-            return form.timed(call, time.time()).encoded(context_of(app).codec_for(form.merges))
+            return form.timed(call, time.time()).encoded(codec)
         job_id, payload = form.read(args, kwargs, task_id, self.typing)
-        return due_now(read_id(job_id), payload, context_of(app).codec_for(form.merges))
+        return due_now(read_id(job_id), payload, codec)
 
     def checked_call(
         self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
@@ -740,7 +751,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         else:
             pushed = calls = recorded_calls(self, calls, results, tracker_id)
         middlewares = context.settings.client_middlewares
-        publish(self, pushed, app_retry_intervals(app), middlewares, tracker_id, refuse=True)
+        publish(context, self, pushed, app_retry_intervals(app), middlewares, tracker_id, refuse=True)
         return CallResults(self, [str(call.task_id) for call in calls]) if results else None
 
     def _messaged_calls(self, calls: Iterable[Call], results: bool, tracker: str) -> list[Call]:
@@ -974,7 +985,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
             self.checked_call(args, kwargs, None, **words)
             result: EagerResult[R] = super().apply(args, kwargs, *positional, **options)
             return result
-        call = self.call_of(args, kwargs, None, **words)
+        call = self.call_of(context_of(self._get_app()), args, kwargs, None, **words)
         return self.apply_batch(eager.batch_of([call], self), *positional, **options)
 
     def apply_batch(

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, QueueResharded, StoreError, StoreUnavailable
@@ -20,7 +21,7 @@ from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
 from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType, reads_replies
 from celery_lowkiq.store.keys import channel, shard_keys
-from celery_lowkiq.store.records import id_bytes, number_text
+from celery_lowkiq.store.records import number_text
 from celery_lowkiq.store.registry import ContinueMigration, Registry
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import ScriptCall, Value, load
@@ -166,6 +167,7 @@ def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
         yield chunk
 
 
+_priority = attrgetter("priority")
 #: Returns the same object each time, which a look-up finds without a comparison.
 _shard = lru_cache(maxsize=8192)(ShardRef)
 
@@ -198,10 +200,10 @@ def push_call(
     records: list[Value] = []
     signatures = b""
     usual = queue.policies.priority
-    prioritized = usual != MOST_URGENT or any(job.priority for job in jobs)
+    prioritized = usual != MOST_URGENT or any(map(_priority, jobs))
     for position, job in enumerate(jobs):
-        # Most calls have no times: a call of the functions costs more than to look.
-        job_id = id_bytes(job.id)
+        # Most calls have no times. Inline, because a call of each function costs more than what it does.
+        job_id = job.id.encode("utf-8", "surrogateescape")
         score = "" if job.score is None and job.sent is None else _score(job)
         when = "" if job.perform_in is None and job.delay is None else _when(job)
         if prioritized:
@@ -213,12 +215,17 @@ def push_call(
             of = digest(job.payload)
             signature = b"" if signer is None else signer.sign_record(queue.name, job_id, of, job.record)
             records += (position, of, signature + job.record)
+    policy = queue.policy
+    if prioritized:
+        policy += " prioritized=1"
+    if queue.former_shards is not None:
+        policy += _arriving(queue.layout, jobs)
     return load("push").call(
         shard_keys(shard),
         rest + records,
         shards=queue.layout.route,
         merge=queue.merge.value,
-        policy=queue.policy + (" prioritized=1" if prioritized else "") + _arriving(queue, jobs),
+        policy=policy,
         sender=sender.id,
         n=next(sender.numbers),
         channel=channel(queue.name),
@@ -240,11 +247,8 @@ def _when(job: NewJob) -> str:
     return "" if job.delay is None else f"+{number_text(job.delay)}"
 
 
-def _arriving(queue: QueueSpec, jobs: Sequence[NewJob]) -> str:
+def _arriving(layout: Layout, jobs: Sequence[NewJob]) -> str:
     """Return the word of a policy that names the jobs that may have more in their former shards."""
-    if queue.former_shards is None:
-        return ""
-    layout = queue.layout
     found = [str(n) for n, job in enumerate(jobs) if layout.former_home(job.id) is not None]
     return f" arriving={','.join(found)}" if found else ""
 

@@ -19,10 +19,10 @@ from celery.signals import setup_logging
 
 from celery_lowkiq.integration.app import AppContext, ordered_tasks
 from celery_lowkiq.integration.call_form import SignatureForm
+from celery_lowkiq.integration.calls import read_id
 from celery_lowkiq.integration.json_records import ShownJob
 from celery_lowkiq.integration.run import Run
 from celery_lowkiq.integration.runner import CeleryRunner
-from celery_lowkiq.integration.validation import read_id
 from celery_lowkiq.rules.claims import Claim
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Batch, Disposition, Lease, QueueSpec, Settlement, ShardRef

@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.audit import Audit, Change
+from celery_lowkiq.integration.calls import read_id
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.queue import OrderedQueue
-from celery_lowkiq.integration.validation import read_id
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.redaction import Redactor
 from celery_lowkiq.web.auth import Access, address_of, user_of

@@ -11,8 +11,9 @@ import pytest
 from celery import Celery
 
 from celery_lowkiq import OrderedTask, ordered_task
+from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.call_form import Arguments, SignatureForm
-from celery_lowkiq.integration.validation import Call
+from celery_lowkiq.integration.calls import Call
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
 
@@ -302,7 +303,7 @@ class TestOptions:
         task = app.register_task(Save())
         assert app.tasks["save"].call_form.read((5,), {}, "task-id")[0] == 5
         with pytest.raises(TypeError):
-            task.call_of((), {"status": 1}, None)
+            task.call_of(context_of(app), (), {"status": 1}, None)
 
     def test_a_payload_alone_is_no_id(self):
         @ordered_task(app=Celery("alone", set_as_current=False))

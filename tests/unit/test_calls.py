@@ -10,8 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from celery_lowkiq.integration.codec import Codec
-from celery_lowkiq.integration.validation import (
+from celery_lowkiq.integration.calls import (
     Call,
     bulk,
     read_delay,
@@ -20,6 +19,7 @@ from celery_lowkiq.integration.validation import (
     read_time,
     single,
 )
+from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.rules.errors import InvalidCall
 
 UTC = timezone.utc

@@ -18,12 +18,12 @@ from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.actions import VERBS, Target, Verb
 from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.calls import read_id
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.json_records import plain
 from celery_lowkiq.integration.options import FIXED, THREADS, read_rate
 from celery_lowkiq.integration.processes.process_runner import runs_in_process
 from celery_lowkiq.integration.queue import OrderedQueue
-from celery_lowkiq.integration.validation import read_id
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 from celery_lowkiq.rules.text import in_line
