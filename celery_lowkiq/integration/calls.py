@@ -70,7 +70,7 @@ class Call(NamedTuple):
     sent: float | None = None
     #: The encoded payload.
     data: bytes = b""
-    #: What is kept until its job has ended, see ``records.py``; None: nothing needs it.
+    #: Record that is kept until the job has ended, see ``records.py``; None: nothing needs it.
     record: bytes | None = None
     #: Set where a record, a message or a result names it.
     task_id: str | None = None

@@ -429,7 +429,7 @@ class Decision(NamedTuple):
         if not delays and not errors:
             return None
         shown = errors[0] if len(self.batch.jobs) == 1 and errors else cause_of(unwrap(error))
-        # As in Celery, a Retry that the function asked for has no other cause.
+        # Like in Celery, a Retry that the function asked for has no other cause.
         cause = None if isinstance(shown, Retry) and shown.exc is None else shown
         if isinstance(shown, Again):
             cause = shown = Retry(str(shown))

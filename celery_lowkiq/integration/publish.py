@@ -24,7 +24,7 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.tracking import NewCall, State, ended_without_run
 from celery_lowkiq.store.trackers import latest_due
 
-# Whether anything observes a call, so that Celery has to make its message first.
+# Observers of a call, for which Celery has to make its message first.
 
 #: Asked for each call.
 _is_defined_in = lru_cache(maxsize=64)(is_defined_in)

@@ -62,7 +62,7 @@ local function due_ids(most)
 end
 
 -- Plain jobs: arguments of the commands that move them together, as texts because a number costs a conversion each time.
--- Of records that no call of ours has written: `large` ones as read, and what the reply has of those that were `cut`.
+-- Records that no call of ours has written: `large` ones as read, and the part of `cut` ones that the reply has.
 local plain = {ids = {}, claimed = {}, processing = {}, large = {}, cut = {}, number = string.format('%.0f', number)}
 
 -- A plain job has one payload without call records; its record moves unchanged, and fits into the reply.

@@ -104,7 +104,7 @@ local function take(id)
   if any_dead then
     record.dead_jobs, more_dead = take_payloads(morgue, id)
   end
-  -- What is kept of the waiting job leaves with its first payloads, so these leave after all else.
+  -- The kept data of the waiting job leave with its first payloads, so these leave after all else.
   if not more_dead then
     record.jobs, more = take_payloads(waiting, id)
   end

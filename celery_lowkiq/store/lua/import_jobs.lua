@@ -34,7 +34,7 @@ local function leading(text)
   return tonumber(string.match(text, '^%S+')) or 0
 end
 
--- Of two marks of an id the one with the higher level stays. Of one level, it ends when both would have ended.
+-- Two marks of an id: the one with the higher level stays. With one level, it ends when both would have ended.
 local function add_crash_mark(id, text)
   local known = redis.call('HGET', crash_marks, id)
   local own, mark = marks.read(known or ''), marks.read(text)
@@ -49,7 +49,7 @@ local function add_crash_mark(id, text)
   end
 end
 
--- What is kept of an id beside its jobs.
+-- Data of an id beside its jobs.
 local function add_history(id, record)
   local score = redis.call('HGET', done_scores, id)
   if record.done_scores and not (score and leading(score) > leading(record.done_scores)) then
@@ -212,7 +212,7 @@ redis.call('PERSIST', buckets)
 if is_open(gen) then
   wake(before)
 else
-  -- What belongs elsewhere is sorted when the shard has opened.
+  -- Jobs that belong elsewhere are sorted when the shard has opened.
   any_special = true
   while hold_some() do
   end

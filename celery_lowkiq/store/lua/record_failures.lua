@@ -26,7 +26,7 @@ for i = rest, #ARGV, 3 do
   redis.call('ZADD', failure_ranks, string.format('%.3f', rank), fingerprint)
 end
 
--- Of foreign groups, some at a time.
+-- Foreign groups end some at a time.
 local surplus = math.min(redis.call('ZCARD', failure_ranks) - most, most)
 for _, fingerprint in ipairs(surplus > 0 and redis.call('ZRANGE', failure_ranks, 0, surplus - 1) or {}) do
   redis.call('ZREM', failure_ranks, fingerprint)

@@ -27,7 +27,7 @@ local function call_at(place)
   return tonumber(score) or 0, signature or ''
 end
 
--- Of two places of one payload, keeps the one that rule 2 selects.
+-- Keeps that of two places of one payload which rule 2 selects.
 local function settle_place(id, payload, place)
   local field = id .. '\0' .. payload
   local stored = redis.call('HGET', spill, field)

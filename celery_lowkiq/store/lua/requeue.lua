@@ -24,7 +24,7 @@ local function wanted(id)
 end
 
 -- Returns items, whether the job has others, whether a limit has left some of these, and at least the bytes of the payloads.
--- Of a held id, which no claim takes meanwhile, the last ones first: what is restored later precedes items with the same score.
+-- Takes the last payloads of a held id first, which no claim takes meanwhile: later restored ones precede equal scores.
 local function take(id, done_score)
   if done_score or not pause_of(id) then
     return set_take(morgue, id, budget, bytes_left, done_score)

@@ -25,7 +25,7 @@ class Wanted:
     is_quiet: bool
     #: :func:`task_limits` by queue.
     task_limits: Mapping[str, Mapping[str, Any]]
-    #: Whether events are sent, and which groups (empty: all).
+    #: True if events are sent; and their groups (empty: all).
     events: tuple[bool, frozenset[str]]
 
 

@@ -175,7 +175,7 @@ local function release_moving(ids)
 end
 
 -- PART: given_elsewhere
--- Whether the lease of a shard was given by another server than this one.
+-- Test: another server than this one gave the lease of a shard.
 --
 -- KEYS: lease meta
 -- USES: lease.server

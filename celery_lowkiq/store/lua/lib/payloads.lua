@@ -226,7 +226,7 @@ local function joined_signature(kept, other, later)
   return kept
 end
 
--- Of sets that are one record, and of spilled ones.
+-- Functions of sets that are one record, and of spilled ones.
 local packed, spilled = {}, {}
 
 function packed.insert(items, item, older)
@@ -472,7 +472,7 @@ local function edit_packed(set, id, record, payload, other, keeps_flag)
   end
   redis.call('HDEL', set.records, id)
   add_extra(set, 1 - before)
-  -- As a push: equal scores keep their order, equal payloads are merged.
+  -- Like a push: equal scores keep their order, equal payloads are merged.
   set_add(set, id, items, false)
   return 1
 end
