@@ -139,7 +139,7 @@ class Audit:
         return page.map(lambda found: _entry(*found))
 
     def read_if_there(self, limit: int) -> tuple[AuditEntry, ...] | None:
-        """Return the latest entries; on a cluster, None while the master with the log is unreachable."""
+        """Return the latest entries; None while the master with the log is unreachable and others respond."""
         return context_of(self._app).store.client.unless_unreachable(lambda: self.read(limit).items)
 
 

@@ -263,7 +263,7 @@ class Inspector:
         return current(self._store.nodes())
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
-        """Return :meth:`nodes`; on a cluster, None while the master with the reports is unreachable."""
+        """Return :meth:`nodes`; None while the master with the reports is unreachable, and others respond."""
         return self._store.client.unless_unreachable(self.nodes)
 
     def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
@@ -272,11 +272,9 @@ class Inspector:
         Raises InvalidCall.
         """
         chosen, wanted = self._chosen(names), span_of(span)
-        found = NodeReports(self._store).histories([queue.spec for queue in chosen.values()], wanted)
-        pairs = list(zip(chosen, found, strict=True))
-        known = {name: () if isinstance(one, StoreUnavailable) else one for name, one in pairs}
-        unknown = tuple(name for name, one in pairs if isinstance(one, StoreUnavailable))
-        return Histories(sum_of(known.values(), wanted), known, unknown)
+        found, errors = NodeReports(self._store).histories([one.spec for one in chosen.values()], wanted)
+        known = {name: found.get(name, ()) for name in chosen}
+        return Histories(sum_of(known.values(), wanted), known, tuple(errors))
 
     def shard_states(self) -> list[ShardState]:
         """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""

@@ -55,7 +55,6 @@ from celery_lowkiq.rules.errors import (
     ConfigurationError,
     InvalidCall,
     NotMigrating,
-    StoreUnavailable,
     UndecodablePayload,
 )
 from celery_lowkiq.rules.failures import (
@@ -622,8 +621,8 @@ class OrderedQueue:
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         """Return why the given :meth:`shards` are late, and whether more of them would help.
 
-        On a cluster, nothing while the master with the queue's own keys, or with the reports of nodes, is
-        unreachable.
+        Nothing while the master with the queue's own keys, or with the reports of nodes, is unreachable, and
+        others respond.
         """
         reports, client = self._context.node_reports, self._context.store.client
         found = client.unless_unreachable(lambda: reports.hints(self.stored_spec(), shards)) or []
@@ -647,10 +646,10 @@ class OrderedQueue:
         ``span``: "1h", with a sample each ten seconds, or "24h", with one each ten minutes. Times without a
         worker are missing. ``rules.history.rates`` computes jobs per second. Raises InvalidCall.
         """
-        (found,) = self._context.node_reports.histories([self.spec], span_of(span))
-        if isinstance(found, StoreUnavailable):
-            raise found
-        return found
+        found, errors = self._context.node_reports.histories([self.spec], span_of(span))
+        for error in errors.values():
+            raise error
+        return found[self.spec.name]
 
     def paused(self) -> Paused:
         """Return since when (Unix s) the queue and its shards are paused, and the number of paused ids.
@@ -1056,7 +1055,7 @@ class OrderedQueue:
         return self._migrations.state()
 
     def migration_if_there(self) -> MigrationState | None:
-        """Return :meth:`migration`; on a cluster, None while a master that it needs is unreachable."""
+        """Return :meth:`migration`; None while a master that it needs is unreachable, and others respond."""
         return self._context.store.client.unless_unreachable(self.migration)
 
     # -- helpers: the store, and what is read of it

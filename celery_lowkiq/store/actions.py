@@ -14,7 +14,7 @@ from celery_lowkiq.rules.repairs import Condition, Damage, Repaired, damages, sa
 from celery_lowkiq.rules.validators import is_whole
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.call_records import digest, orphaned_records
-from celery_lowkiq.store.client import Client, raise_refused
+from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import AUDIT_KEY, announcement, queue_key, shard_keys
 from celery_lowkiq.store.listings import MAX_LIMIT, WAITING_INDEXES, Listing, ListingReader, ShardReads
@@ -110,8 +110,8 @@ class Actions:
     """Changes to waiting and dead jobs.
 
     Every method returns a count of jobs, and may raise StoreError or the Stop of ``progress``. Completed
-    steps stay; repeating the call is safe. On a cluster, changes of several jobs are done in all shards whose
-    masters answer; those of the others are left out, and ShardsUnreachable raised at the end.
+    steps stay; repeating the call is safe. Changes of several jobs are done in all shards whose masters
+    respond; other shards are left out, and ShardsUnreachable is raised at the end.
     """
 
     def __init__(self, store: RedisStore, left: Left | None = None) -> None:
@@ -361,8 +361,8 @@ class Pausing:
     """Pauses and resumes. A job runs when its queue, its shard and its id are not paused.
 
     Every method may raise StoreError, or the Stop of ``progress``; repeating it is safe and completes what
-    was interrupted. On a cluster, shards with an unreachable master are left out, and ShardsUnreachable is
-    raised at the end.
+    was interrupted. Shards with an unreachable master are left out, and ShardsUnreachable is raised at the
+    end.
     """
 
     def __init__(self, client: Client) -> None:
@@ -385,16 +385,16 @@ class Pausing:
         count = max(queue.shards, layout.count if layout else 0)
         script = load("apply_queue_pause")
         shards = [ShardRef(queue.name, index) for index in range(count)]
-        applied = self._client.answers(
-            [
-                script.call(shard_keys(shard), pause=pause, since=since, **announcement(shard))
+        applied, unreachable = self._client.each(
+            {
+                shard: script.call(shard_keys(shard), pause=pause, since=since, **announcement(shard))
                 for shard in shards
-            ]
+            }
         )
         tally = ShardTally(self._client, None)
-        for shard, answer in zip(shards, applied, strict=True):
-            with tally.of(shard):
-                tally.add(*raise_refused([answer]))
+        tally.add(sum(applied.values()))
+        for shard, error in unreachable.items():
+            tally.leave_out(shard, error)
         return bool(tally.total() or changed)
 
     # -- a shard

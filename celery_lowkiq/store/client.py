@@ -21,13 +21,16 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind, ServerInfo, server_info
 from celery_lowkiq.store.connect import address_of, apart, is_behind_sentinels, sentinel_master
 from celery_lowkiq.store.errors import is_wrong_type, reads_replies, script_error, store_error
-from celery_lowkiq.store.exchange import exchange
+from celery_lowkiq.store.exchange import Command, exchange
 from celery_lowkiq.store.keys import CLOCK_KEY, queue_key, reports_key, shard_keys, with_prefix
 from celery_lowkiq.store.script import Script, ScriptCall, library
 
 # Redis client: pipelines script calls and commands, and translates Redis errors to the package's own.
 
 T = TypeVar("T")
+K = TypeVar("K")
+#: Replies, and apart from them errors, by the keys of what was asked.
+Outcomes: TypeAlias = tuple[dict[K, Any], dict[K, StoreError]]
 #: Identifies the server to which a SCRIPT LOAD goes.
 Server: TypeAlias = tuple[Any, ...]
 
@@ -41,13 +44,13 @@ LOAD_ROUNDS = 3
 
 
 class Asked(NamedTuple):
-    """A server that stores shards, with its number of slots on a cluster. ``ask`` sends commands and returns
-    their replies; that of a refused command is its StoreError.
+    """A server that stores shards, with its number of slots on a cluster. ``ask`` sends commands; it returns
+    their replies, and the errors of refused ones.
     """
 
     address: str
     slots: int | None
-    ask: Callable[[Sequence[tuple[Any, ...]]], list[Any]]
+    ask: Callable[[Mapping[str, Command]], Outcomes[str]]
 
 
 class Client:
@@ -75,7 +78,7 @@ class Client:
 
     def masters(self) -> list[Asked]:
         """Return the servers that store shards. Raises StoreError."""
-        return [Asked(self.address(), None, self._answers)]
+        return [Asked(self.address(), None, self._ask)]
 
     def kind(self) -> Kind:
         """Return how the masters are reached."""
@@ -132,7 +135,7 @@ class Client:
 
     def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
         """Return one shard of each replication stream, whose last write confirms those of the others."""
-        return list(shards)[-1:]
+        return list({self.master_of(shard): shard for shard in shards}.values())
 
     def calls_in_turn(
         self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
@@ -140,21 +143,14 @@ class Client:
         """Run scripts as :meth:`calls` does, those of ``first`` before those of ``then``."""
         return self.calls([*first, *then, *others])
 
-    def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts in one round trip. Raises the first StoreError among the replies.
-
-        On a cluster, the StoreUnavailable of an unreachable master stays a reply.
-        """
-        return self.all(calls)
-
     def check_reachable(self, replies: Iterable[Any]) -> None:
-        """Raise the first StoreUnavailable among the replies; none on a cluster: it is of one master."""
+        """Raise the first StoreUnavailable among the replies, unless it is of one of several masters."""
         for reply in replies:
             if isinstance(reply, StoreUnavailable):
                 raise reply
 
     def unless_unreachable(self, read: Callable[[], T]) -> T | None:
-        """Return what ``read`` returns; on a cluster, None when it needs an unreachable master."""
+        """Return what ``read`` returns; None when it needs an unreachable master, and others respond."""
         try:
             return read()
         except StoreUnavailable as error:
@@ -168,6 +164,8 @@ class Client:
 
         Raises StoreUnavailable when the outcome of all calls is unknown.
         """
+        if not calls:
+            return []
         replies = self._send([self._evalsha(call) for call in calls])
         for reply in replies:
             if isinstance(reply, exceptions.RedisError):
@@ -190,64 +188,96 @@ class Client:
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return [
-            script_error(call.keys[0], reply) if isinstance(reply, exceptions.RedisError) else reply
+            self._error(call.keys[0], reply) if isinstance(reply, exceptions.RedisError) else reply
             for call, reply in zip(calls, replies, strict=True)
         ]
 
     def all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip. Raises the first StoreError among the replies."""
-        return raise_refused(self.calls(calls)) if calls else []
+        return raise_refused(self.calls(calls))
 
     def call(self, call: ScriptCall) -> Any:
         """Run one script. Raises StoreError."""
         return self.all([call])[0]
 
-    def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run commands in one round trip. Raises StoreError."""
-        return raise_refused(self.command_answers(commands))
+    def outcomes(self, calls: Mapping[K, ScriptCall]) -> Outcomes[K]:
+        """Run scripts in one round trip. Return their replies, and the errors of refused scripts.
 
-    def command_answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        Raises StoreUnavailable when the outcome of all calls is unknown.
+        """
+        return parted(calls, self.calls(list(calls.values())))
+
+    def each(self, calls: Mapping[K, ScriptCall], kept: type[StoreError] = StoreUnavailable) -> Outcomes[K]:
+        """Run scripts in one round trip. Return their replies, and the errors of unreachable masters.
+
+        ``kept``: further errors that are returned. Raises other StoreErrors, and the StoreUnavailable of the
+        only server.
+        """
+        return self.reached(*self.outcomes(calls), kept)
+
+    def each_part(
+        self, values: Sequence[K], size: int, call: Callable[[Sequence[K]], ScriptCall]
+    ) -> tuple[list[tuple[Sequence[K], Any]], list[K]]:
+        """Run a script with repeated keys for shards or queues, in parts of at most ``size``.
+
+        Return the parts with their replies, and the values of unreachable masters. Raises StoreError.
+        """
+        parts = self.slices(values, size)
+        found, lost = self.each({n: call(part) for n, part in enumerate(parts)})
+        return [(parts[n], reply) for n, reply in found.items()], [one for n in lost for one in parts[n]]
+
+    def each_command(self, commands: Mapping[K, Command], *, readable: bool = False) -> Outcomes[K]:
+        """Run commands in one round trip. See :meth:`each`, and ``readable`` of :meth:`commands`."""
+        return self.reached(*parted(commands, self._replies(list(commands.values()), readable)))
+
+    def each_pair(self, commands: Mapping[K, Command], then: Command) -> Outcomes[K]:
+        """Run each command with ``then``, which has no key, behind it on the same connection.
+
+        Return both replies of each. See :meth:`each`.
+        """
+        pairs = {(key, n): one for key, command in commands.items() for n, one in enumerate((command, then))}
+        found, errors = self.each_command(pairs)
+        lost = {key: error for (key, _), error in errors.items()}
+        return {key: (found[key, 0], found[key, 1]) for key in commands if key not in lost}, lost
+
+    def commands(self, commands: Sequence[Command], *, readable: bool = False) -> list[Any]:
         """Run commands in one round trip. Raises StoreError.
 
-        On a cluster, the StoreUnavailable of an unreachable master stays a reply.
+        ``readable``: a key of the wrong type is read as None.
         """
+        return raise_refused(self._replies(commands, readable))
+
+    def reached(
+        self, found: dict[K, Any], errors: dict[K, StoreError], kept: type[StoreError] = StoreUnavailable
+    ) -> Outcomes[K]:
+        """Return both parts. Raises errors as :meth:`each` does."""
+        self.check_reachable(errors.values())
+        raise_refused([one for one in errors.values() if not isinstance(one, (StoreUnavailable, kept))])
+        return found, errors
+
+    def _replies(self, commands: Sequence[Command], readable: bool) -> list[Any]:
         if not commands:
             return []
-        replies = self._send(self._with_prefix(commands))
-        answers = [
-            script_error(str((*command, "")[1]), reply) if isinstance(reply, exceptions.RedisError) else reply
-            for command, reply in zip(commands, replies, strict=True)
+        return [
+            None
+            if readable and is_wrong_type(reply)
+            else self._error(str((*command, "")[1]), reply)
+            if isinstance(reply, exceptions.RedisError)
+            else reply
+            for command, reply in zip(commands, self._send(self._with_prefix(commands)), strict=True)
         ]
-        return self.but_unreachable(answers)
 
-    def but_unreachable(self, replies: list[Any]) -> list[Any]:
-        """Return the replies; raise the first LowkiqError among them but, on a cluster, StoreUnavailable."""
-        self.check_reachable(replies)
-        raise_refused([reply for reply in replies if not isinstance(reply, StoreUnavailable)])
-        return replies
+    def _error(self, key: str, error: exceptions.RedisError) -> StoreError:
+        """Return an error of Redis, for a script or command of this first key, as one of the package."""
+        return script_error(key, error)
 
-    def readable(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run commands in one round trip; None for a key of the wrong type. Raises StoreError."""
-        return raise_refused(self.readable_here(commands))
-
-    def readable_here(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run commands as :meth:`readable` does; on a cluster, the StoreUnavailable of a master stays a
-        reply.
-        """
-        found: list[Any] = [
-            None if is_wrong_type(reply) else reply for reply in self._send(self._with_prefix(commands))
-        ]
-        return self.but_unreachable(
-            [store_error(e) if isinstance(e, exceptions.RedisError) else e for e in found]
-        )
-
-    def _answers(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _ask(self, commands: Mapping[str, Command]) -> Outcomes[str]:
         try:
-            return answers(self._send(self._with_prefix(commands)))
+            return parted(commands, answers(self._send(self._with_prefix(list(commands.values())))))
         except StoreError as error:
-            return [error] * len(commands)
+            return {}, dict.fromkeys(commands, error)
 
-    def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _send(self, commands: Sequence[Command]) -> list[Any]:
         try:
             if (replies := exchange(self.redis, commands)) is not None:
                 return replies
@@ -266,7 +296,7 @@ class Client:
         except exceptions.ResponseError as error:
             return error
 
-    def _with_prefix(self, commands: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
+    def _with_prefix(self, commands: Sequence[Command]) -> Sequence[Command]:
         return [with_prefix(self.prefix, each) for each in commands] if self.prefix else commands
 
     def _evalsha(self, call: ScriptCall) -> tuple[Any, ...]:
@@ -318,6 +348,15 @@ def answers(replies: Sequence[Any]) -> list[Any]:
     return [store_error(reply) if isinstance(reply, lost) else reply for reply in replies]
 
 
+def parted(keys: Iterable[K], replies: Iterable[Any]) -> Outcomes[K]:
+    """Return replies and errors by key."""
+    found: dict[K, Any] = {}
+    errors: dict[K, StoreError] = {}
+    for key, reply in zip(keys, replies, strict=True):
+        (errors if isinstance(reply, StoreError) else found)[key] = reply
+    return found, errors
+
+
 def raise_refused(replies: list[Any]) -> list[Any]:
     """Return the replies; raise the first LowkiqError among them."""
     for reply in replies:
@@ -349,9 +388,8 @@ def check_url(client: Client, queues: Sequence[QueueSpec]) -> None:
     keys = [queue_key(queue.name) for queue in queues]
     keys += [shard_keys(shard)["meta"] for queue in queues for shard in queue.shard_refs()]
     for server in client.masters():
-        for reply in server.ask([("HGET", key, "shards") for key in keys[:MOST_KEYS]]):
-            if isinstance(reply, ConfigurationError):
-                raise reply
+        _, errors = server.ask({key: ("HGET", key, "shards") for key in keys[:MOST_KEYS]})
+        raise_refused([error for error in errors.values() if isinstance(error, ConfigurationError)])
 
 
 # Client with a clock that tests can move.
@@ -368,10 +406,11 @@ class FakeClockClient(Client):
         """Run scripts, with the test's clock. See :meth:`Client.calls`."""
         return super().calls([call._replace(script=_clocked(call.script)) for call in calls])
 
-    def commands(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def commands(self, commands: Sequence[Command], *, readable: bool = False) -> list[Any]:
         """Run commands; TIME returns the test's clock. See :meth:`Client.commands`."""
         return super().commands(
-            [("EVAL", _prelude() + _NOW, 0) if command == ("TIME",) else command for command in commands]
+            [("EVAL", _prelude() + _NOW, 0) if command == ("TIME",) else command for command in commands],
+            readable=readable,
         )
 
     def now(self) -> float:

@@ -13,10 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    AccessDenied,
+    MasterDenies,
+    NotClusterNode,
+    StoreError,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.store.client import Asked, Client, Server, answers
+from celery_lowkiq.store.client import Asked, Client, Outcomes, Server, answers, parted
 from celery_lowkiq.store.cluster_map import (
     LATER,
     LATER_TEXTS,
@@ -37,7 +43,6 @@ from celery_lowkiq.store.cluster_map import (
     refusal,
     slot_of,
     text_of,
-    with_denials,
 )
 from celery_lowkiq.store.connect import PROTOCOL
 from celery_lowkiq.store.errors import store_error
@@ -293,7 +298,7 @@ class ClusterClient(Client):
         self.cluster.read_anew()
         counts = Counter(address for address in self._map() if address)
         return [
-            Asked(text_of(address), counts[address], partial(self._ask, address))
+            Asked(text_of(address), counts[address], partial(self._ask_master, address))
             for address in sorted(counts)
         ]
 
@@ -326,8 +331,9 @@ class ClusterClient(Client):
         except (exceptions.RedisError, OSError) as error:
             raise _map_error(error) from error
 
-    def _ask(self, address: Address, commands: Sequence[Command]) -> list[Any]:
-        return answers(exchange_one(self.cluster, address, self._with_prefix(commands)))
+    def _ask_master(self, address: Address, commands: Mapping[str, Command]) -> Outcomes[str]:
+        sent = self._with_prefix(list(commands.values()))
+        return parted(commands, answers(exchange_one(self.cluster, address, sent)))
 
     def apart(self) -> redis.Redis:
         """Return a client of one master that answers soon: the cluster carries what is published to all.
@@ -360,34 +366,18 @@ class ClusterClient(Client):
         """Return each shard or queue by itself because it has a slot of its own."""
         return [values[n : n + 1] for n in range(len(values))]
 
-    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
-        """Return one shard of each master."""
-        slots = self._map()
-        return list({slots[slot_of(shard_keys(shard)["meta"])]: shard for shard in shards}.values())
-
-    def answers(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts; a reply may be the StoreUnavailable of an unreachable master. Raises other errors."""
-        return self.but_unreachable(self.calls(calls))
-
     def check_reachable(self, replies: Iterable[Any]) -> None:
         """No-op: one unreachable master does not fail the call."""
 
-    def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Run scripts in one round trip; the reply of a refused call is its StoreError.
-
-        A worker's shards at a master that refuses its user wait: it is answered with a StoreUnavailable. So
-        is a :meth:`reader`.
+    def _error(self, key: str, error: exceptions.RedisError) -> StoreError:
+        """A worker's shards wait at a master that denies its user a right: the error is a StoreUnavailable.
+        So it is for a :meth:`reader`.
         """
-        return self._with_refusals(super().calls(calls))
-
-    def but_unreachable(self, replies: list[Any]) -> list[Any]:
-        """Return the replies; raise the first LowkiqError among them that is no StoreUnavailable."""
-        return super().but_unreachable(self._with_refusals(replies))
-
-    def _with_refusals(self, replies: list[Any]) -> list[Any]:
-        if not (self._waits_less or self._is_reader):
-            return replies
-        return with_denials(replies, self.denied)
+        found = super()._error(key, error)
+        if not (isinstance(found, AccessDenied) and (self._waits_less or self._is_reader)):
+            return found
+        self.denied[found.master or ""] = str(found)
+        return MasterDenies(str(found))
 
     def calls_in_turn(
         self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
@@ -421,8 +411,6 @@ class ClusterClient(Client):
         return list(dict.fromkeys([*missing, *together]))
 
     def _send(self, commands: Sequence[Command]) -> list[Any]:
-        if not commands:
-            return []
         try:
             if commands[0][0] == "SCRIPT LOAD":
                 return load_scripts(self.cluster, commands, logs_rights=self._waits_less)

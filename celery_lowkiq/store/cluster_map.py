@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from celery_lowkiq.rules.basics import store_logger as logger
 from celery_lowkiq.rules.basics import try_start
-from celery_lowkiq.rules.errors import AccessDenied, MasterDenies
+from celery_lowkiq.rules.errors import AccessDenied
 from celery_lowkiq.rules.text import host_port, sentence
 from celery_lowkiq.store.errors import is_cluster_down, store_error
 from celery_lowkiq.store.exchange import KeepingPool, NoFreeConnection
@@ -251,17 +251,6 @@ def final(reply: Any) -> Any:
     if is_redirect(reply):
         return exceptions.ConnectionError(f"a slot moves: {reply}")
     return exceptions.ConnectionError(str(reply)) if isinstance(reply, OSError) else reply
-
-
-def with_denials(replies: Iterable[Any], denied: dict[str, str]) -> list[Any]:
-    """Return replies with the AccessDenied of one master as its MasterDenies, whose text ``denied`` gets."""
-    found = []
-    for reply in replies:
-        if isinstance(reply, AccessDenied) and not isinstance(reply, MasterDenies):
-            denied[reply.master or ""] = str(reply)
-            reply = MasterDenies(str(reply))
-        found.append(reply)
-    return found
 
 
 #: Refused commands, by the code of a node's error.

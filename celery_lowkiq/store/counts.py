@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any, Generic, TypeVar
 
-from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreUnavailable
+from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged
 from celery_lowkiq.rules.models import Job, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import (
     COUNTS,
@@ -91,7 +91,7 @@ _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 class Queries:
     """Listings of ordered queues. Every method may raise StoreError.
 
-    On a cluster, listings name the shards that they lack because their masters are unreachable.
+    Listings name the shards that they lack because their masters are unreachable.
     """
 
     def __init__(self, store: RedisStore) -> None:
@@ -215,24 +215,23 @@ class Queries:
         return [state.stats for state in raise_refused([e.damage or e for e in self.shard_states([queue])])]
 
     def shard_states(self, queues: Iterable[QueueSpec]) -> list[ShardState]:
-        """Return the state of each shard of the queues, in one round trip; of a damaged one the damage.
-
-        On a cluster, that of a shard whose master is unreachable names the master. Raises StoreUnavailable
-        when no master answers.
+        """Return the state of each shard of the queues, in one round trip. That of a damaged shard has the
+        damage, that of an unreachable one its master. Raises StoreUnavailable when no master responds.
         """
-        shards = [shard for queue in queues for shard in queue.shard_refs()]
-        calls = [load("stats").call(shard_keys(shard)) for shard in shards]
-        replies = self._client.calls(calls) if calls else []
-        away = [reply for reply in replies if isinstance(reply, StoreUnavailable)]
-        if len(away) == len(replies):
-            raise_refused(replies)
-        self._client.check_reachable(away)
-        raise_refused([reply for reply in replies if not isinstance(reply, (ShardDamaged, StoreUnavailable))])
+        calls = {
+            shard: load("stats").call(shard_keys(shard)) for queue in queues for shard in queue.shard_refs()
+        }
+        found, errors = self._client.each(calls, ShardDamaged)
+        damaged = {shard: error for shard, error in errors.items() if isinstance(error, ShardDamaged)}
+        if not found and not damaged:
+            raise_refused(list(errors.values()))
         return [
-            ShardState(shard, Stats(missing=1), LeaseState(), away=self._client.master_name(shard))
-            if isinstance(reply, StoreUnavailable)
-            else _state(shard, reply)
-            for shard, reply in zip(shards, replies, strict=True)
+            _state(shard, found[shard])
+            if shard in found
+            else ShardState(shard, Stats(), LeaseState(), damaged[shard])
+            if shard in damaged
+            else ShardState(shard, Stats(missing=1), LeaseState(), away=self._client.master_name(shard))
+            for shard in calls
         ]
 
     # -- pauses
@@ -240,7 +239,7 @@ class Queries:
     def paused(self, queue: QueueSpec) -> Paused:
         """Return what is paused, in one round trip.
 
-        On a cluster, shards tell of the queue's pause when its own master is unreachable.
+        The queue's pause is read of its shards when its own master is unreachable.
         """
         reads = ShardReads(self._client, queue)
         keys = [shard_keys(shard) for shard in reads.shards]
@@ -249,11 +248,10 @@ class Queries:
             *(("ZCOUNT", key["paused"], *bounds) for key in keys for bounds in PAUSED_ALONE_OR_HELD),
         ]
         shards = [*reads.shards, *(shard for shard in reads.shards for _ in PAUSED_ALONE_OR_HELD)]
-        own = ("HGET", queue_key(queue.name), "paused")
-        *rest, queue_since = reads.commands([*shards, None], [*commands, own])
+        own = ("HMGET", queue_key(queue.name), "paused")
+        *rest, of_queue = reads.commands([*shards, None], [*commands, own])
         times = [told or (None, None) for told in rest[: len(keys)]]
-        if isinstance(queue_since, StoreUnavailable):
-            queue_since = min((since for _, since in times if since), key=float, default=None)
+        (queue_since,) = of_queue or [min((since for _, since in times if since), key=float, default=None)]
         return Paused(
             queue=float(queue_since) if queue_since else None,
             shards={index: float(since) for index, (since, _) in enumerate(times) if since},
@@ -387,8 +385,6 @@ def _dead_job(entry: IndexEntry, reply: list[Any]) -> DeadJob | None:
 
 
 def _state(shard: ShardRef, reply: Any) -> ShardState:
-    if isinstance(reply, ShardDamaged):
-        return ShardState(shard, Stats(), LeaseState(), reply)
     now, next_due, oldest, held_since, (owner, epoch, counter), busiest, *values = reply
     counts = dict(zip(COUNTS, values, strict=True))
     ages = [_seconds_since(since, now) for since in (oldest, *busiest[2::3])]
@@ -429,13 +425,13 @@ class FailureReader:
     def groups(self, queue: QueueSpec) -> list[StoredGroup] | None:
         """Return the groups of failures, in no order, in one round trip; foreign data is skipped.
 
-        On a cluster, None while the queue's own master is unreachable.
+        None while the queue's own master is unreachable and others respond.
         """
-        (reply,) = self._client.command_answers([("HGETALL", failures_key(queue.name))])
-        if isinstance(reply, StoreUnavailable):
+        replies, _ = self._client.each_command({queue.name: ("HGETALL", failures_key(queue.name))})
+        if not replies:
             return None
+        reply, found = replies[queue.name], []
         stored = dict(reply.items() if isinstance(reply, dict) else pairs(reply))
-        found = []
         for field, value in stored.items():
             about = stored.get(ABOUT + field)
             count, first, last = (*map(parse_moment, value.split(b" ")), None, None, None)[:3]
@@ -444,12 +440,12 @@ class FailureReader:
         return found
 
     def about(self, queue: QueueSpec, fingerprint: str) -> bytes | None:
-        """Return the description of a group; on a cluster, None while the queue's own master is
-        unreachable.
+        """Return the description of a group; None while the queue's own master is unreachable and others
+        respond.
         """
         field = ABOUT + fingerprint.encode()
-        (found,) = self._client.command_answers([("HGET", failures_key(queue.name), field)])
-        return None if found is None or isinstance(found, StoreUnavailable) else bytes(found)
+        found, _ = self._client.each_command({field: ("HGET", failures_key(queue.name), field)})
+        return None if found.get(field) is None else bytes(found[field])
 
     def count(self, reads: ShardReads, *, dead: bool) -> int:
         """Return the number of dead jobs, or of waiting ones that failed."""

@@ -11,7 +11,8 @@ from celery_lowkiq.rules.basics import Clock, SystemClock
 from celery_lowkiq.rules.errors import AccessDenied, ConfigurationError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.text import QUOTED, shard_names, shortened
-from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.client import Client, K, Outcomes
+from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.records import parse_whole
 
@@ -24,7 +25,7 @@ TRY_FSYNC = ("WAITAOF", 1, 0, 1)
 NEEDS = "lowkiq_push_durability='fsynced' needs WAITAOF (Redis 7.2 or Valkey) and appendonly yes"
 
 #: Shards whose server does not answer.
-Unreachable = dict[ShardRef, StoreUnavailable]
+Unreachable = dict[ShardRef, StoreError]
 
 
 class Pushed(NamedTuple):
@@ -73,14 +74,14 @@ class Durability:
         if self.level is not Level.FSYNCED:
             return True
         # WAITAOF has no key: on a cluster it goes where the command before it goes.
-        reads = [("HGET", shard_keys(shard)["senders"], sender) for shard in client.streams(shards)]
+        reads = {shard: ("HGET", shard_keys(shard)["senders"], sender) for shard in client.streams(shards)}
         try:
-            replies = client.command_answers([each for read in reads for each in (read, TRY_FSYNC)])
+            _, errors = client.each_pair(reads, TRY_FSYNC)
         except StoreUnavailable:
             return False
         except StoreError as error:
             raise ConfigurationError(f"{NEEDS}: {error}") from error
-        return not any(isinstance(reply, StoreUnavailable) for reply in replies)
+        return not errors
 
     def confirm(
         self,
@@ -173,36 +174,37 @@ class Durability:
         ``unreachable``.
         """
         wait = ("WAIT", self.replicas, WAIT_MS) if self.level is Level.REPLICATED else WAIT_FSYNC
-        # Both count writes of their own connection: this one changes nothing, and comes after the push.
-        writes = [("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0) for shard in shards]
-        commands = [each for write in writes for each in (write, wait)]
+        commands: dict[tuple[ShardRef, str], Command] = {}
+        for shard in shards:
+            # Both count writes of their own connection: this one changes nothing, and comes after the push.
+            commands[shard, "write"] = ("HINCRBY", shard_keys(shard)["meta"], "last_arrival", 0)
+            commands[shard, "wait"] = wait
         # A server that has taken the place of the one with the push counts its own replicas, which may have
         # all that it has itself. Read after the wait: its place may be taken meanwhile.
         gone = {client.master_of(shard) for shard in unreachable}
         pushed = [shard for shard in push.shards if client.master_of(shard) not in gone] if push else []
-        reads = [("HGET", shard_keys(shard)["senders"], push.sender) for shard in pushed] if push else []
-        replies = self._replies(client, [*commands, *reads])
-        sent = dict(zip(pushed, replies[len(commands) :], strict=True))
         if push:
+            commands |= {
+                (shard, "sent"): ("HGET", shard_keys(shard)["senders"], push.sender) for shard in pushed
+            }
+        found, errors = self._each(client, commands)
+        if push:
+            sent = {shard: reply for (shard, what), reply in found.items() if what == "sent"}
             _check_sent(sent, push, self.level)
         asked = {client.master_of(shard) for shard in shards}
-        for shard, reply in sent.items():
+        for (shard, what), error in errors.items():
             # The master of a stream may be unreachable by now.
-            if isinstance(reply, StoreUnavailable) and client.master_of(shard) in asked:
-                unreachable[shard] = reply
-        written, waited = replies[: len(commands) : 2], replies[1 : len(commands) : 2]
-        for shard, reply in (*zip(shards, waited, strict=True), *zip(shards, written, strict=True)):
-            if isinstance(reply, StoreUnavailable):
-                unreachable[shard] = reply
-        answers = zip(shards, waited, strict=True)
-        return [shard for shard, reply in answers if shard not in unreachable and not self._is_enough(reply)]
+            if what != "sent" or client.master_of(shard) in asked:
+                unreachable[shard] = error
+        there = [shard for shard in shards if shard not in unreachable]
+        return [shard for shard in there if not self._is_enough(found[shard, "wait"])]
 
-    def _replies(self, client: Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send commands; the reply of an unreachable server is its StoreUnavailable."""
+    def _each(self, client: Client, commands: Mapping[K, Command]) -> Outcomes[K]:
+        """Send commands as :meth:`Client.each_command` does. The only server may be unreachable."""
         try:
-            return client.command_answers(commands)
+            return client.each_command(commands)
         except StoreUnavailable as error:
-            return [error] * len(commands)
+            return {}, dict.fromkeys(commands, error)
         except StoreError as error:
             if self.level is Level.REPLICATED:
                 raise
@@ -226,9 +228,8 @@ def part_of(shards: Sequence[ShardRef], count: int) -> str:
 
 def _check_sent(sent: Mapping[ShardRef, Any], push: Pushed, level: Level) -> None:
     """Raise StoreUnavailable when shards do not have the push."""
-    answered = {shard: reply for shard, reply in sent.items() if not isinstance(reply, StoreUnavailable)}
     # A shard stores '<n> <s>' of a sender: the number of its last push, and when it came.
-    numbers = {shard: parse_whole((reply or b"").partition(b" ")[0]) for shard, reply in answered.items()}
+    numbers = {shard: parse_whole((reply or b"").partition(b" ")[0]) for shard, reply in sent.items()}
     lost = [shard for shard, number in numbers.items() if number <= push.after]
     if lost:
         raise StoreUnavailable(
@@ -247,13 +248,10 @@ def _at(servers: Servers, client: Client, shard: ShardRef) -> Server:
 
 def read_servers(client: Client, shards: Iterable[ShardRef]) -> Servers:
     """Return the masters of the shards, without masters that are unreachable or deny INFO."""
-    streams = client.streams(shards)
-    if not streams:
-        return {}
     # INFO has no key: on a cluster it goes where the command before it goes.
-    commands = [(("HLEN", shard_keys(shard)["meta"]), ("INFO", "replication")) for shard in streams]
+    reads = {shard: ("HLEN", shard_keys(shard)["meta"]) for shard in client.streams(shards)}
     try:
-        replies = client.command_answers([command for pair in commands for command in pair])
+        found, _ = client.each_pair(reads, ("INFO", "replication"))
     except StoreError as error:
         # Some services rename INFO instead.
         if isinstance(error, AccessDenied) or "unknown command" in str(error):
@@ -264,6 +262,5 @@ def read_servers(client: Client, shards: Iterable[ShardRef]) -> Servers:
             about.get("master_replid"),
             bool(about.get("connected_slaves") or about.get("connected_replicas")),
         )
-        for shard, about in zip(streams, replies[1::2], strict=True)
-        if not isinstance(about, StoreUnavailable)
+        for shard, (_, about) in found.items()
     }

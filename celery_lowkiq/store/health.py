@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from celery_lowkiq.rules.errors import LoginRefused, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import LoginRefused, StoreUnavailable
 from celery_lowkiq.rules.health import QueueState, SystemState
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.repairs import Damage, damages
@@ -19,7 +19,7 @@ from celery_lowkiq.store.client import Asked, Client
 from celery_lowkiq.store.counts import FailureReader, Queries
 from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import FORMAT, queue_key
-from celery_lowkiq.store.leases import if_permitted, refused_commands, seconds
+from celery_lowkiq.store.leases import as_text, refused_commands, seconds
 from celery_lowkiq.store.listings import ShardReads
 from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
@@ -65,11 +65,12 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
 
 def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
     names = SETTINGS if asked.slots is None else SETTINGS + CLUSTER_SETTINGS
-    info, *settings = asked.ask([("INFO",), *(("CONFIG GET", name) for name in names)])
+    found, errors = asked.ask({"info": ("INFO",), **{name: ("CONFIG GET", name) for name in names}})
     before = time.time()
-    (now,) = asked.ask([("TIME",)])
+    clock, refused = asked.ask({"time": ("TIME",)})
     after = time.time()
-    if away := next((e for e in (info, now) if isinstance(e, StoreUnavailable)), None):
+    lost = errors.get("info"), refused.get("time")
+    if away := next((error for error in lost if isinstance(error, StoreUnavailable)), None):
         return Master(
             asked.address,
             slots=asked.slots,
@@ -77,10 +78,11 @@ def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
             away=str(away),
             login_refused=isinstance(away, LoginRefused),
         )
-    config = {name: value for reply in settings for name, value in if_permitted(reply).items()}
-    server = _server(if_permitted(info), config)
-    if not isinstance(now, StoreError):
-        ahead = seconds(now) - (before + after) / 2
+    settings = [as_text(found[name]) for name in names if name in found]
+    config = {name: value for setting in settings for name, value in setting.items()}
+    server = _server(as_text(found.get("info", {})), config)
+    if "time" in clock:
+        ahead = seconds(clock["time"]) - (before + after) / 2
         server = replace(server, ahead=ahead, give_or_take=(after - before) / 2)
     return Master(asked.address, server, asked.slots, shards)
 
@@ -148,7 +150,7 @@ class HealthReader:
     def _queue(self, queue: QueueSpec) -> QueueState:
         key = queue_key(queue.name)
         command = "HMGET", key, "shards", "format", "migration_paused"
-        known, now = self._client.readable([command, ("TIME",)])
+        known, now = self._client.commands([command, ("TIME",)], readable=True)
         if known is None:
             text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
             return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
@@ -163,11 +165,11 @@ class HealthReader:
         if any(each.wrong for each in conditions):
             return state  # its counts cannot be read
         shards = self._node_reports.shards(queue)
-        (day,) = self._node_reports.histories([queue], DAY)
+        days, _ = self._node_reports.histories([queue], DAY)
         return replace(
             state,
             shards=shards,
-            day=() if isinstance(day, StoreUnavailable) else day,
+            day=days.get(queue.name, ()),
             poison_pills=self._poison_pills(queue) if any(one.stats.morgue_length for one in shards) else 0,
             paused=self._queries.paused(queue),
             limited=self._node_reports.is_limited(queue),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any
 
@@ -290,36 +290,34 @@ def refused_commands(
     masters that refuse all scripts. Raises StoreUnavailable when there is only one and it is unreachable;
     ConfigurationError for a wrong URL.
     """
-    asked = client.streams(shards)
-    replies = client.calls([load("read_server").call(shard_keys(shard)) for shard in asked])
-    client.check_reachable(replies)
-    found: dict[str, dict[str, str]] = {}
+    calls = {shard: load("read_server").call(shard_keys(shard)) for shard in client.streams(shards)}
+    found, errors = client.each(calls, StoreError)
+    refused: dict[str, dict[str, str]] = {}
     down: dict[str, str] = {}
-    for shard, reply in zip(asked, replies, strict=True):
-        if isinstance(reply, StoreUnavailable):
-            if isinstance(reply, ClusterDown):
-                down[client.master_of(shard) or ""] = str(reply)
-            continue
-        if isinstance(reply, ConfigurationError):
+    for shard, reply in found.items():
+        if commands := _refused(reply):
+            refused[client.master_of(shard) or ""] = commands
+    for shard, error in errors.items():
+        master = client.master_of(shard) or ""
+        if isinstance(error, ConfigurationError):
             # The URL is wrong: no right would help.
-            raise reply
-        refused = {"EVALSHA": str(reply)} if isinstance(reply, StoreError) else _refused(reply)
-        if refused:
-            found.setdefault(client.master_of(shard) or "", {}).update(refused)
-    return found, down
+            raise error
+        if isinstance(error, ClusterDown):
+            down[master] = str(error)
+        elif not isinstance(error, StoreUnavailable):
+            refused[master] = {"EVALSHA": str(error)}
+    return refused, down
 
 
-def memory_limits(reply: Any) -> Server:
-    """Return the memory limit and the eviction policy of the reply of INFO."""
-    info = if_permitted(reply)
+def memory_limits(found: Mapping[str, Any]) -> Server:
+    """Return the memory limit and the eviction policy of the reply of INFO, if that is permitted."""
+    info = as_text(found.get("info", {}))
     return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
 
 
-def if_permitted(reply: Any) -> dict[str, Any]:
-    """Return the names and values of a reply as text; none when the command is forbidden."""
-    return (
-        {} if isinstance(reply, StoreError) else {_text(name): _text(value) for name, value in reply.items()}
-    )
+def as_text(reply: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the names and values of a reply as text."""
+    return {_text(name): _text(value) for name, value in reply.items()}
 
 
 def _text(value: Any) -> Any:

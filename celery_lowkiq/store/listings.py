@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, islice
 from typing import Any
 
-from celery_lowkiq.rules.errors import InvalidCall, StoreUnavailable
+from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.failures import read_mark
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.validators import invalid, is_whole, whole
 from celery_lowkiq.store.claims import BEGINNING, CLAIM_BYTES, Position, scan_call, scanned
-from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.client import Client, Outcomes
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.leases import seconds
 from celery_lowkiq.store.records import (
@@ -39,8 +39,8 @@ from celery_lowkiq.store.script import ScriptCall, load
 class ShardReads:
     """Reads the shards of a queue for one listing, or for an action on all that it lists.
 
-    On a cluster, a shard whose master is unreachable gives None, and gets no more requests. Methods raise
-    StoreError; on one server, and when all masters are unreachable, StoreUnavailable.
+    The reply of a shard whose master is unreachable is None, and the shard is not asked again. Methods raise
+    StoreError; when all masters are unreachable, StoreUnavailable.
     """
 
     def __init__(self, client: Client, queue: QueueSpec, after: str | None = None) -> None:
@@ -70,15 +70,12 @@ class ShardReads:
         return dump_missing(position, self._before.union(shard.index for shard in self._away))
 
     def commands(self, shards: Sequence[ShardRef | None], commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run a command for each of the shards, in one round trip.
-
-        That of no shard (None) may be answered with a StoreUnavailable.
-        """
-        return self._read(self.client.command_answers, shards, commands)
+        """Run a command for each of the shards, or for no shard (None), in one round trip."""
+        return self._read(self.client.each_command, shards, commands)
 
     def calls(self, shards: Sequence[ShardRef], calls: Sequence[ScriptCall]) -> list[Any]:
         """Run a script for each of the shards, in one round trip."""
-        return self._read(self.client.answers, shards, calls)
+        return self._read(self.client.each, shards, calls)
 
     def clocks(self) -> dict[ShardRef, float]:
         """Return the time (Unix s) of the master of each shard that is not left out, in one round trip.
@@ -102,27 +99,20 @@ class ShardReads:
         }
 
     def _read(
-        self, ask: Callable[[list[Any]], list[Any]], shards: Sequence[ShardRef | None], asked: Sequence[Any]
+        self,
+        ask: Callable[[dict[int, Any]], Outcomes[int]],
+        shards: Sequence[ShardRef | None],
+        asked: Sequence[Any],
     ) -> list[Any]:
-        if self._away:
-            there = [shard not in self._away for shard in shards]
-            replies = iter(ask([one for one, is_there in zip(asked, there, strict=True) if is_there]))
-            found = [next(replies) if is_there else None for is_there in there]
-        else:
-            found = ask(list(asked))
-        errors = {
-            n: reply
-            for n, reply in enumerate(found)
-            if isinstance(reply, StoreUnavailable) and shards[n] is not None
-        }
-        if not errors:
-            return found
-        # A dead master is noted by now: its other shards need no attempt of their own.
-        self._away.update(one for one in self.shards if self.client.is_unreachable(one))
-        self._away.update(shard for n in errors if (shard := shards[n]) is not None)
-        if len(self._away) == len(self.shards):
-            raise next(iter(errors.values()))
-        return [None if n in errors else reply for n, reply in enumerate(found)]
+        there = {n: asked[n] for n, shard in enumerate(shards) if shard not in self._away}
+        found, errors = ask(there)
+        if errors:
+            # A dead master is noted by now: its other shards need no attempt of their own.
+            self._away.update(one for one in self.shards if self.client.is_unreachable(one))
+            self._away.update(shard for n in errors if (shard := shards[n]) is not None)
+            if len(self._away) == len(self.shards):
+                raise next(iter(errors.values()))
+        return [found.get(n) for n in range(len(asked))]
 
 
 # Reader of listings: entries of sorted indexes of all shards, in one order, in bounded pages.

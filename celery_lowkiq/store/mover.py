@@ -32,7 +32,7 @@ from celery_lowkiq.rules.resharding import (
     turns_of_round,
 )
 from celery_lowkiq.store.claims import BEGINNING, Position, scan_call, scanned
-from celery_lowkiq.store.client import Client, raise_refused
+from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.durability import Durability, Servers, read_servers
 from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import SHARD_KEYS, announcement, queue_key, shard_keys, shard_of_key
@@ -66,19 +66,14 @@ class MovingShards:
 
     def send(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Send scripts. Raises StoreError when one is refused."""
-        if not calls:
-            return []
-        return raise_refused(self._client.calls(calls))
+        return self._client.all(calls)
 
     def send_here(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Send scripts as :meth:`send` does; on a cluster, None from an unreachable master."""
-        if not calls:
-            return []
-        replies = self._client.but_unreachable(self._client.calls(calls))
-        answers = [None if isinstance(reply, StoreUnavailable) else reply for reply in replies]
-        silent = [call.keys[0] for call, answer in zip(calls, answers, strict=True) if answer is None]
-        self._owners.doubted(shard.index for shard in map(shard_of_key, silent) if shard is not None)
-        return answers
+        """Send scripts as :meth:`send` does. The reply of an unreachable master is None."""
+        found, unreachable = self._client.each(dict(enumerate(calls)))
+        lost = [shard_of_key(calls[n].keys[0]) for n in unreachable]
+        self._owners.doubted(shard.index for shard in lost if shard is not None)
+        return [found.get(n) for n in range(len(calls))]
 
     # -- what shards have to do
 
@@ -115,13 +110,13 @@ class MovingShards:
 
     def received(self, exports: Sequence[Export]) -> dict[Export, int]:
         """Read the numbers of the last transfers by source and shard, but of unreachable masters."""
-        keys = [shard_keys(self.ref(export.shard))["outbox"] for export in exports]
-        commands = [
-            ("HGET", key, f"received:{export.source}") for key, export in zip(keys, exports, strict=True)
-        ]
-        replies = self._client.command_answers(commands)
-        found = zip(exports, replies, strict=True)
-        return {export: int(reply or 0) for export, reply in found if not isinstance(reply, StoreUnavailable)}
+        found, _ = self._client.each_command(
+            {
+                each: ("HGET", shard_keys(self.ref(each.shard))["outbox"], f"received:{each.source}")
+                for each in exports
+            }
+        )
+        return {export: int(reply or 0) for export, reply in found.items()}
 
     # -- what moves
 
@@ -207,8 +202,7 @@ class StraySearch:
         self._skip_empty(client, [ShardRef(queue, n) for n in shards if n not in self._places])
         left = [index for index in shards if self._places[index].key < len(SEARCHED)]
         calls = [self._call(ShardRef(queue, index)) for index in left]
-        replies = raise_refused(client.calls(calls)) if calls else []
-        for index, reply in zip(left, replies, strict=True):
+        for index, reply in zip(left, client.all(calls), strict=True):
             place = self._places[index]
             place.position, found = scanned(reply)
             for member, _ in found:
@@ -408,10 +402,7 @@ class Migrations:
         return self._begin_by(call)
 
     def _begin_by(self, call: ScriptCall) -> bool:
-        # A worker on a cluster goes on with other masters: a missing right is a StoreUnavailable there.
-        replies = self._client.but_unreachable(self._client.calls([call]))
-        (begun,) = raise_refused(replies)
-        return bool(begun == 1)
+        return bool(self._client.call(call) == 1)
 
 
 def slices(count: int, sampled: int) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, DueBefore, Missing, Owner, Waiting
-from celery_lowkiq.rules.errors import StoreUnavailable
+from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.health import LATE, Hint, shard_hints
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import ASKED, seconds_to_token, token_at
@@ -23,9 +23,10 @@ from celery_lowkiq.rules.views import (
     seconds_to_wait,
     shard_rates,
 )
-from celery_lowkiq.store.client import raise_refused
+from celery_lowkiq.store.client import Client, K, Outcomes, raise_refused
 from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import reads_replies
+from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import WAITING_KEYS, KeyAliases, history_key, shard_keys, tokens_key
 from celery_lowkiq.store.leases import (
     SHARDS_FIELDS,
@@ -66,53 +67,41 @@ class NodeReports:
 
     def histories(
         self, queues: Sequence[QueueSpec], span: Span = HOUR
-    ) -> list[tuple[Sample, ...] | StoreUnavailable]:
-        """Return each queue's samples of a span, oldest first, in one round trip.
-
-        On a cluster, the StoreUnavailable of a queue whose own master is unreachable.
+    ) -> tuple[dict[str, tuple[Sample, ...]], dict[str, StoreError]]:
+        """Return each queue's samples of a span, oldest first, in one round trip; and the errors of queues
+        whose own master is unreachable.
         """
-        commands = [(("HVALS", history_key(queue.name, span)), ("TIME",)) for queue in queues]
-        found = self._client.command_answers([command for pair in commands for command in pair])
-        return [
-            values if isinstance(values, StoreUnavailable) else parse_history(values, seconds(time), span)
-            for values, time in zip(found[::2], found[1::2], strict=True)
-        ]
+        commands = {queue.name: ("HVALS", history_key(queue.name, span)) for queue in queues}
+        found, errors = _each_timed(self._client, commands)
+        return {name: parse_history(one.reply, one.now, span) for name, one in found.items()}, errors
 
     def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner and its running batch, in three round trips.
 
-        On a cluster, what a master would tell that is unreachable is unknown. Raises StoreUnavailable when
-        that is all.
+        What an unreachable master would tell is unknown. Raises StoreUnavailable when that is all.
         """
         shards = queue.shard_refs()
-        lease_reads = [("HMGET", shard_keys(shard)["lease"], "owner", "epoch", "since") for shard in shards]
-        pause_reads = [("HMGET", shard_keys(shard)["meta"], "paused", "queue_paused") for shard in shards]
-        moving_reads = [("ZCARD", shard_keys(shard)["moving"]) for shard in shards]
-        counters, time, *replies = self._client.command_answers(
-            [
-                ("HMGET", history_key(queue.name), *SHARDS_FIELDS),
-                ("TIME",),
-                *(*lease_reads, *pause_reads, *moving_reads),
-            ]
-        )
-        leases, pauses, moving = (replies[i * len(shards) :][: len(shards)] for i in range(3))
+        reads = {(shard, n): one for shard in shards for n, one in enumerate(_reads_of(shard))}
+        counters = ("HMGET", history_key(queue.name), *SHARDS_FIELDS)
+        found, errors = self._client.each_command({"counters": counters, "time": ("TIME",), **reads})
+        lost = {shard for shard, _ in reads.keys() & errors.keys()}
+        told = {shard: [found[shard, n] for n in range(3)] for shard in shards if shard not in lost}
         states = self._queries.shard_states([queue])
         raise_refused([state.damage for state in states if state.damage])
-        reports = self._reports_of({parse_id(lease[0]) for lease in leases if _is_there(lease) and lease[0]})
+        reports = self._reports_of({parse_id(lease[0]) for lease, *_ in told.values() if lease[0]})
         per_minute: Sequence[float | None] = [None] * len(shards)
-        if _is_there(counters):
+        if "counters" in found:
             processed = [state.stats.processed for state in states]
-            per_minute = shard_rates(parse_counters(counters), processed, seconds(time))
-        columns = leases, pauses, moving, per_minute
+            per_minute = shard_rates(parse_counters(found["counters"]), processed, seconds(found["time"]))
         return tuple(
-            _shard_report(reports, state, *told)
-            if state.away is None and all(map(_is_there, told))
+            _shard_report(reports, state, rate, *told[state.shard])
+            if state.away is None and state.shard in told
             else ShardReport(state.shard.index, Stats(missing=1), away=self._client.master_name(state.shard))
-            for state, *told in zip(states, *columns, strict=True)
+            for state, rate in zip(states, per_minute, strict=True)
         )
 
     def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
-        """Return reports by owner; on a cluster, None when their master is unreachable."""
+        """Return reports by owner; None when their master is unreachable and others respond."""
         found = self._client.unless_unreachable(lambda: read_reports(self._client, sorted(owners)))
         return None if found is None else {report.owner: report for report in found}
 
@@ -142,8 +131,8 @@ class NodeReports:
 
         ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
         decodes a stored error; ``merges``: one run gets all payloads of a job. In a migration, they are
-        those of the shard where the id has most to do. On a cluster, what another master would tell that is
-        away is ``missing``.
+        those of the shard where the id has most to do. What another master would tell that is unreachable is
+        ``missing``.
         """
         shard, reply, counted = self._read_id(queue, job_id)
         now, owner, since, shard_paused, queue_paused, pause, claimed, suspect, *rest = reply
@@ -151,8 +140,8 @@ class NodeReports:
         id_rate = queue.policies.rate_per_id
         held_since, id_paused = parse_pause(pause)
         commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
-        found = self._client.command_answers([each for one in commands for each in (one, ("TIME",))])
-        fields, tokens = told = [_timed(*pair) for pair in zip(found[::2], found[1::2], strict=True)]
+        found, _ = _each_timed(self._client, dict(zip(OTHERS, commands, strict=True)))
+        fields, tokens = (found.get(what) for what in OTHERS)
         left, stored_rate = tokens.reply if tokens is not None else (None, None)
         rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
         nodes = None if owner else self._client.unless_unreachable(self._store.nodes)
@@ -181,7 +170,7 @@ class NodeReports:
             merges=merges,
             id_rate=id_rate,
             id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
-            missing=tuple(what for what, reply in zip(OTHERS, told, strict=True) if reply is None),
+            missing=tuple(what for what in OTHERS if what not in found),
         )
 
     def _due_before(
@@ -219,10 +208,10 @@ class NodeReports:
 def _shard_report(
     nodes: Mapping[str, NodeReport] | None,
     state: ShardState,
+    jobs_per_minute: float | None,
     lease: Sequence[bytes | None],
     pauses: Sequence[bytes | None],
     moving: int,
-    jobs_per_minute: float | None,
 ) -> ShardReport:
     owner, epoch, since = lease
     node = nodes.get(parse_id(owner)) if owner and nodes else None
@@ -243,10 +232,6 @@ def _shard_report(
     )
 
 
-def _is_there(reply: Any) -> bool:
-    return not isinstance(reply, StoreUnavailable)
-
-
 class _Timed(NamedTuple):
     """A reply, and the clock (Unix s) of the master that gave it: that of another one may differ."""
 
@@ -254,9 +239,20 @@ class _Timed(NamedTuple):
     now: float
 
 
-def _timed(reply: Any, time: Any) -> _Timed | None:
-    """None when the master is unreachable."""
-    return _Timed(reply, seconds(time)) if _is_there(reply) and _is_there(time) else None
+def _each_timed(client: Client, commands: Mapping[K, Command]) -> Outcomes[K]:
+    """Run commands as ``Client.each_command`` does, and return each reply with the clock of its master."""
+    found, errors = client.each_pair(commands, ("TIME",))
+    return {key: _Timed(reply, seconds(time)) for key, (reply, time) in found.items()}, errors
+
+
+def _reads_of(shard: ShardRef) -> tuple[Command, ...]:
+    """Return the reads of a shard's lease, pauses, and number of jobs that move."""
+    keys = shard_keys(shard)
+    return (
+        ("HMGET", keys["lease"], "owner", "epoch", "since"),
+        ("HMGET", keys["meta"], "paused", "queue_paused"),
+        ("ZCARD", keys["moving"]),
+    )
 
 
 def _urgency(reply: Sequence[Any]) -> tuple[bool, bool, bool]:

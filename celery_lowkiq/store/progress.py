@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from celery_lowkiq.rules.errors import ShardsUnreachable, StoreFull, StoreUnavailable
+from celery_lowkiq.rules.errors import ShardsUnreachable, StoreError, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.records import id_bytes
@@ -43,7 +43,7 @@ class Tally:
 
 
 class ShardTally(Tally):
-    """Counts steps in shards. On a cluster, the other shards go on when the master of one is unreachable."""
+    """Counts steps in shards. The other shards go on when the master of one is unreachable."""
 
     def __init__(self, client: Client, progress: Progress | None) -> None:
         super().__init__(progress)
@@ -59,10 +59,14 @@ class ShardTally(Tally):
         try:
             yield
         except StoreUnavailable as error:
-            if isinstance(error, StoreFull):
-                raise
             self._client.check_reachable([error])
-            self.left_out[shard] = self._client.master_name(shard)
+            self.leave_out(shard, error)
+
+    def leave_out(self, shard: ShardRef, error: StoreError) -> None:
+        """Leave a shard out whose master is unreachable. Raises the StoreFull of one that is full."""
+        if isinstance(error, StoreFull):
+            raise error
+        self.left_out[shard] = self._client.master_name(shard)
 
     def add_part(self, act: Callable[[], int]) -> None:
         """Do a part of the change, whose progress is its own, and add what it returns."""

@@ -30,8 +30,8 @@ from celery_lowkiq.store.script import ScriptCall, Value, load
 
 #: Maximum number of attempts because a shard may change its count again before the script is sent.
 ADMISSIONS = 5
-#: Refusals after which a script may be sent again.
-CLEARABLE = (InconsistentKeys, ShardCountDiffers, WrongType)
+
+K = TypeVar("K")
 
 
 class ShardCall(NamedTuple):
@@ -43,7 +43,7 @@ class ShardCall(NamedTuple):
 
 
 class Admission:
-    """Replies of scripts. Methods return errors, also the StoreUnavailable of a repair or registration.
+    """Runs scripts. Methods return errors, also the StoreUnavailable of a repair or registration.
 
     They raise StoreUnavailable when the outcome of all scripts is unknown.
     """
@@ -54,22 +54,21 @@ class Admission:
         self._registry = Registry(client, repairs)
         self._repairs = repairs
 
-    def replies(self, calls: Sequence[ShardCall]) -> list[Any]:
-        """Run scripts that check the number of shards, and return their replies."""
-        replies = self._client.calls([each.call for each in calls])
+    def outcomes(self, calls: Mapping[K, ShardCall]) -> tuple[dict[K, Any], dict[K, LowkiqError]]:
+        """Run scripts that check the number of shards. Return their replies, and the errors of others."""
+        found, refused = self._client.outcomes({key: each.call for key, each in calls.items()})
+        errors: dict[K, LowkiqError] = {**refused}
         for _ in range(ADMISSIONS):
-            if not any(isinstance(reply, CLEARABLE) for reply in replies):
-                break
-            cleared = self._clear(calls, replies)
+            cleared = self._clear(calls, errors) if errors else {}
             if not cleared:
                 break
-            for place, refused in cleared.items():
-                replies[place] = refused
-            again = [place for place, refused in cleared.items() if refused is None]
-            repeated = self._client.calls([calls[n].call for n in again])
-            for place, reply in zip(again, repeated, strict=True):
-                replies[place] = reply
-        return replies
+            again = {key: calls[key].call for key, error in cleared.items() if error is None}
+            taken, refused = self._client.outcomes(again)
+            found |= taken
+            errors |= {key: error for key, error in cleared.items() if error is not None}
+            errors |= refused
+            errors = {key: error for key, error in errors.items() if key not in taken}
+        return found, errors
 
     def claim_reply(self, claim: ShardCall, reply: Any) -> Any:
         """Return the reply of a claim, or of another attempt after a repair."""
@@ -77,7 +76,7 @@ class Admission:
             refused = _refusal(self._repairs.repair_minor, claim.queue, claim.shard)
             return reply if refused is None else _as_store_error(refused)
         for _ in range(ADMISSIONS):
-            cleared = self._clear([claim], [reply]) if isinstance(reply, StoreError) else {}
+            cleared = self._clear({0: claim}, {0: reply}) if isinstance(reply, StoreError) else {}
             if not cleared:
                 break
             if (refused := cleared[0]) is not None:
@@ -85,25 +84,27 @@ class Admission:
             (reply,) = self._client.calls([claim.call])
         return reply
 
-    def _clear(self, calls: Sequence[ShardCall], replies: Sequence[Any]) -> dict[int, LowkiqError | None]:
-        """Handle refused calls. Returns by their index None when a call may be sent again, or an error."""
-        found: dict[int, LowkiqError | None] = {}
+    def _clear(
+        self, calls: Mapping[K, ShardCall], errors: Mapping[K, LowkiqError]
+    ) -> dict[K, LowkiqError | None]:
+        """Handle refused calls. Returns by their key None when a call may be sent again, or an error."""
+        found: dict[K, LowkiqError | None] = {}
         strangers = []
-        for place, (each, reply) in enumerate(zip(calls, replies, strict=True)):
-            if isinstance(reply, InconsistentKeys):
-                found[place] = _refusal(self._repairs.mend, each.queue, each.shard)
-            elif isinstance(reply, ShardCountDiffers) or (
-                isinstance(reply, WrongType) and self._repairs.clear_meta(each.shard)
+        for key, error in errors.items():
+            queue, shard, _ = calls[key]
+            if isinstance(error, InconsistentKeys):
+                found[key] = _refusal(self._repairs.mend, queue, shard)
+            elif isinstance(error, ShardCountDiffers) or (
+                isinstance(error, WrongType) and self._repairs.clear_meta(shard)
             ):
-                strangers.append(place)
-        for queue, group in groupby(strangers, key=lambda place: calls[place].queue):
-            places = list(group)
-            shards = [calls[place].shard for place in places]
+                strangers.append(key)
+        for queue, group in groupby(strangers, key=lambda key: calls[key].queue):
+            shards = {key: calls[key].shard for key in group}
             try:
-                refused = self._registry.open_shards(queue, shards, self._continue_migration)
-                found |= {place: refused.get(shard) for place, shard in zip(places, shards, strict=True)}
+                refused = self._registry.open_shards(queue, list(shards.values()), self._continue_migration)
+                found |= {key: refused.get(shard) for key, shard in shards.items()}
             except LowkiqError as error:
-                found |= dict.fromkeys(places, error)
+                found |= dict.fromkeys(shards, error)
         return found
 
 
@@ -253,18 +254,6 @@ def _arriving(layout: Layout, jobs: Sequence[NewJob]) -> str:
     return f" arriving={','.join(found)}" if found else ""
 
 
-def taken(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
-    """Return the jobs of the shards that have accepted them."""
-    answers = zip(turn.values(), replies, strict=True)
-    return [job for jobs, reply in answers if not isinstance(reply, LowkiqError) for job in jobs]
-
-
-def refused(turn: Mapping[ShardRef, Sequence[NewJob]], replies: Sequence[Any]) -> list[NewJob]:
-    """Return the jobs of the shards that have refused them."""
-    answers = zip(turn.values(), replies, strict=True)
-    return [job for jobs, reply in answers if isinstance(reply, LowkiqError) for job in jobs]
-
-
 def retried(pauses: Iterator[float], attempt: Callable[..., T], *args: Any) -> T:
     """Repeat an attempt after each interval (s) while Redis is unavailable. Raises StoreUnavailable after the
     last.
@@ -297,12 +286,12 @@ class DroppedCallReporter:
         self._report = report
         self._reported: set[ShardRef] = set()
 
-    def read(self, replies: Sequence[Any]) -> None:
-        """Read the replies of all shards, in the order of the jobs. Raises StoreError."""
-        for (shard, jobs), reply in zip(self._jobs.items(), replies, strict=True):
+    def read(self, replies: Mapping[ShardRef, Any]) -> None:
+        """Read the replies of shards. Raises StoreError."""
+        for shard, reply in replies.items():
             if isinstance(reply, list) and shard not in self._reported:
                 self._reported.add(shard)
-                self._report_drops(shard, jobs, reply)
+                self._report_drops(shard, self._jobs[shard], reply)
 
     def _report_drops(self, shard: ShardRef, jobs: Sequence[NewJob], reply: list[Any]) -> None:
         positions, *evicted = reply
@@ -381,55 +370,53 @@ class Pusher:
             if new and self._durability.check(self._client, turn, sender.id):
                 self._checked.update(new)
             before = next(sender.numbers) if confirms else 0
-            calls = [
-                ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
+            calls = {
+                shard: ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
                 for shard, chunk in turn.items()
-            ]
+            }
             reporter = None
             if queue.policy and self.dropped:
                 reporter = DroppedCallReporter(self._client, queue, turn, self.dropped)
-            replies = retried(pauses, self._send, calls, turn, stored, reporter)
+            resharded = retried(pauses, self._send, calls, turn, stored, reporter)
             if confirms:
                 # Before the next turn: its numbers would hide that a failover has lost this one.
-                answers = zip(turn, replies, strict=True)
-                there = [shard for shard, reply in answers if not isinstance(reply, QueueResharded)]
+                there = [shard for shard in turn if shard not in resharded]
                 push = Pushed(there, sender.id, before)
                 self._durability.confirm(self._client, there, push=push)
-            resharded = next((reply for reply in replies if isinstance(reply, QueueResharded)), None)
-            if resharded is not None:
+            if resharded:
                 later = [job for turn in rest for chunk in turn.values() for job in chunk]
-                return [*refused(turn, replies), *later]
+                return [*(job for shard in resharded for job in turn[shard]), *later]
         return ()
 
     def _send(
         self,
-        calls: Sequence[ShardCall],
+        calls: Mapping[ShardRef, ShardCall],
         turn: Mapping[ShardRef, Sequence[NewJob]],
         stored: Stored | None,
         reporter: DroppedCallReporter | None,
-    ) -> list[Any]:
-        replies = self._admission.replies(calls)
+    ) -> Mapping[ShardRef, LowkiqError]:
+        """Return the shards that follow another number of shards."""
+        replies, errors = self._admission.outcomes(calls)
         if stored is not None:
-            stored(taken(turn, replies))
+            stored([job for shard, jobs in turn.items() if shard in replies for job in jobs])
         if reporter is not None:
             reporter.read(replies)
-        for reply in replies:
+        for error in errors.values():
             # Also when another shard's master is unreachable, for the next call.
-            if isinstance(reply, QueueResharded):
-                self._layouts[reply.queue] = reply.layout
-        _raise_refused(dict(zip(turn, replies, strict=True)))
-        return replies
+            if isinstance(error, QueueResharded):
+                self._layouts[error.queue] = error.layout
+        _raise_refused(errors, len(turn))
+        return errors
 
 
-def _raise_refused(replies: Mapping[ShardRef, Any]) -> None:
+def _raise_refused(errors: Mapping[ShardRef, LowkiqError], count: int) -> None:
     """Raise the first error, but QueueResharded. StoreUnavailable names the shards that lack their part, if
-    others have stored theirs.
+    others of the ``count`` have stored theirs.
     """
-    refused = {shard: reply for shard, reply in replies.items() if isinstance(reply, LowkiqError)}
-    for error in refused.values():
+    for error in errors.values():
         if isinstance(error, QueueResharded):
             continue
-        if isinstance(error, StoreUnavailable) and len(refused) < len(replies):
-            part = part_of(list(refused), len(replies))
+        if isinstance(error, StoreUnavailable) and len(errors) < count:
+            part = part_of(list(errors), count)
             raise type(error)(f"calls may not be stored{part}, the others are: {error}") from error
         raise error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import redis
@@ -32,7 +33,7 @@ from celery_lowkiq.store.claims import (
     release_call,
     settle_calls,
 )
-from celery_lowkiq.store.client import Client, raise_refused
+from celery_lowkiq.store.client import Client, parted, raise_refused
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import ClusterMap
 from celery_lowkiq.store.durability import Durability
@@ -118,24 +119,22 @@ class RedisStore:
 
         Shards without a number are registered first.
         """
-        sent = [ShardCall(queue, shard, call) for shard, call in calls]
-        return raise_refused(self._admission.replies(sent))
+        sent = {n: ShardCall(queue, shard, call) for n, (shard, call) in enumerate(calls)}
+        found, errors = self._admission.outcomes(sent)
+        raise_refused(list(errors.values()))
+        return [found[n] for n in sent]
 
     # -- leases
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
         # A key of the wrong type counts as no lease: an acquire of the shard reports it.
-        parts = self.client.slices(shards, OBSERVED_TOGETHER)
-        calls = [
-            load("read_leases").call_many([shard_keys(each)["lease"] for each in part]) for part in parts
-        ]
-        found: list[LeaseState | None] = []
-        for part, reply in zip(parts, self.client.answers(calls), strict=True):
-            if isinstance(reply, StoreUnavailable):
-                found += [None] * len(part)
-            else:
-                found += [state for _, state in zip(part, _states(*reply), strict=True)]
-        return found
+        parts, _ = self.client.each_part(
+            shards,
+            OBSERVED_TOGETHER,
+            lambda part: load("read_leases").call_many([shard_keys(each)["lease"] for each in part]),
+        )
+        found = {shard: at for part, reply in parts for shard, at in zip(part, _states(*reply), strict=True)}
+        return [found.get(shard) for shard in shards]
 
     def acquire(
         self, queue: QueueSpec, shard: ShardRef, owner: str, seen: LeaseState, known_epoch: int
@@ -157,44 +156,38 @@ class RedisStore:
     def _acquired(
         admission: Admission, wanted: Sequence[LeaseWatch], owner: str
     ) -> list[Lease | LowkiqError]:
-        calls = [ShardCall(each.queue, each.shard, _acquire_call(each, owner)) for each in wanted]
-        return [
-            reply
-            if isinstance(reply, LowkiqError)
-            else Lease(each.shard, owner, int(reply[0]), reply[1].decode())
-            for each, reply in zip(wanted, admission.replies(calls), strict=True)
-        ]
+        calls = {one.shard: ShardCall(one.queue, one.shard, _acquire_call(one, owner)) for one in wanted}
+        found, errors = admission.outcomes(calls)
+        taken = {
+            shard: Lease(shard, owner, int(epoch), server.decode())
+            for shard, (epoch, server) in found.items()
+        }
+        return [errors.get(one.shard) or taken[one.shard] for one in wanted]
 
     def renew(self, leases: Sequence[Lease], stopping: bool = False, turn: int = 0) -> list[Renewed]:
         # The mark of a stopping owner is written for each lease by itself.
         answers = {} if stopping else _renew_plain(self.client, leases, turn)
         left = [n for n in range(len(leases)) if n not in answers]
-        calls = [owned("renew", leases[n], stopping=int(stopping), turn=turn) for n in left]
+        calls = {n: owned("renew", leases[n], stopping=int(stopping), turn=turn) for n in left}
+        found, errors = self.client.each(calls, WrongType)
         # A damaged lease counts as lost; the others are still renewed.
-        replies = [0 if isinstance(reply, WrongType) else reply for reply in self.client.calls(calls)]
-        self.client.check_reachable(replies)
-        for n, reply in zip(left, replies, strict=True):
-            if isinstance(reply, StoreUnavailable):
-                answers[n] = None
-            else:
-                (server,) = raise_refused([reply])
-                answers[n] = server != 0 and replace(leases[n], server=server.decode())
+        answers |= {n: False if isinstance(error, WrongType) else None for n, error in errors.items()}
+        for n, server in found.items():
+            answers[n] = server != 0 and replace(leases[n], server=server.decode())
         return [answers[n] for n in range(len(leases))]
 
     def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
-        (reply,) = self.client.answers([release_call(lease, unsettled)])
-        return None if isinstance(reply, StoreUnavailable) else bool(reply == 1)
+        call = release_call(lease, unsettled)
+        return self.client.unless_unreachable(lambda: bool(self.client.call(call) == 1))
 
     def beat(
         self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate | None = None
     ) -> BeatResult:
         beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
         replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
-        answers = self.client.but_unreachable(replies[: len(beats)])
-        found: list[tuple[Any, str | None]] = []
-        for reply in answers:
-            found += [(None, None)] if isinstance(reply, StoreUnavailable) else parse_beats(reply)
-        answered = list(zip(queues, found, strict=True))
+        found, _ = self.client.reached(*parted(range(len(beats)), replies[: len(beats)]))
+        parts = [parse_beats(found[n]) if n in found else [(None, None)] for n in range(len(beats))]
+        answered = list(zip(queues, chain(*parts), strict=True))
         return BeatResult(
             [members for _, (members, _) in answered],
             [route for _, (_, route) in answered],
@@ -234,8 +227,6 @@ class RedisStore:
         answer = read_or_error(lambda: settling.reply(of_settle)) if settling is not None else None
         if claim is None:
             return answer, None
-        if isinstance(replies[-1], StoreUnavailable):
-            return answer, replies[-1]
         claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
         reply = read_or_error(lambda: self._admission.claim_reply(claim_sent, replies[-1]))
         self.client.check_reachable([reply])
@@ -261,7 +252,7 @@ class RedisStore:
     def retract_crashes(self, lease: Lease) -> None:
         self.client.call(load("retract_crashes").call(shard_keys(lease.shard), epoch=lease.epoch))
 
-    def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
+    def tokens(self, asked: TokenRequest) -> Tokens | StoreError:
         call = load("take_tokens").call(
             {"tokens": tokens_key(asked.queue)},
             holder=asked.holder,
@@ -271,20 +262,20 @@ class RedisStore:
             wanted=asked.wanted,
             surplus=asked.surplus,
         )
-        (reply,) = self.client.answers([call])
-        if isinstance(reply, StoreUnavailable):
-            return reply
-        granted, wait = reply
+        found, errors = self.client.each({asked.queue: call})
+        if errors:
+            return errors[asked.queue]
+        granted, wait = found[asked.queue]
         return Tokens(int(granted), parse_seconds(wait))
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         refused, _ = refused_commands(self.client, shards)
-        replies = [(asked, *asked.ask([("INFO", "memory")])) for asked in self.client.masters()]
-        self.client.check_reachable(reply for _, reply in replies)
+        replies = [(asked, *asked.ask({"info": ("INFO", "memory")})) for asked in self.client.masters()]
+        self.client.check_reachable(error for _, _, errors in replies for error in errors.values())
         return [
-            Master(asked.address, memory_limits(reply), asked.slots, refused=refused.get(asked.address, {}))
-            for asked, reply in replies
-            if not isinstance(reply, StoreUnavailable)
+            Master(asked.address, memory_limits(found), asked.slots, refused=refused.get(asked.address, {}))
+            for asked, found, errors in replies
+            if not isinstance(errors.get("info"), StoreUnavailable)
         ]
 
     def nodes(self) -> list[NodeReport]:
@@ -311,19 +302,18 @@ class RedisStore:
         empty = [n for n, was_empty in enumerate(were_empty) if was_empty]
         dues: dict[int, Due | ShardDamaged | None] = {**_still_empty(self.client, shards, empty)}
         left = [n for n in range(len(shards)) if n not in dues]
-        calls = [load("next_due").call(shard_keys(shards[n]), open=open_claims(claims[n])) for n in left]
-        replies = self.client.calls(calls) if calls else []
-        self.client.check_reachable(replies)
-        for n, reply in zip(left, replies, strict=True):
-            dues[n] = _due(reply)
+        calls = {n: load("next_due").call(shard_keys(shards[n]), open=open_claims(claims[n])) for n in left}
+        found, errors = self.client.each(calls, ShardDamaged)
+        dues |= {n: Due(parse_time(due), parse_seconds(now)) for n, (now, due) in found.items()}
+        dues |= {n: error if isinstance(error, ShardDamaged) else None for n, error in errors.items()}
         return [dues[n] for n in range(len(shards))]
 
     def count_due(self, shards: Sequence[ShardRef]) -> int:
         keys = [shard_keys(shard)[index] for shard in shards for index in ("due", "due_prioritized")]
         dues = self.next_due(shards)
         now = max((due.now for due in dues if isinstance(due, Due)), default=0.0)
-        counts = self.client.command_answers([("ZCOUNT", key, "-inf", number_text(now)) for key in keys])
-        return sum(count for count in counts if isinstance(count, int))
+        counts, _ = self.client.each_command({key: ("ZCOUNT", key, "-inf", number_text(now)) for key in keys})
+        return sum(counts.values())
 
     def subscribe(self, queues: Sequence[QueueSpec]) -> PushSubscription:
         return PushSubscription(self.client, [queue.name for queue in queues])
@@ -368,22 +358,18 @@ def _turn(text: bytes, epoch: bytes) -> int:
 
 def _renew_plain(client: Client, leases: Sequence[Lease], turn: int) -> dict[int, Renewed]:
     """Return the answers about leases that were renewed or whose master is unreachable, by position."""
-    parts = client.slices(range(len(leases)), RENEWED_TOGETHER)
-    calls = [
-        load("renew_many").call_many(
+
+    def renew(part: Sequence[int]) -> ScriptCall:
+        return load("renew_many").call_many(
             [shard_keys(leases[n].shard)["lease"] for n in part],
             [leases[n].epoch for n in part],
             owner=leases[part[0]].owner,
             turn=turn,
         )
-        for part in parts
-    ]
-    answers: dict[int, Renewed] = {}
-    for part, reply in zip(parts, client.answers(calls), strict=True):
-        if isinstance(reply, StoreUnavailable):
-            answers.update(dict.fromkeys(part))
-            continue
-        server, *left = reply
+
+    parts, unreachable = client.each_part(range(len(leases)), RENEWED_TOGETHER, renew)
+    answers: dict[int, Renewed] = dict.fromkeys(unreachable)
+    for part, (server, *left) in parts:
         name = server.decode()
         answers.update((n, replace(leases[n], server=name)) for n in part)
         for position in left:
@@ -391,27 +377,17 @@ def _renew_plain(client: Client, leases: Sequence[Lease], turn: int) -> dict[int
     return answers
 
 
-def _due(reply: Any) -> Due | ShardDamaged | None:
-    if isinstance(reply, ShardDamaged):
-        return reply
-    if isinstance(reply, StoreUnavailable):
-        return None
-    raise_refused([reply])
-    return Due(parse_time(reply[1]), parse_seconds(reply[0]))
-
-
 def _still_empty(client: Client, shards: Sequence[ShardRef], numbers: Sequence[int]) -> dict[int, Due | None]:
     """Return by its number each of these shards that still has no waiting job, with a due time of None, and
     each whose master is unreachable.
     """
-    parts = client.slices(numbers, LOOKED_INTO)
-    calls = [load("find_jobs").call_many([shard_keys(shards[n])["jobs"] for n in part]) for part in parts]
-    dues: dict[int, Due | None] = {}
-    for part, reply in zip(parts, client.answers(calls), strict=True):
-        if isinstance(reply, StoreUnavailable):
-            dues.update(dict.fromkeys(part))
-            continue
-        now, *positions = reply
+    parts, unreachable = client.each_part(
+        numbers,
+        LOOKED_INTO,
+        lambda part: load("find_jobs").call_many([shard_keys(shards[n])["jobs"] for n in part]),
+    )
+    dues: dict[int, Due | None] = dict.fromkeys(unreachable)
+    for part, (now, *positions) in parts:
         dues.update(dict.fromkeys(part, Due(None, parse_seconds(now))))
         for position in positions:
             del dues[part[position - 1]]

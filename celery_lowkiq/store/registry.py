@@ -61,22 +61,28 @@ class Registry:
         self, queue: QueueSpec, shards: Sequence[ShardRef], continue_migration: ContinueMigration
     ) -> dict[ShardRef, StoreError]:
         """Make shards accept scripts with the layout of ``queue``; lost meta is repaired if the rest of the
-        queue allows it. Returns the damage of the other shards; on a cluster, also the StoreUnavailable of
-        those whose master is unreachable.
+        queue allows it. Returns the damage of the other shards, and the StoreUnavailable of those whose
+        master is unreachable.
 
         Shards may be closed in a migration whose mover has died, so the caller continues it. Raises
-        QueueResharded when another layout is stored, or, on a cluster, when shards have another one while the
-        master with the queue's own key is unreachable; FormatMismatch, StoreError.
+        QueueResharded when another layout is stored, or when shards have another one while the master with
+        the queue's own key is unreachable; FormatMismatch, StoreError.
         """
         stored = self._registered_alike(queue)
         if stored.is_migrating:
             continue_migration(queue)
             return {}
-        refused: dict[ShardRef, StoreError] = {}
-        for shard, reply in zip(shards, self._write(shards, stored), strict=True):
-            if isinstance(reply, StoreUnavailable):
-                refused[shard] = reply
-            elif not reply and (damaged := self._unrestored(queue, shard, stored)):
+        # 1, or 0 when the shard has jobs of another layout.
+        written, refused = self._client.each(
+            {
+                shard: load("set_shard_count").call(
+                    shard_keys(shard), shards=stored.layout.route, pause=stored.pause, since=stored.since
+                )
+                for shard in shards
+            }
+        )
+        for shard, is_written in written.items():
+            if not is_written and (damaged := self._unrestored(queue, shard, stored)):
                 refused[shard] = damaged
         if refused and (self._restarts_migration(queue, refused) or self.registered(queue) != stored):
             # A migration has begun or ended meanwhile.
@@ -101,8 +107,8 @@ class Registry:
         Shards that lie on other masters than the queue's own key may be older than it.
         """
         damaged = [shard for shard, error in refused.items() if isinstance(error, ShardDamaged)]
-        copies = self._client.readable(
-            [("HMGET", shard_keys(shard)["meta"], "shards", "gen") for shard in damaged]
+        copies = self._client.commands(
+            [("HMGET", shard_keys(shard)["meta"], "shards", "gen") for shard in damaged], readable=True
         )
         ((gen, route),) = self._client.commands([("HMGET", queue_key(queue.name), "gen", "migration")])
         layout = parse_layout(route)
@@ -137,34 +143,33 @@ class Registry:
     def as_stored(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues with their stored numbers of shards, or as declared, in one round trip.
 
-        On a cluster, as its shards say when the master with the key of a queue is unreachable. Raises
-        FormatMismatch, StoreError.
+        As its shards say when the master with the key of a queue is unreachable. Raises FormatMismatch,
+        StoreError.
         """
-        found = self._client.command_answers([_stored_layout(queue, "format") for queue in queues])
-        for queue, stored in zip(queues, found, strict=True):
-            if not isinstance(stored, StoreUnavailable) and any(stored):
-                check_format(queue.name, (stored[1] or b"").decode("latin-1"))
+        found, _ = self._client.each_command({one.name: _stored_layout(one, "format") for one in queues})
+        for name, stored in found.items():
+            if any(stored):
+                check_format(name, (stored[1] or b"").decode("latin-1"))
         return self._with_layouts(queues, found)
 
     def as_known(self, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
         """Return the queues as :meth:`as_stored` does; as declared also when the key of a queue has the wrong
         type. Raises StoreError.
         """
-        return self._with_layouts(queues, self._client.readable_here(list(map(_stored_layout, queues))))
+        wanted = {queue.name: _stored_layout(queue) for queue in queues}
+        found, _ = self._client.each_command(wanted, readable=True)
+        return self._with_layouts(queues, found)
 
-    def _with_layouts(self, queues: Sequence[QueueSpec], found: Sequence[Any]) -> list[QueueSpec]:
+    def _with_layouts(self, queues: Sequence[QueueSpec], found: Mapping[str, Any]) -> list[QueueSpec]:
         return [
-            self._as_shards_say(queue)
-            if isinstance(stored, StoreUnavailable)
-            else queue.with_layout(parse_layout(stored and stored[0]) or queue.layout)
-            for queue, stored in zip(queues, found, strict=True)
+            queue.with_layout(parse_layout((found[queue.name] or [None])[0]) or queue.layout)
+            if queue.name in found
+            else self._as_shards_say(queue)
+            for queue in queues
         ]
 
     def _as_shards_say(self, queue: QueueSpec) -> QueueSpec:
-        found = self._client.readable_here(
-            [("HMGET", shard_keys(shard)["meta"], *LAYOUT_FIELDS) for shard in queue.shard_refs()]
-        )
-        copies = [copy for copy in found if copy and not isinstance(copy, StoreUnavailable)]
+        copies, _ = self._copies(queue, LAYOUT_FIELDS)
         layout = _last_migration(queue, copies).now
         if layout.count > queue.layout.count:
             # The other shards may be in a later migration.
@@ -212,37 +217,28 @@ class Registry:
         """Register the queue if it is not: a new one as declared. One whose own key was lost, or has lost its
         last migration or pause, is registered as its shards are. Raises FormatMismatch, StoreError.
 
-        On a cluster, shards whose master is unreachable are left out, unless the queue's own key is missing.
+        Shards whose master is unreachable are left out, unless the queue's own key is missing.
         """
-        fields = (*LAYOUT_FIELDS, "format", "queue_pause", "queue_paused")
-        found = self._client.readable_here(
-            [("HMGET", shard_keys(shard)["meta"], *fields) for shard in queue.shard_refs()]
-        )
-        away = [copy for copy in found if isinstance(copy, StoreUnavailable)]
-        if away and self._client.commands([("EXISTS", queue_key(queue.name))]) == [0]:
-            raise away[0]
-        copies = [copy for copy in found if copy not in away]
-        for route, _, _, stored_format, *_ in filter(None, copies):
+        copies, errors = self._copies(queue, (*LAYOUT_FIELDS, "format", "queue_pause", "queue_paused"))
+        if errors and self._client.commands([("EXISTS", queue_key(queue.name))]) == [0]:
+            raise errors[0]
+        for route, _, _, stored_format, *_ in copies:
             if route:
                 check_format(queue.name, (stored_format or b"").decode("latin-1").removesuffix(SIGNED))
-        last = _last_migration(queue, [copy[:3] for copy in copies if copy])
+        last = _last_migration(queue, [copy[:3] for copy in copies])
         if last.now.count > queue.layout.count:
             # The other shards may be in a later migration.
             return self.registered(queue.with_layout(last.now))
-        pauses = [(int(pause or 0), since or b"") for *_, pause, since in filter(None, copies)]
+        pauses = [(int(pause or 0), since or b"") for *_, pause, since in copies]
         return self.register(queue.with_layout(last.now), last=last, last_pause=max(pauses, default=NO_PAUSE))
 
-    def _write(self, shards: Sequence[ShardRef], known: Registered) -> list[Any]:
-        """Write the layout into shards. Replies: 1, or 0 when the shard has jobs of another one; on a
-        cluster, also the StoreUnavailable of an unreachable master.
-        """
-        calls = [
-            load("set_shard_count").call(
-                shard_keys(shard), shards=known.layout.route, pause=known.pause, since=known.since
-            )
-            for shard in shards
-        ]
-        return self._client.answers(calls) if calls else []
+    def _copies(self, queue: QueueSpec, fields: Sequence[str]) -> tuple[list[Any], list[StoreError]]:
+        """Return fields of meta of the shards that have it, and the errors of unreachable masters."""
+        keys = [shard_keys(shard)["meta"] for shard in queue.shard_refs()]
+        found, errors = self._client.each_command(
+            {key: ("HMGET", key, *fields) for key in keys}, readable=True
+        )
+        return list(filter(None, found.values())), list(errors.values())
 
 
 def restart_call(queue: str, gen: int, phase: Phase) -> ScriptCall:

@@ -28,7 +28,9 @@ def check_shards(shards: int) -> None:
 def memory_of(client: Client, queue: QueueSpec) -> int:
     """Return the bytes of memory that Redis estimates for all ids of a queue. Raises StoreError."""
     keys = (shard_keys(shard)[name] for shard in queue.shard_refs() for name in sorted(ID_KEYS))
-    return sum(size or 0 for size in client.readable([("MEMORY", "USAGE", key) for key in keys]))
+    return sum(
+        size or 0 for size in client.commands([("MEMORY", "USAGE", key) for key in keys], readable=True)
+    )
 
 
 @reads_replies

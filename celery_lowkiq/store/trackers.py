@@ -6,7 +6,6 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall, UnknownTracker
 from celery_lowkiq.rules.models import NewJob
@@ -21,7 +20,7 @@ from celery_lowkiq.rules.tracking import (
 )
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.call_records import STEP, by_tracker, parts, text_bytes, update_commands
-from celery_lowkiq.store.client import Client, raise_refused
+from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from celery_lowkiq.store.listener import Listener
@@ -92,11 +91,7 @@ class TrackerStore:
                 rest += call.call, lengths + queue + job_id + call.payload
             added.append(load("track_add").call(keys, rest, channel=tracker_channel(tracker), latest=latest))
 
-        def attempt() -> list[Any]:
-            # On a cluster, and after a failover, the StoreUnavailable is a reply.
-            return raise_refused(self._client.calls(added))
-
-        replies = retried(iter(pauses), attempt)
+        replies = retried(iter(pauses), self._client.all, added)
         if UNKNOWN in replies:
             raise UnknownTracker(tracker)
         return CANCELLED not in replies

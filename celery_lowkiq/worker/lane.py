@@ -640,7 +640,7 @@ class Lane:
         if request is None:
             return None
         tokens = self._ctx.outage.retry(self.gives_up, self._ctx.store.tokens, request)
-        if isinstance(tokens, StoreUnavailable):
+        if isinstance(tokens, StoreError):
             limiter.park(queue, PARKED)
             raise tokens
         limiter.record(queue, tokens)

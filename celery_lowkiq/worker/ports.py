@@ -13,7 +13,7 @@ from celery_lowkiq.rules.claims import (
     SettleReply,
     SettleRequest,
 )
-from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef
 from celery_lowkiq.rules.policies import TokenRequest, Tokens
@@ -53,7 +53,7 @@ class Mover(Protocol):
 class Store(Protocol):
     """Requests of a node to Redis. Every method may raise StoreUnavailable, and may be repeated then.
 
-    On a cluster, an answer about one shard or queue may say that its master is unreachable.
+    An answer about one shard or queue may say that its master is unreachable and others respond.
     """
 
     def observe(self, shards: Sequence[ShardRef]) -> list[LeaseState | None]:
@@ -131,10 +131,10 @@ class Store(Protocol):
     def count_due(self, shards: Sequence[ShardRef]) -> int:
         """Return the number of due jobs of the shards, without those of masters that are unreachable."""
 
-    def tokens(self, asked: TokenRequest) -> Tokens | StoreUnavailable:
+    def tokens(self, asked: TokenRequest) -> Tokens | StoreError:
         """Take or return tokens of a rate-limited queue; repeating a request number changes nothing.
 
-        The StoreUnavailable is of the master that has them, beside which others answer.
+        The error is of the master that has them, beside which others respond.
         """
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:

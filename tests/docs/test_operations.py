@@ -127,7 +127,7 @@ def test_its_rights_are_enough(restricted):
     assert store.nodes()
     assert node_reports.shards(QUEUE)
     node_reports.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
-    assert node_reports.histories([QUEUE]) != [()]
+    assert node_reports.histories([QUEUE])[0][QUEUE.name]
     store.forget_report("me")
     store.forget_members("orders", [("me", 4)])
     subscription.wait_pushed(1)

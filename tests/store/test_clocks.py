@@ -116,7 +116,8 @@ def test_samples_have_the_clock_of_the_master_that_stores_them(client):
     told = tell(store, counted=(TWO,))
     assert told.now == pytest.approx(time.time() + 5000, abs=60)
     tell(store, samples=told.samples)
-    ((sample,),) = NodeReports(store).histories([TWO])
+    found, _ = NodeReports(store).histories([TWO])
+    (sample,) = found[TWO.name]
     assert sample.at == pytest.approx(time.time() - 5000, abs=60)
 
 

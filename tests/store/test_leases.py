@@ -130,7 +130,8 @@ def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, node_r
     at = found["orders"].at
     assert found == {"orders": Counters(at, (0, 2)), "empty": Counters(found["empty"].at, (0,))}
     assert tell(store, samples=told.samples).samples == ()
-    assert node_reports.histories([two, QueueSpec("other")]) == [(Sample(at, 2, 0),), ()]
+    found, _ = node_reports.histories([two, QueueSpec("other")])
+    assert found == {"orders": (Sample(at, 2, 0),), "other": ()}
 
 
 def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, node_reports):
@@ -139,7 +140,7 @@ def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, node_reports)
         tell(store, samples=(("orders", Counters(at + 1.5, (at,), 1)),))
     tell(store, samples=(("orders", Counters(now - 10 + 3, (7,), 7)),))
     assert client.hlen(history_key("orders")) == 360 + len(SHARDS_FIELDS)
-    (found,) = node_reports.histories([ONE])
+    found = node_reports.histories([ONE])[0]["orders"]
     assert 355 <= len(found) <= 360
     assert found == tuple(sorted(found))
     assert found[-1] == Sample(now - 10 + 1.5, int(now) - 10, 1)
@@ -155,7 +156,7 @@ def test_a_day_has_a_sample_in_ten_minutes_in_at_most_11_kb(store, client, node_
     assert client.hlen(key) == 144
     assert client.memory_usage(key, samples=0) <= 11 * 1024
     assert 86_400 < client.ttl(key) <= 87_000
-    (found,) = node_reports.histories([ONE], DAY)
+    found = node_reports.histories([ONE], DAY)[0]["orders"]
     assert 143 <= len(found) <= 144
     assert found[-1] == Sample(last + 1.234, int(last) * 10**6, int(last), 123.5)
     assert {round(later.at - earlier.at) for earlier, later in pairwise(found)} == {600}
@@ -165,7 +166,7 @@ def test_a_slot_keeps_its_counters_and_the_larger_lag(store, node_reports):
     begin = time.time() // 10 * 10
     for after, processed, lag in ((1.0, 5, 0.5), (2.0, 6, 7.25), (3.0, 7, 3.0)):
         tell(store, samples=(("orders", Counters(begin + after, (processed,), 0, lag)),))
-    assert node_reports.histories([ONE]) == [(Sample(begin + 1.0, 5, 0, 7.2),)]
+    assert node_reports.histories([ONE]) == ({"orders": (Sample(begin + 1.0, 5, 0, 7.2),)}, {})
 
 
 @pytest.mark.parametrize("where", ["plain", "prioritized"])
@@ -214,7 +215,7 @@ def test_planted_samples_are_not_shown(store, client, node_reports):
     tell(store, samples=(("orders", Counters(time.time(), (1,))),))
     values = ("", "x", "1 2 3", "1 1.1.1 2 3", "1 -5 2 3", "9 " * 4 * 5000, "1 nan 2 3")
     client.hset(history_key("orders"), mapping={f"planted {n}": value for n, value in enumerate(values)})
-    assert len(node_reports.histories([ONE])[0]) == 1
+    assert len(node_reports.histories([ONE])[0]["orders"]) == 1
 
 
 def test_since_when_a_shard_has_its_owner_and_since_when_none(store, client):

@@ -222,14 +222,14 @@ def test_pushes_go_on_while_the_number_of_shards_changes(client):
 
 def test_a_migration_between_two_steps_of_opening_a_shard_is_no_damage(store, monkeypatch):
     push(store, "1", ("a", 1), queue=(old := QueueSpec("q", shards=2)))
-    write = Registry._write
+    write = store.client.each
 
-    def write_after_migration(registry, shards, known):
+    def write_after_migration(calls):
         monkeypatch.undo()
         reshard(store.mover(old), old, 3)
-        return write(registry, shards, known)
+        return write(calls)
 
-    monkeypatch.setattr(Registry, "_write", write_after_migration)
+    monkeypatch.setattr(store.client, "each", write_after_migration)
     with pytest.raises(QueueResharded):
         Registry(store.client).open_shards(old, old.shard_refs(), store.mover)
 

@@ -450,10 +450,9 @@ class WithoutFirst:
     def __getattr__(self, name):
         return getattr(self._client, name)
 
-    def readable_here(self, commands):
-        away = StoreUnavailable("its master is unreachable")
-        found = self._client.readable_here(commands)
-        return [
-            away if command[1] == key("meta") else reply
-            for command, reply in zip(commands, found, strict=True)
-        ]
+    def each_command(self, commands, **options):
+        lost = {name for name, command in commands.items() if command[1] == key("meta")}
+        found, errors = self._client.each_command(
+            {name: command for name, command in commands.items() if name not in lost}, **options
+        )
+        return found, errors | dict.fromkeys(lost, StoreUnavailable("its master is unreachable"))

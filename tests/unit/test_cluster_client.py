@@ -63,6 +63,29 @@ def results(client, *keys):
     return client.calls([call(key) for key in keys])
 
 
+def test_an_unreachable_master_stands_apart_from_the_replies_of_the_others(cluster, client):
+    """A reader took its error for a reply."""
+    cluster.nodes[0].answer = lambda words: None
+    found, errors = client.each({"a": call(A), "b": call(B)})
+    assert found == {"b": 1}
+    assert [*errors] == ["a"]
+    assert isinstance(errors["a"], StoreUnavailable)
+    found, errors = client.each_command({key: ("HGET", key, "x") for key in (A, B)})
+    assert (found, [*errors]) == ({B: 1}, [A])
+    found, errors = client.each_pair({key: ("HGET", key, "x") for key in (A, C)}, ("WAIT", 0, 0))
+    assert (found, [*errors]) == ({C: (1, 1)}, [A])
+    parts, lost = client.each_part([A, B, C], 100, SCRIPT.call_many)
+    assert (parts, lost) == ([([B], 1), ([C], 1)], [A])
+
+
+def test_a_refusal_is_raised_unless_it_is_wanted(cluster, client):
+    cluster.nodes[0].answer = lambda words: b"-ERR no\r\n"
+    with pytest.raises(StoreError, match="no"):
+        client.each({"a": call(A), "b": call(B)})
+    found, errors = client.each({"a": call(A), "b": call(B)}, StoreError)
+    assert (found, [*errors]) == ({"b": 1}, ["a"])
+
+
 def once(node, reply, then=None):
     """Have a node answer its next script with ``reply``, and further ones with 1, or with ``then``."""
     replies = iter([reply])

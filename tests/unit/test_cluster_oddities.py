@@ -301,16 +301,16 @@ def test_a_master_that_denies_its_workers_a_right_holds_up_only_its_own_shards(c
     client.wait_less()
     cluster.nodes[0].answer = lambda words: NOPERM
     for _ in range(2):
-        refused, reply = client.answers([call(A), call(B)])
-        assert isinstance(refused, StoreUnavailable)
-        assert isinstance(refused, AccessDenied)
-        assert reply == 1
+        found, errors = client.each({"a": call(A), "b": call(B)})
+        assert isinstance(errors["a"], StoreUnavailable)
+        assert isinstance(errors["a"], AccessDenied)
+        assert found == {"b": 1}
     (line,) = caplog.messages
     assert line.startswith(f"Redis {cluster.nodes[0].place.decode()} does not permit this (NOPERM)")
     assert line.endswith(" Its shards wait.")
     cluster.nodes[0].answer = lambda words: number(1)
     for _ in range(2):
-        client.answers([call(A)])
+        client.each({"a": call(A)})
     _, end = caplog.messages
     assert "accepts the commands of this user again after" in end
 
@@ -320,7 +320,7 @@ def test_a_master_that_refuses_the_password_of_its_workers_is_named_in_the_log(c
     client.wait_less()
     cluster.nodes[0].answer = lambda words: b"-NOAUTH Authentication required.\r\n"
     for _ in range(2):
-        assert client.answers([call(A), call(B)])[1] == 1
+        assert client.each({"a": call(A), "b": call(B)})[0] == {"b": 1}
     (line,) = caplog.messages
     assert line.startswith(f"Redis {cluster.nodes[0].place.decode()} asks for a password")
 

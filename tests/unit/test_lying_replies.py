@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from redis import exceptions
 
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.errors import UnexpectedReply, script_error, store_error
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.script import load
 
 
 class Lying(Client):
@@ -42,6 +44,18 @@ def test_a_number_of_tokens_is_a_number():
         RedisStore(Lying([b"x", b"0"]), sending=lambda client: client).tokens(
             TokenRequest("q", "me 1", 1, 5.0, wanted=1)
         )
+
+
+def test_the_only_server_that_is_unreachable_is_raised():
+    client = Lying(exceptions.ReadOnlyError("You can't write against a read only replica."))
+    for ask in (
+        lambda: client.each({"a": load("find_jobs").call_many(["a"])}),
+        lambda: client.each_part(["a"], 10, load("find_jobs").call_many),
+        lambda: client.each_command({"a": ("HGET", "a", "x")}),
+        lambda: client.each_pair({"a": ("HGET", "a", "x")}, ("TIME",)),
+    ):
+        with pytest.raises(StoreUnavailable):
+            ask()
 
 
 @pytest.mark.parametrize("reply", [b"x", 1, None, [1], [], {"maxmemory": "x"}])
