@@ -122,7 +122,9 @@ class Operations:
                     f"{MOST_RUNNING} operations are running. Wait for the end of one, or cancel one"
                 )
             self._known[operation.id] = operation
-            self._forget_old()
+            ended = [other.id for other in self._known.values() if not other.running]
+            for other_id in ended[: max(0, len(self._known) - REMEMBERED)]:
+                del self._known[other_id]
         threading.Thread(target=operation.run, args=(run,), name="lowkiq-operation", daemon=True).start()
         return operation
 
@@ -147,11 +149,6 @@ class Operations:
         """Return the kept operations, newest first."""
         with self._lock:
             return list(reversed(self._known.values()))
-
-    def _forget_old(self) -> None:
-        ended = [operation.id for operation in self._known.values() if not operation.running]
-        for operation_id in ended[: max(0, len(self._known) - REMEMBERED)]:
-            del self._known[operation_id]
 
 
 # Errors of requests, and the HTTP status of each error.

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from celery_lowkiq.integration.actions import ACTIONS, FILTERS, Action, offered, offered_for_matches
 from celery_lowkiq.integration.audit import Change
 from celery_lowkiq.integration.inspector import FoundId, Inspector
-from celery_lowkiq.integration.json_records import PayloadMask, ShownJob
+from celery_lowkiq.integration.json_records import PayloadMask
 from celery_lowkiq.integration.queue import OrderedQueue, read_filter
 from celery_lowkiq.integration.reads import AFTER, AGES, LIMIT, MATCHED, SORTS, STATES, ListingQuery, Query
 from celery_lowkiq.integration.tracking import Tracker
@@ -202,7 +202,7 @@ def queue(request: Request) -> Response:
         map=lane_map(shown.name, shards, nodes or (), migration),
         away=by_master({ShardRef(shown.name, one.index): one.away for one in shards if one.away is not None}),
         nodes_unknown=nodes is None,
-        state_of=partial(_state_of, now),
+        state_of=lambda job: job_state(job.perform_in, paused=job.paused, held=job.held, now=now),
         states=STATES.get(listed, ()),
         ages=AGES,
         groups=shown.groups() if search and listed != "processing" else {},
@@ -251,10 +251,6 @@ def _past(inspector: Inspector, name: str, span: Span, now: float) -> dict[str, 
         "chart": charts.chart_of(shown.by_queue[name], now, span),
         "history_unknown": bool(history.unknown),
     }
-
-
-def _state_of(now: float, job: ShownJob) -> str:
-    return job_state(job.perform_in, paused=job.paused, held=job.held, now=now)
 
 
 @dataclass(frozen=True)
@@ -358,7 +354,7 @@ def tracker(request: Request) -> Response:
         states=CALL_STATES,
         found=_calls(request, tracker, state),
         after=Params.query(request).value(AFTER),
-        payload_text=_payload_text,
+        payload_text=lambda call: bytes_text(call.payload)[:PEEK],
     )
 
 
@@ -420,10 +416,6 @@ def _calls(request: Request, tracker: Tracker, state: str) -> Page[TrackedCall]:
         return replace(call, payload=stored)
 
     return tracker.jobs(state or None, params.value(LIMIT), params.value(AFTER)).map(masked)
-
-
-def _payload_text(call: TrackedCall) -> str:
-    return bytes_text(call.payload)[:PEEK]
 
 
 ROUTES = (
