@@ -342,7 +342,7 @@ def test_a_worker_that_stops_waits_for_its_children(app, start, ledger, tmp_path
     app.tasks["act"].delay("1", "gate")
     (begun,) = ledger.wait_for("start")
     node.kill("SIGTERM")
-    eventually(lambda: "ordered queues stop: 1 batches" in node.logs())
+    eventually(lambda: "ordered queues stop: 1 batch is running" in node.logs())
     (tmp_path / "gate").touch()
     assert node.exit_status() == 0
     assert len(ledger.lines("end")) == 1

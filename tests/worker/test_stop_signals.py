@@ -83,7 +83,7 @@ def test_a_stop_lets_runs_end_and_counts_no_crash(app, run, start_worker, ledger
         node.exit_status()
         eventually(lambda: not is_alive(begun["pid"]))
     else:
-        eventually(lambda: "ordered queues stop: 1 batches" in node.logs())
+        eventually(lambda: "ordered queues stop: 1 batch is running" in node.logs())
         if name == "SIGTERM":
             # A second one is no other order. One of the others would be.
             send(node, name)
