@@ -7,7 +7,7 @@
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
 --   digest, other_digest: of both payloads, when the calls of the payload become calls of `other`; '' when they end
 --   signatures, signed_score: see lib/payloads.lua; record, new_record: of these calls, when it is signed anew
--- USES: meta.format payloads.edit waiting.jobs policies.per_run morgue.history processing.orphans
+-- USES: meta.begin_format payloads.edit waiting.jobs policies.per_run morgue.history processing.orphans
 -- Returns: {1 or 0 when the job has no such payload, orphans (see lib/processing.lua)}.
 -- Cost: O(log n), or the length of a packed record; plus O(log n) for each waiting call that has its own time and payload.
 --   Repeated: no effect because the payload is gone.
@@ -29,13 +29,13 @@ end
 if signatures ~= '' then
   begin_signatures(redis.call('HGET', meta, 'format'))
 end
-local failed_one = redis.call('HEXISTS', jobs, id) == 1 and failures.failed_payload(id)
+local failed_one = redis.call('HEXISTS', jobs, id) == 1 and failed_payload(id)
 local changed, is_empty = set_edit(waiting, id, payload, replaced == '1' and other, keeps_calls)
 if is_empty then
   remove_waiting(id)
   forget_history(id)
 elseif changed == 1 then
-  failures.forget_if_passed(id, failed_one)
+  forget_if_passed(id, failed_one)
 end
 count_payloads(waiting)
 local orphans = {}

@@ -6,7 +6,7 @@
 -- ARGV: merge policy channel index id payload replaced other signatures signed_score
 --   replaced: '1' replaces the payload by `other`; if the job already has `other`, the two are merged (rule 2)
 --   signatures, signed_score: see lib/payloads.lua
--- USES: meta.format morgue time waiting.index waiting.wake payloads.edit waiting.holds morgue.history
+-- USES: meta.begin_format morgue time waiting.index waiting.wake payloads.edit waiting.holds morgue.history
 -- Returns: 1, or 0 when the job has no such payload. Error SHARDS <stored route> in a migration.
 -- Cost: O(log n), or the length of a packed record. Repeated: no effect because the payload is gone.
 local refused = refuse_in_migration()

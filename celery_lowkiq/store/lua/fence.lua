@@ -6,7 +6,7 @@
 -- KEYS: meta @waiting! claimed inflight outbox
 -- ARGV: gen route
 --   gen: number of the migration; route: of the migration, which a closed shard keeps for a queue whose own key is lost
--- USES: meta.format migration.moving
+-- USES: meta.begin_format migration.moving
 -- FLAGS: allow-oom
 -- Returns: {route, gen, last score, number of the last call} of the shard now, 1 when its last migration was aborted: it may
 --   have transfers that were not received; and 1 when another step is needed, else 0.

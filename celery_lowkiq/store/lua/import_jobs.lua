@@ -6,7 +6,7 @@
 -- KEYS: meta @waiting! jobs spill spill_order calls debounce early_due done_scores buckets failed errors tries crash_marks @morgue arrived outbox
 -- ARGV: merge policy channel index gen shard number data
 --   gen: number of the migration; shard: where the transfer comes from; number, data: as export.lua returns them
--- USES: meta.format time migration.moving waiting.wake migration processing.restore morgue.merge crashes.marks waiting.holds policies policies.keep policies.per_run policies.due
+-- USES: meta.begin_format time migration.moving waiting.wake migration processing.restore morgue.merge crashes.marks waiting.holds policies policies.keep policies.per_run policies.due
 -- FLAGS: allow-oom
 -- Returns: 1; 0 for a number that was received before; -1 when the shard is not in this migration.
 -- Cost: O(log n) a payload. Repeated: no effect.
@@ -37,7 +37,7 @@ end
 -- Two marks of an id: the one with the higher level stays. With one level, it ends when both would have ended.
 local function add_crash_mark(id, text)
   local known = redis.call('HGET', crash_marks, id)
-  local own, mark = marks.read(known or ''), marks.read(text)
+  local own, mark = read_mark(known or ''), read_mark(text)
   if not known or own.level < mark.level then
     redis.call('HSET', crash_marks, id, text)
   elseif own.level == mark.level then
@@ -45,7 +45,7 @@ local function add_crash_mark(id, text)
       mark.names[name] = true
     end
     mark.last = tonumber(own.last) > tonumber(mark.last) and own.last or mark.last
-    marks.write(id, mark)
+    write_mark(id, mark)
   end
 end
 
@@ -84,7 +84,7 @@ local function act_on(id, time, priority, entry, later)
     index_put(id, due_at or index_score(id), math.min(priority, priority_of(id)))
   end
   if options.anew_on_push then
-    failures.forget(id)
+    forget_failure(id)
   end
 end
 
@@ -108,9 +108,9 @@ end
 
 -- Adds calls to the job of an id, which is older.
 local function add_calls(id, record)
-  local items, payload = unpack_items(record.jobs), failures.failed_payload(id)
+  local items, payload = unpack_items(record.jobs), failed_payload(id)
   set_add(waiting, id, items, false)
-  failures.forget_if_passed(id, payload)
+  forget_if_passed(id, payload)
   if not hooks.trim or hooks.trim(id, items) then
     act_on(id, record.perform_in, tonumber(record.priority or 0), redis.call('HGET', debounce, id), record.debounce)
   end

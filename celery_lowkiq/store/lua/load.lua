@@ -8,7 +8,7 @@
 --   last_score: in us; the shard generates larger scores from now on
 --   kind: waiting, dead, held (dead, and holds its id), or calls (with digest, record, '' in place of score, payload, mark)
 --   mark: flag and signature
--- USES: meta.format time morgue.merge waiting.index waiting.wake payloads.change waiting.jobs waiting.holds policies policies.keep
+-- USES: meta.begin_format time.delay morgue.merge waiting.index waiting.wake payloads.change waiting.jobs waiting.holds policies policies.keep
 -- Returns: the number of new lines; error SHARDS <stored number> when the number of shards differs.
 -- Cost: O(log n) per payload.
 --

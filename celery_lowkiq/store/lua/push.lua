@@ -47,7 +47,7 @@ if stored[1] ~= shards then
   return redis.error_reply('SHARDS ' .. (stored[1] or '0'))
 end
 
--- USES: time meta.old_fields waiting.due waiting.wake
+-- USES: time.delay meta.begin_format meta.old_fields waiting.due waiting.wake
 -- Stores records of calls.
 -- A call whose result or headers are needed later has a record: a member of the sorted set `calls`, whose scores are all 0.
 -- A member is id, \0, digest of the payload (10 bytes), number of the record in the shard (12 hex digits), record. It stays
@@ -255,7 +255,7 @@ end
 
 -- The payload of the id that has failed, when a call with this score may get in front of it.
 local function passable(id, given)
-  return (given ~= '' or merge == 'max') and failures.failed_payload(id) or nil
+  return (given ~= '' or merge == 'max') and failed_payload(id) or nil
 end
 
 -- Adds items of calls to the waiting job of an id. A payload that runs alone saves no run, unless the job has an equal one.
@@ -273,7 +273,7 @@ local function merge_jobs(part)
     local payload = passable(id, items.given)
     for _, item in ipairs(payload and items or {}) do
       merge_items(id, {item})
-      failures.forget_if_passed(id, payload)
+      forget_if_passed(id, payload)
     end
     if not payload then
       merge_items(id, items, items.record)
@@ -325,9 +325,9 @@ if any_prioritized or next(hooks) or options.anew_on_push then
     if due_at then
       index_put(id, due_at, priority)
     end
-    failures.forget_if_passed(id, failed_one)
+    forget_if_passed(id, failed_one)
     if waits and options.anew_on_push then
-      failures.forget(id)
+      forget_failure(id)
     end
   end
 

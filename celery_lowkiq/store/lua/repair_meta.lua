@@ -7,7 +7,7 @@
 --   known: the number of shards that meta had, '' for none; score: in us; back, front, call: as returned by
 --   largest_numbers
 --   pause, since: of the queue's last pause, as returned by register
--- USES: meta.queue_pause meta.format
+-- USES: meta.queue_pause meta.begin_format
 -- FLAGS: allow-oom
 -- Returns: 1, or 0 when meta has changed.
 -- Cost: O(1). Repeated, or run concurrently: the larger numbers are kept.

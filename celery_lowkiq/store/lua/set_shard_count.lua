@@ -5,7 +5,7 @@
 -- KEYS: meta @waiting! claimed dead
 -- ARGV: shards pause since
 --   pause, since: of the queue's last pause, as register.lua returns them
--- USES: meta.queue_pause meta.format
+-- USES: meta.queue_pause meta.begin_format
 -- Returns: 1; 0 when the shard has another count, or jobs and none, and in a migration.
 -- Cost: O(1).
 local stored = redis.call('HMGET', meta, 'shards', 'format')

@@ -84,7 +84,7 @@ if at > #ARGV and #ended == tonumber(done) and #ended > 0 and policy == '' and n
   return {now_s, next_due(), 1}
 end
 
--- USES: time payloads waiting.index waiting.jobs processing.restore morgue processing crashes.count policies.drop_stale policies.rate_per_id policies.hold
+-- USES: time.delay payloads waiting.index waiting.jobs processing.restore morgue processing crashes.count policies.drop_stale policies.rate_per_id policies.hold
 -- Changes the payload and its signature, unless the new one is ''. The record of its call, or a new one, follows.
 local function changed(item, word)
   local _, at, lengths = string.find(word, '^=(%d+ %d+ %d+ %d+ )')
@@ -162,22 +162,22 @@ local dispositions = {}
 -- Takes the first payloads of a suspect, which leave the queue, off its mark. It stays suspect while named ones are left, or
 -- the condemned one. A success of a payload resets its crash count.
 local function clear_suspect(id, text, items, leaving, disposition)
-  local mark = marks.read(text)
+  local mark = read_mark(text)
   for i = 1, leaving do
-    mark.names[marks.name_of(items[i][2])] = nil
+    mark.names[name_of(items[i][2])] = nil
     if disposition == 'done' and items[i][2] == mark.payload then
       mark.entries, mark.payload = '', ''
     end
   end
   local failed_alone = disposition == 'retry' and #items == 1
   if failed_alone then
-    marks.pass(mark, items[1])
+    passes(mark, items[1])
   end
   local none_left = leaving > 0 and mark.level < 3 and not next(mark.names)
   if none_left or redis.call('HEXISTS', jobs, id) == 0 then
     redis.call('HDEL', crash_marks, id)
   elseif (leaving > 0 or failed_alone) and mark.level < 3 then
-    marks.write(id, mark)
+    write_mark(id, mark)
   end
 end
 

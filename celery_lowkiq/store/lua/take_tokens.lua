@@ -5,7 +5,7 @@
 -- ARGV: holder number rate capacity wanted surplus
 --   holder, number: the caller and the number of its request, which grows; a repeated number gets the same reply
 --   rate, capacity: tokens a second, and maximum number of tokens; surplus: unused tokens of the last request
--- USES: time
+-- USES: time.delay
 -- FLAGS: allow-oom
 -- Returns: {granted, seconds until there is a token ('0': there is one)}
 -- Cost: O(1); O(holders of the last hour) at the first request of a holder.

@@ -6,7 +6,7 @@
 -- ARGV: channel latest [call what]...
 --   latest: when the last call is due: '' now, else the later of '<Unix s>' and '+<s>' (a delay), or one of them
 --   what: queue, id and payload of the call
--- USES: time track
+-- USES: time.delay track
 -- Returns: 'added', 'cancelled', or 'unknown' for a tracker that has expired.
 -- Cost: O(log n) per call.
 local kept = redis.call('HMGET', tracker, 'cancelled', 'latest', 'added')

@@ -12,18 +12,15 @@
 -- its old place, which is not behind the largest score of the crash (claim.lua).
 -- A mark is '<level>@<largest score> <time>:<epoch> ... =<names>\n<crashing payload>'.
 local CONDEMNED = '-2'
-local MEMORY = 72 * 3600
 -- Hex digits of the name of a payload.
 local DIGITS = 10
 
-local marks = {}
-
-function marks.name_of(payload)
+local function name_of(payload)
   return string.sub(redis.sha1hex(payload), 1, DIGITS)
 end
 
 -- The longest mark has a payload: one above 4 MiB is foreign.
-function marks.read(text)
+local function read_mark(text)
   local level, last, entries, payload = string.match(#text <= 4194304 and text or '', '^(%d)@([^ \n]*)%f[ \n]([^\n]*)\n(.*)$')
   local names = {}
   for name in string.gmatch(string.match(entries or '', ' =(%x+)') or '', string.rep('%x', DIGITS)) do
@@ -38,7 +35,7 @@ function marks.read(text)
   }
 end
 
-function marks.write(id, mark)
+local function write_mark(id, mark)
   local names = {}
   for name in pairs(mark.names) do
     names[#names + 1] = name
@@ -49,14 +46,18 @@ function marks.write(id, mark)
 end
 
 -- The old places of payloads are not behind this item any more: what precedes it runs before they run once more.
-function marks.pass(mark, item)
+local function passes(mark, item)
   if item[3] > tonumber(mark.last) then
     mark.last = item[1]
   end
 end
 
+-- PART: recent
+-- When crashes were counted against a payload.
+local MEMORY = 72 * 3600
+
 -- Returns the entries of the last MEMORY s, except those of epoch `without`, and their number.
-function marks.recent(entries, now_s, without)
+local function recent(entries, now_s, without)
   local kept = {}
   for time, epoch in string.gmatch(entries, ' (%d+):(%d+)') do
     if tonumber(time) > now_s - MEMORY and epoch ~= without then
@@ -70,41 +71,41 @@ end
 -- Counts crashes against the jobs that ran.
 --
 -- KEYS: crash_marks jobs
--- USES: time crashes.marks morgue
+-- USES: time crashes.marks crashes.recent morgue
 --
 -- Counts a crash at `now` (us) of the owner with this epoch ('0': of a process of a living owner) against a job; after
 -- max_crashes, its payload goes to the morgue.
 local function suspect(id, items, now, epoch, max_crashes, poison_error)
   local text = redis.call('HGET', crash_marks, id)
-  local mark = text and marks.read(text) or {level = 1, last = '-inf', entries = '', names = {}, payload = ''}
+  local mark = text and read_mark(text) or {level = 1, last = '-inf', entries = '', names = {}, payload = ''}
   for _, item in ipairs(items) do
-    local name = marks.name_of(item[2])
+    local name = name_of(item[2])
     -- A payload that is named keeps its old place.
     if not mark.names[name] then
-      marks.pass(mark, item)
+      passes(mark, item)
     end
     mark.names[name] = true
   end
   if not text or #items > 1 then
     mark.level, mark.entries, mark.payload = text and 2 or 1, '', ''
-    marks.write(id, mark)
+    write_mark(id, mark)
     return
   end
-  local kept, count = marks.recent(mark.payload == items[1][2] and mark.entries or '', now / 1000000)
+  local kept, count = recent(mark.payload == items[1][2] and mark.entries or '', now / 1000000)
   local died = count + 1 >= tonumber(max_crashes)
   if not died or items[1][4] ~= '' then
     mark.level, mark.entries = died and 3 or 2, kept .. ' ' .. math.floor(now / 1000000) .. ':' .. epoch
     mark.payload = items[1][2]
-    marks.write(id, mark)
+    write_mark(id, mark)
     return
   end
-  marks.pass(mark, items[1])
+  passes(mark, items[1])
   bury(id, {table.remove(items, 1)}, poison_error, seconds(now))
   mark.level, mark.entries, mark.payload = 2, '', ''
   -- It stays named: it may wait again, by later calls.
   if redis.call('HEXISTS', jobs, id) == 0 then
     redis.call('HDEL', crash_marks, id)
   else
-    marks.write(id, mark)
+    write_mark(id, mark)
   end
 end

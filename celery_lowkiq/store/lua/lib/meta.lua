@@ -15,6 +15,9 @@ local function refuse_format(format)
   return redis.error_reply('FORMAT ' .. FORMAT .. ' ' .. string.match(format or '', '^[%w ]*'))
 end
 
+-- PART: begin_format
+-- KEYS: meta
+-- USES: meta.format
 local function begin_format()
   redis.call('HSETNX', meta, 'format', FORMAT)
 end

@@ -141,9 +141,7 @@ end
 --
 -- KEYS: jobs spill_order failed errors
 -- USES: policies payloads waiting.jobs
-local failures = {}
-
-function failures.first_payload(id)
+local function first_payload(id)
   local record = redis.call('HGET', jobs, id)
   if record == SPILLED then
     local member = redis.call('ZRANGEBYLEX', spill_order, lex_min(id), lex_max(id), 'LIMIT', 0, 1)[1]
@@ -154,12 +152,12 @@ function failures.first_payload(id)
 end
 
 -- The payload that has failed, of a waiting job; nil without one.
-function failures.failed_payload(id)
-  return options.per_run == 1 and redis.call('ZSCORE', failed, id) and failures.first_payload(id) or nil
+local function failed_payload(id)
+  return options.per_run == 1 and redis.call('ZSCORE', failed, id) and first_payload(id) or nil
 end
 
 -- The payloads of a waiting job have not failed, and it keeps its perform_in.
-function failures.forget(id)
+local function forget_failure(id)
   if redis.call('ZREM', failed, id) == 1 then
     redis.call('HDEL', errors, id)
     if hooks.clear then
@@ -169,9 +167,9 @@ function failures.forget(id)
 end
 
 -- Forgets the failure of a payload (nil: none) when it is not the first one any more.
-function failures.forget_if_passed(id, payload)
-  if payload and failures.first_payload(id) ~= payload then
-    failures.forget(id)
+local function forget_if_passed(id, payload)
+  if payload and first_payload(id) ~= payload then
+    forget_failure(id)
   end
 end
 
@@ -313,7 +311,7 @@ end
 -- Policy rate_per_id: each run takes a token from the bucket of its id.
 --
 -- KEYS: buckets
--- USES: policies time waiting.index
+-- USES: policies time.delay waiting.index
 -- `buckets` has the time at which a bucket is full again (us). A bucket without entry, or with a past time, is full.
 if options.rate then
   local REMOVED = 16

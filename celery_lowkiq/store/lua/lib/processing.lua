@@ -123,7 +123,7 @@ local function restore_job(id, items, perform_in, retry_count, message, priority
   if hooks.clear then
     hooks.clear(id)
   end
-  if options.per_run == 1 and tonumber(retry_count) >= 0 and failures.first_payload(id) ~= items[1][2] then
+  if options.per_run == 1 and tonumber(retry_count) >= 0 and first_payload(id) ~= items[1][2] then
     retry_count = '-1'
   end
   if tonumber(retry_count) < 0 then

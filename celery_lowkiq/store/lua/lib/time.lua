@@ -11,6 +11,8 @@ local function seconds(us)
   return string.format('%d.%06d', math.floor(us / 1000000), us % 1000000)
 end
 
+-- PART: delay
+-- USES: time
 -- Maximum delay in s: 30 years. Also used for a text that is not a number because a script must not fail after a write.
 local LONGEST = 1000000000
 

@@ -60,7 +60,7 @@ end
 
 -- The index of a waiting job of the id.
 local function index_key(id)
-  if is_moving(id) then
+  if any_moving and is_moving(id) then
     return moving
   elseif any_paused and redis.call('ZSCORE', paused, id) then
     return due_paused
@@ -92,7 +92,7 @@ end
 
 -- Adds a waiting job, or moves it, to perform_in and priority.
 local function index_put(id, perform_in, priority)
-  local is_hidden = is_moving(id)
+  local is_hidden = any_moving and is_moving(id)
   if is_hidden then
     redis.call('ZREM', by_priority, id)
   elseif any_prioritized and priority ~= priority_of(id) then
