@@ -25,9 +25,9 @@ from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.store.client import Asked, Client, Outcomes, Server, answers, parted
 from celery_lowkiq.store.cluster_map import (
     LATER,
-    LATER_TEXTS,
     LOGIN,
     LOST,
+    REDIRECTED,
     REFUSED,
     RIGHTS,
     Address,
@@ -35,9 +35,7 @@ from celery_lowkiq.store.cluster_map import (
     Name,
     Outages,
     final,
-    is_ask,
     is_lost,
-    is_redirect,
     may_follow,
     parse_redirect,
     refusal,
@@ -562,14 +560,14 @@ class _Batch:
             reply = self.replies[n]
             if self._commands[n][0] in KEYLESS and n - 1 in self._asked:
                 self._asked[n] = self._asked[n - 1]
-            elif is_redirect(reply):
-                address = parse_redirect(reply, reply.node)
-                if is_ask(reply):
-                    self._asked[n] = address
-                else:
+            elif isinstance(reply, REDIRECTED):
+                address = parse_redirect(reply, self.replies[n].node)
+                if isinstance(reply, exceptions.MovedError):
                     self._cluster.moved(self._slots[n], address)
                     self._cluster.refresh()
-            elif isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS):
+                else:
+                    self._asked[n] = address
+            elif isinstance(reply, LATER):
                 # The slot may have moved on, or its master may have been replaced.
                 self._cluster.refresh()
                 at_once = False

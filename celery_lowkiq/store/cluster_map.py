@@ -213,23 +213,11 @@ def text_of(address: Address) -> str:
 
 #: Errors of a slot that moves or has no master for a moment.
 LATER = (exceptions.TryAgainError, exceptions.ClusterDownError)
-#: Codes of errors that redis-py 5.0 does not know, unless its client is one of a cluster.
-LATER_TEXTS = ("TRYAGAIN ", "CLUSTERDOWN ")
+#: Errors that name another node: for good, or for one time only.
+REDIRECTED = (exceptions.MovedError, exceptions.AskError)
 LOST = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
 #: Errors that another attempt does not change.
 REFUSED = (exceptions.AuthenticationError, exceptions.BusyLoadingError, NoFreeConnection)
-
-
-def is_redirect(reply: Any) -> bool:
-    """True if a node redirects to another one."""
-    return isinstance(reply, exceptions.ResponseError) and (
-        isinstance(reply, exceptions.AskError) or str(reply).startswith(("MOVED ", "ASK "))
-    )
-
-
-def is_ask(reply: Any) -> bool:
-    """True if a redirection is for one time only."""
-    return not isinstance(reply, exceptions.MovedError) and not str(reply).startswith("MOVED ")
 
 
 def is_lost(reply: Any) -> bool:
@@ -240,15 +228,12 @@ def is_lost(reply: Any) -> bool:
 
 def may_follow(reply: Any) -> bool:
     """True if another attempt may be answered."""
-    if not isinstance(reply, (exceptions.RedisError, OSError)):
-        return False
-    is_later = isinstance(reply, LATER) or str(reply).startswith(LATER_TEXTS)
-    return is_later or is_lost(reply) or is_redirect(reply)
+    return isinstance(reply, (*LATER, *REDIRECTED)) or is_lost(reply)
 
 
 def final(reply: Any) -> Any:
     """Return the reply that a caller gets when no more attempts are made."""
-    if is_redirect(reply):
+    if isinstance(reply, REDIRECTED):
         return exceptions.ConnectionError(f"a slot moves: {reply}")
     return exceptions.ConnectionError(str(reply)) if isinstance(reply, OSError) else reply
 

@@ -103,11 +103,23 @@ class _Limited:
         return self._read_response_of_parser(*args, **options)
 
 
+#: Errors by their codes; redis-py 5.0 gives these to its own client of a cluster only.
+OF_CLUSTER = {
+    "ASK": exceptions.AskError,
+    "CLUSTERDOWN": exceptions.ClusterDownError,
+    "MOVED": exceptions.MovedError,
+    "TRYAGAIN": exceptions.TryAgainError,
+}
+
+
 @cache
 def limited(parser: Any) -> Any:
     """Return the class of a parser of redis-py whose replies are limited."""
     # Not by super(), which costs as much as the rest.
-    own = {"_read_response_of_parser": parser.read_response}
+    own = {
+        "_read_response_of_parser": parser.read_response,
+        "EXCEPTION_CLASSES": {**parser.EXCEPTION_CLASSES, **OF_CLUSTER},
+    }
     return type(f"Limited{parser.__name__}", (_Limited, parser), own)
 
 

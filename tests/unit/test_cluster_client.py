@@ -13,7 +13,8 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.store import cluster_client, cluster_map
 from celery_lowkiq.store.cluster_client import ClusterClient
-from celery_lowkiq.store.cluster_map import ClusterMap, slot_of
+from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.connect import connect_cluster
 from celery_lowkiq.store.keys import TrackerKeys
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load
@@ -45,7 +46,9 @@ def make_client(cluster):
 
     def make_client(seeds=None, pool_size=4, **options):
         seeds = seeds or [cluster.nodes[0].address]
-        client = ClusterClient(ClusterMap(seeds, {"protocol": 2, **options}, pool_size, 5.0))
+        client = ClusterClient(
+            connect_cluster({"cluster": seeds, **options}, pool_size=pool_size, pool_timeout=5.0)
+        )
         clients.append(client)
         return client
 

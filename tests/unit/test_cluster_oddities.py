@@ -11,7 +11,8 @@ import pytest
 from celery_lowkiq.rules.errors import AccessDenied, StoreUnavailable
 from celery_lowkiq.store import cluster_map
 from celery_lowkiq.store.cluster_client import ClusterClient
-from celery_lowkiq.store.cluster_map import ClusterMap, parse_slots, slot_of
+from celery_lowkiq.store.cluster_map import parse_slots, slot_of
+from celery_lowkiq.store.connect import connect_cluster
 from tests.unit import test_cluster_client as others
 from tests.unit.resp_nodes import number
 from tests.unit.test_cluster_client import A, B, C, call, once, results
@@ -101,7 +102,9 @@ def test_a_redirection_to_a_silent_master_costs_no_other_timeout(cluster, make_c
 
 
 def test_threads_that_have_all_connections_are_no_outage(cluster, caplog):
-    client = ClusterClient(ClusterMap([cluster.nodes[0].address], {"protocol": 2}, 1, 0.5))
+    client = ClusterClient(
+        connect_cluster({"cluster": [cluster.nodes[0].address]}, pool_size=1, pool_timeout=0.5)
+    )
     results(client, A)
     pool = client.cluster.pool(cluster.nodes[0].address)
     taken = pool.take_kept()
