@@ -16,18 +16,14 @@ from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.gate import Gate, Signing
 from celery_lowkiq.integration.redis_params import check_arguments, key_prefix, parameters
 from celery_lowkiq.integration.settings import LARGEST_PAYLOAD, Settings, read_settings
-from celery_lowkiq.rules.basics import cached_property, package_logger, worker_logger
+from celery_lowkiq.rules.basics import package_logger, worker_logger
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.rules.names import did_you_mean, full_names, listed
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.client import Client, check_url
 from celery_lowkiq.store.connect import connect, connect_cluster
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.durability import Durability, Level
-from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
@@ -159,26 +155,6 @@ class AppContext:
                 self._store.pusher.dropped = self._dropped
                 self._store.pusher.signer = None if self.signing.mode == "off" else self.signing
             return self._store
-
-    @cached_property
-    def queries(self) -> Queries:
-        """Listings of the queues."""
-        return Queries(self.store)
-
-    @cached_property
-    def node_reports(self) -> NodeReports:
-        """Reports of nodes, and the history of queues."""
-        return NodeReports(self.store)
-
-    @cached_property
-    def registry(self) -> Registry:
-        """The stored numbers of shards."""
-        return Registry(self.store.client)
-
-    @cached_property
-    def pausing(self) -> Pausing:
-        """Pauses of queues, shards and ids."""
-        return Pausing(self.store.client)
 
     def codec_for(self, merges: bool) -> Codec:
         """Return what writes payloads: in one canonical form where equal ones merge."""

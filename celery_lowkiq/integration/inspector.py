@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -44,12 +44,11 @@ from celery_lowkiq.rules.views import (
     sum_of,
     sum_of_states,
 )
-from celery_lowkiq.store.client import read_server
-from celery_lowkiq.store.counts import Queries
-from celery_lowkiq.store.health import HealthReader, read_topology
-from celery_lowkiq.store.node_reports import NodeReports
-from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
+from celery_lowkiq.store import counts, node_reports
+from celery_lowkiq.store.client import Client, read_server
+from celery_lowkiq.store.health import read_state, read_topology
+from celery_lowkiq.store.node_reports import read_nodes
+from celery_lowkiq.store.registry import as_known
 
 
 @dataclass(frozen=True)
@@ -107,20 +106,20 @@ class Inspector:
         self.app = app
         self._raw = raw
         self._masked = masked
-        self._reader: RedisStore | None = None
+        self._reader: Client | None = None
 
     def partial(self) -> Inspector:
         """Return an inspector whose counts lack the shards of masters that deny a right, as of those that
         are unreachable. ``denied`` names them.
         """
         found = copy(self)
-        found._reader = context_of(self.app).store.reader()
+        found._reader = context_of(self.app).store.client.reader()
         return found
 
     @property
     def denied(self) -> dict[str, str]:
         """The errors of the masters of a cluster that have denied a right, by their address."""
-        return dict(self._store.client.denied)
+        return dict(self._client.denied)
 
     def tasks(self) -> dict[str, Any]:
         """Return the ordered tasks by queue name, sorted.
@@ -162,9 +161,9 @@ class Inspector:
             except ShardDamaged:
                 continue
             except StoreUnavailable as error:
-                self._store.client.check_reachable([error])
+                self._client.check_reachable([error])
                 shard = ShardRef(name, queue.shard_of(job_id))
-                away[shard] = self._store.client.master_name(shard)
+                away[shard] = self._client.master_name(shard)
             else:
                 if places.waiting or places.processing or places.dead:
                     found[name] = places
@@ -181,12 +180,11 @@ class Inspector:
 
         They include all stored shards, also when the code declares another number.
         """
-        chosen = self._chosen(names)
-        specs = self._as_stored(chosen)
-        states = Queries(self._store).shard_states(specs)
-        by_name = {name: list(group) for name, group in groupby(states, lambda state: state.shard.queue)}
-        found = {name: sum_of_states(by_name[name]) for name in chosen}
-        by_queue = {name: counts for name, counts in found.items() if isinstance(counts, Stats)}
+        specs = self._as_stored(self._specs(names))
+        states = counts.shard_states(self._client, specs)
+        by_name = groupby(states, lambda state: state.shard.queue)
+        found = {name: sum_of_states(group) for name, group in by_name}
+        by_queue = {name: one for name, one in found.items() if isinstance(one, Stats)}
         damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
         shards = {spec.name: spec.shards for spec in specs}
         return Overview(
@@ -233,56 +231,56 @@ class Inspector:
         damaged: dict[str, str] = {}
         away: dict[ShardRef, str] = {}
         reads = self.partial()
-        for name, queue in self._chosen(names).items():
+        for spec in self._specs(names):
             try:
-                shards = NodeReports(reads._store).shards(*reads._as_stored({name: queue}))
+                shards = node_reports.shards(reads._client, *reads._as_stored([spec]))
             except (ShardDamaged, StoreUnavailable) as error:
-                self._store.client.check_reachable([error])
-                damaged[name] = str(error)
+                self._client.check_reachable([error])
+                damaged[spec.name] = str(error)
             else:
-                queues.append(QueueShardsJson(name, by_load(shards)))
-                away |= {ShardRef(name, one.index): one.away for one in shards if one.away is not None}
+                queues.append(QueueShardsJson(spec.name, by_load(shards)))
+                away |= {ShardRef(spec.name, one.index): one.away for one in shards if one.away is not None}
         return ShardsJson(queues, damaged, by_master(away), reads.denied)
 
     @property
-    def _store(self) -> RedisStore:
-        return self._reader or context_of(self.app).store
+    def _client(self) -> Client:
+        return self._reader or context_of(self.app).store.client
 
-    def _chosen(self, names: Iterable[str] | None) -> dict[str, OrderedQueue]:
-        if names is None:
-            return self.queues()
-        return {queue.name: queue for queue in map(self.queue, names)}
+    def _specs(self, names: Iterable[str] | None = None) -> list[QueueSpec]:
+        """Return the specs of all queues, or of the named ones. Raises InvalidCall."""
+        tasks = self.tasks()
+        chosen = tasks if names is None else dict.fromkeys(read_queue_name(name, tasks) for name in names)
+        return [tasks[name].queue_spec for name in chosen]
 
-    def _as_stored(self, queues: Mapping[str, OrderedQueue]) -> list[QueueSpec]:
+    def _as_stored(self, specs: Sequence[QueueSpec]) -> list[QueueSpec]:
         # A queue whose own key is damaged must not hide the others.
-        specs = [queue.spec for queue in queues.values()]
-        return Registry(self._store.client).as_known(specs)
+        return as_known(self._client, specs)
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """Return the last reports of the living nodes, and of those lost within an hour, by name."""
-        return current(self._store.nodes())
+        return current(read_nodes(self._client))
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
         """Return :meth:`nodes`; None while the master with the reports is unreachable, and others respond."""
-        return self._store.client.unless_unreachable(self.nodes)
+        return self._client.unless_unreachable(self.nodes)
 
     def history(self, names: Iterable[str] | None = None, span: str = "1h") -> Histories:
         """Return the counters of all queues, or of the named ones, as :meth:`OrderedQueue.history`.
 
         Raises InvalidCall.
         """
-        chosen, wanted = self._chosen(names), span_of(span)
-        found, errors = NodeReports(self._store).histories([one.spec for one in chosen.values()], wanted)
-        known = {name: found.get(name, ()) for name in chosen}
+        specs, wanted = self._specs(names), span_of(span)
+        found, errors = node_reports.histories(self._client, specs, wanted)
+        known = {spec.name: found.get(spec.name, ()) for spec in specs}
         return Histories(sum_of(known.values(), wanted), known, tuple(errors))
 
     def shard_states(self) -> list[ShardState]:
         """Return counts and lease, or the damage, of each stored shard of all queues, in two round trips."""
-        return Queries(self._store).shard_states(self._as_stored(self.queues()))
+        return counts.shard_states(self._client, self._as_stored(self._specs()))
 
     def migrating(self) -> dict[str, Layout]:
         """Return the layouts of the queues that move to another number of shards, in one round trip."""
-        return _migrating(self._as_stored(self.queues()))
+        return _migrating(self._as_stored(self._specs()))
 
     def trackers(self, limit: int = 100, after: str | None = None) -> Page[TrackerView]:
         """Return a page of the trackers, the latest first. Raises InvalidCall."""
@@ -295,12 +293,11 @@ class Inspector:
     def topology(self) -> Topology:
         """Return the masters, and the shards of all queues that each of them stores."""
         context = context_of(self.app)
-        specs = [queue.spec for queue in self.queues().values()]
-        return read_topology(context.store.client, specs, context.settings.lease_seconds)
+        return read_topology(context.store.client, self._specs(), context.settings.lease_seconds)
 
     def server(self) -> ServerInfo:
         """Return what Redis reports about itself."""
-        return read_server(self._store.client)
+        return read_server(self._client)
 
     def doctor(self) -> tuple[Finding, ...]:
         """Return the results of the health checks of Redis, the nodes and the queues, with advice.
@@ -312,8 +309,7 @@ class Inspector:
         except StoreError as error:
             return (unreachable(error, _login_setting(context_of(self.app).settings)),)
         try:
-            specs = [queue.spec for queue in self.queues().values()]
-            found = check_health(HealthReader(self._store.reader()).read(specs, topology))
+            found = check_health(read_state(self._client.reader(), self._specs(), topology))
         except StoreError as error:
             found = (reachable(topology), *check_topology(topology), unreadable(str(error)))
         found = (*found, *check_users(context_of(self.app).store.client.refusing_replicas()))

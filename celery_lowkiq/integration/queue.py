@@ -87,14 +87,32 @@ from celery_lowkiq.rules.views import (
     Try,
     span_of,
 )
-from celery_lowkiq.store.actions import UNSIGNED, Actions, Left, Signed, queue_damages, repair_queue
+from celery_lowkiq.store import counts, node_reports
+from celery_lowkiq.store.actions import (
+    DEAD,
+    FAILED,
+    UNSIGNED,
+    Actions,
+    Left,
+    Signed,
+    queue_damages,
+    repair_queue,
+    resume_all_ids,
+    switch_holds,
+    switch_ids,
+    switch_queue,
+    switch_shard,
+)
 from celery_lowkiq.store.call_records import digest, records_of
-from celery_lowkiq.store.counts import PAGE, FailureReader
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.counts import PAGE
 from celery_lowkiq.store.dump_load import dump_entries, last_score, load_entries
 from celery_lowkiq.store.listings import BY_TIME, Listing, ShardReads
 from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.node_reports import read_nodes
 from celery_lowkiq.store.progress import Progress, ShardTally, Tally
 from celery_lowkiq.store.records import id_bytes
+from celery_lowkiq.store.registry import as_known, as_stored, at_rest
 from celery_lowkiq.store.resharding import check_shards, memory_of, reshard
 
 # Dump and load: a queue as the lines of a file, to move it to another Redis.
@@ -506,10 +524,10 @@ class OrderedQueue:
 
     def stored_spec(self) -> QueueSpec:
         """Return the spec with the stored number of shards; the one of the code as long as none is stored."""
-        return self._context.registry.as_stored([self.spec])[0]
+        return as_stored(self._client, [self.spec])[0]
 
     def _known_spec(self) -> QueueSpec:
-        return self._context.registry.as_known([self.spec])[0]
+        return as_known(self._client, [self.spec])[0]
 
     # -- what is shown of payloads
 
@@ -528,18 +546,19 @@ class OrderedQueue:
         What is neither JSON nor decoded is masked whole. ``marks``: see PayloadMask.
         """
         queue = copy(self)
-        queue._mask = PayloadMask(self._context.settings.redactor, self._form, marks)
+        queue._mask = self._masks(marks)
         return queue
+
+    def _masks(self, marks: bool = True) -> PayloadMask:
+        return PayloadMask(self._context.settings.redactor, self._form, marks)
 
     def shown_bytes(self, data: bytes) -> str:
         """Return stored bytes of a payload as text with masks."""
-        mask = PayloadMask(self._context.settings.redactor, self._form)
-        return mask.stored(data).decode("utf-8", "backslashreplace")
+        return self._masks().stored(data).decode("utf-8", "backslashreplace")
 
     def shown_value(self, value: Any) -> str:
         """Return a decoded payload as text with masks."""
-        mask = PayloadMask(self._context.settings.redactor, self._form)
-        return value_text(mask.value(value))
+        return value_text(self._masks().value(value))
 
     def has_mask(self, payload: Any) -> bool:
         """Return whether a payload has a mask in the place of a secret."""
@@ -554,11 +573,11 @@ class OrderedQueue:
         On a cluster, ``missing`` is the number of shards that are not counted, because their masters are
         unreachable.
         """
-        return self._context.queries.stats(self._known_spec())
+        return counts.stats(self._client, self._known_spec())
 
     def shard_stats(self) -> list[Stats]:
         """Return the counts of each shard, by index; ``missing`` is 1 when its master is unreachable."""
-        return self._context.queries.shard_stats(self._known_spec())
+        return counts.shard_stats(self._client, self._known_spec())
 
     def shard_of(self, job_id: Any) -> int:
         """Return the index of the shard of an id. Raises InvalidCall for an invalid id."""
@@ -570,7 +589,7 @@ class OrderedQueue:
 
         The option ``payload_bytes`` cuts each payload; a cut payload is not decoded. Raises InvalidCall.
         """
-        found = self._context.queries.job(self.stored_spec(), read_id(job_id), payload_limit, **options)
+        found = counts.job(self._client, self.stored_spec(), read_id(job_id), payload_limit, **options)
         return self._decoder.places(found)
 
     def jobs(self, by: str = "id", **options: Any) -> SearchPage[ShownJob]:
@@ -595,7 +614,7 @@ class OrderedQueue:
         Raises InvalidCall.
         """
         listing = read_listing(self._app, by, options, WAITING_STATES)
-        page = self._context.queries.jobs(self.stored_spec(), listing, self.fingerprint_of)
+        page = counts.jobs(self._client, self.stored_spec(), listing, self.fingerprint_of)
         return page.map(self._decoder.job)
 
     def morgue(self, by: str = "id", **options: Any) -> SearchPage[ShownDeadJob]:
@@ -604,7 +623,7 @@ class OrderedQueue:
         ``age`` is the time since its last death, and the only ``state`` is held: it holds its id.
         """
         listing = read_listing(self._app, by, options, DEAD_STATES)
-        page = self._context.queries.morgue(self.stored_spec(), listing, self.fingerprint_of)
+        page = counts.morgue(self._client, self.stored_spec(), listing, self.fingerprint_of)
         return page.map(self._decoder.dead_job)
 
     def processing(self, **options: Any) -> SearchPage[ShownJob]:
@@ -612,11 +631,11 @@ class OrderedQueue:
 
         Options ``limit``, ``after``, ``payload_limit`` and ``payload_bytes`` as for :meth:`jobs`.
         """
-        return self._context.queries.processing(self.stored_spec(), **options).map(self._decoder.job)
+        return counts.processing(self._client, self.stored_spec(), **options).map(self._decoder.job)
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner, and the batch that runs."""
-        return self._context.node_reports.shards(self._known_spec())
+        return node_reports.shards(self._client, self._known_spec())
 
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         """Return why the given :meth:`shards` are late, and whether more of them would help.
@@ -624,19 +643,21 @@ class OrderedQueue:
         Nothing while the master with the queue's own keys, or with the reports of nodes, is unreachable, and
         others respond.
         """
-        reports, client = self._context.node_reports, self._context.store.client
-        found = client.unless_unreachable(lambda: reports.hints(self.stored_spec(), shards)) or []
+        client = self._client
+        found = (
+            client.unless_unreachable(lambda: node_reports.hints(client, self.stored_spec(), shards)) or []
+        )
         return [hint._replace(advice=naming(hint.advice, self._app)) for hint in found]
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
         """Return the last ten failed runs of a waiting or dead job, oldest first. Raises InvalidCall."""
-        return self._context.queries.tries(self.stored_spec(), read_id(job_id))
+        return counts.tries(self._client, self.stored_spec(), read_id(job_id))
 
     def why(self, job_id: Any) -> Why:
         """Return where an id is and why it is not running, as text and facts. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        facts = self._context.node_reports.facts(
-            self.stored_spec(), read_id(job_id), read=read, **self._terms()
+        facts = node_reports.facts(
+            self._client, self.stored_spec(), read_id(job_id), read=read, **self._terms()
         )
         return why(facts)
 
@@ -646,7 +667,7 @@ class OrderedQueue:
         ``span``: "1h", with a sample each ten seconds, or "24h", with one each ten minutes. Times without a
         worker are missing. ``rules.history.rates`` computes jobs per second. Raises InvalidCall.
         """
-        found, errors = self._context.node_reports.histories([self.spec], span_of(span))
+        found, errors = node_reports.histories(self._client, [self.spec], span_of(span))
         for error in errors.values():
             raise error
         return found[self.spec.name]
@@ -656,11 +677,11 @@ class OrderedQueue:
 
         On a cluster, ``away`` names the shards that are missing.
         """
-        return self._context.queries.paused(self.stored_spec())
+        return counts.paused(self._client, self.stored_spec())
 
     def paused_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[PausedId]:
         """Return a page of the paused ids that are not held, the oldest pause first. Raises InvalidCall."""
-        return self._context.queries.paused_ids(self.stored_spec(), limit=limit, after=after)
+        return counts.paused_ids(self._client, self.stored_spec(), limit=limit, after=after)
 
     # -- failures: their groups, and jobs that match a filter
 
@@ -670,7 +691,7 @@ class OrderedQueue:
         Jobs of errors without a group, such as poison pills, make groups of their own; ``count`` is then
         that of the jobs.
         """
-        reads, stored = self._reads(), self._reader.groups(self.spec)
+        reads, stored = self._reads(), counts.failure_groups(self._client, self.spec)
         groups = {one.fingerprint: self._shown(one) for one in stored or ()}
         tallies: dict[str, _Jobs] = {}
         for dead in (True, False):
@@ -683,7 +704,7 @@ class OrderedQueue:
         searched = sum(tally.failing + tally.dead for tally in tallies.values())
         shown = (one for one in groups.values() if fingerprint in ("", one.fingerprint))
         by_time = sorted(shown, key=lambda one: (-(one.last_seen or 0), one.fingerprint))
-        jobs = sum(self._reader.count(reads, dead=dead) for dead in (True, False))
+        jobs = sum(counts.count_failures(reads, dead=dead) for dead in (True, False))
         return Failures(tuple(by_time), searched, jobs, reads.away, unknown=stored is None)
 
     def matching(self, wanted: FailureFilter, *, dead: bool, limit: int | None = SEARCHED) -> Matches:
@@ -696,7 +717,7 @@ class OrderedQueue:
             if _matches(wanted, found):
                 count += 1
                 ids += [found.job.id] if count <= SHOWN_IDS else []
-        return Matches(count, searched, self._reader.count(reads, dead=dead), tuple(ids), reads.away)
+        return Matches(count, searched, counts.count_failures(reads, dead=dead), tuple(ids), reads.away)
 
     def change_matching(
         self,
@@ -733,7 +754,7 @@ class OrderedQueue:
 
         On a cluster, none while the queue's own master is unreachable.
         """
-        found = sorted(self._reader.groups(self.spec) or (), key=lambda one: -one.last_seen)
+        found = sorted(counts.failure_groups(self._client, self.spec) or (), key=lambda one: -one.last_seen)
         return {one.fingerprint: self._description(one.about)[0] for one in found}
 
     def fingerprint_of(self, error: bytes) -> str:
@@ -742,7 +763,7 @@ class OrderedQueue:
 
     def frames_of(self, fingerprint: str) -> str:
         """Return the frames that the jobs of a group have in common; "" when the group is gone."""
-        about = self._reader.about(self.spec, fingerprint) if fingerprint else None
+        about = counts.about_failure(self._client, self.spec, fingerprint) if fingerprint else None
         return self._description(about)[2] if about is not None else ""
 
     # -- pauses
@@ -754,42 +775,43 @@ class OrderedQueue:
         an id without a job. Each pause is resumed by itself: a shard or an id stays paused when the queue is
         resumed. Raises InvalidCall.
         """
-        _check_one(shard, job_id)
-        if job_id is not None:
-            return self.pause_ids([job_id]) == 1
-        if shard is not None:
-            return self._context.pausing.pause_shard(self._at_rest(), shard)
-        return self._context.pausing.pause(self.spec)
+        return self._switch(shard, job_id, paused=True)
 
     def resume(self, shard: int | None = None, job_id: Any = None) -> bool:
         """Resume the queue, or one shard (its index), or one id. Return whether this changed anything.
 
         Its jobs are due at their own times. Raises InvalidCall.
         """
-        _check_one(shard, job_id)
+        return self._switch(shard, job_id, paused=False)
+
+    def _switch(self, shard: int | None, job_id: Any, *, paused: bool) -> bool:
+        if shard is not None and job_id is not None:
+            raise InvalidCall(
+                f"shard={shard!r} and job_id={job_id!r} are invalid: expected one of them, or none"
+            )
         if job_id is not None:
-            return self.resume_ids([job_id]) == 1
+            return (self.pause_ids if paused else self.resume_ids)([job_id]) == 1
         if shard is not None:
-            return self._context.pausing.resume_shard(self._at_rest(), shard)
-        return self._context.pausing.resume(self.spec)
+            return switch_shard(self._client, self._at_rest(), shard, paused=paused)
+        return switch_queue(self._client, self.spec, paused=paused)
 
     def pause_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Pause ids. Return how many were not paused before. Raises InvalidCall."""
-        return self._context.pausing.pause_ids(self._at_rest(), map(read_id, ids), progress)
+        return switch_ids(self._client, self._at_rest(), map(read_id, ids), progress, paused=True)
 
     def resume_ids(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Resume ids. Return how many were paused. Raises InvalidCall."""
-        return self._context.pausing.resume_ids(self._at_rest(), map(read_id, ids), progress)
+        return switch_ids(self._client, self._at_rest(), map(read_id, ids), progress, paused=False)
 
     def resume_all_ids(self, progress: Progress | None = None) -> int:
         """Resume all paused ids. Return how many were paused."""
-        return self._context.pausing.resume_all_ids(self._at_rest(), progress)
+        return resume_all_ids(self._client, self._at_rest(), progress)
 
     # -- holds: ids that a dead payload holds
 
     def held_ids(self, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
         """Return a page of the ids that a dead payload holds, the longest held first. Raises InvalidCall."""
-        return self._context.queries.held_ids(self.stored_spec(), limit=limit, after=after)
+        return counts.held_ids(self._client, self.stored_spec(), limit=limit, after=after)
 
     def hold(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Let dead payloads hold their ids: newer ones wait until somebody has decided about the dead ones.
@@ -802,14 +824,14 @@ class OrderedQueue:
                 f"queue {self.spec.name!r} drops payloads, by keep=, latest= or drop_stale=, so that newer "
                 "ones run over a gap anyway: pause the ids instead"
             )
-        return self._context.pausing.hold(self._at_rest(), map(read_id, ids), progress)
+        return switch_holds(self._client, self._at_rest(), map(read_id, ids), progress, held=True)
 
     def go_on(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Let held ids go on over the gap: their dead payloads stay in the morgue.
 
         Return how many were held. Raises InvalidCall.
         """
-        return self._context.pausing.go_on(self._at_rest(), map(read_id, ids), progress)
+        return switch_holds(self._client, self._at_rest(), map(read_id, ids), progress, held=False)
 
     # -- actions
 
@@ -818,7 +840,7 @@ class OrderedQueue:
         queue = self._at_rest()
 
         def make_calls_due(shard: ShardRef) -> None:
-            for job in self._context.queries.waiting_of(shard, CALLS):
+            for job in counts.waiting_of(self._client, shard, CALLS):
                 self._make_calls_due(queue, job)
 
         return self._actions.run_now_all(queue, progress, make_calls_due if self._form.has_times else None)
@@ -831,7 +853,7 @@ class OrderedQueue:
         queue = self._at_rest()
 
         def make_calls_due(job_id: str) -> None:
-            if (job := self._context.queries.job(queue, job_id, CALLS).waiting) is not None:
+            if (job := counts.job(self._client, queue, job_id, CALLS).waiting) is not None:
                 self._make_calls_due(queue, job)
 
         before = make_calls_due if self._form.has_times else None
@@ -844,7 +866,7 @@ class OrderedQueue:
 
     def bury_failed(self, progress: Progress | None = None) -> int:
         """Move all waiting jobs that failed before to the morgue; their calls end as FAILURE."""
-        return self._actions.bury_failed(self._at_rest(), progress)
+        return self._actions.bury(self._at_rest(), FAILED, b"", progress, only_failed=True)
 
     def delete(
         self, ids: Iterable[Any], progress: Progress | None = None, *, only_failed: bool = False
@@ -854,7 +876,7 @@ class OrderedQueue:
 
     def delete_failed(self, progress: Progress | None = None) -> int:
         """Delete all waiting jobs that failed before; their calls end as REVOKED."""
-        return self._actions.delete_failed(self._at_rest(), progress)
+        return self._actions.delete(self._at_rest(), FAILED, progress, only_failed=True)
 
     def delete_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a waiting job; its calls end as REVOKED. Return whether the job had it.
@@ -869,11 +891,7 @@ class OrderedQueue:
         The calls of the old payload end as REVOKED. Raises InvalidCall, with ``by=`` also for a value that
         is no call of the id; and PayloadError for one that cannot be serialized or is too large.
         """
-        name = read_id(job_id)
-        self._form.check_edit(name, value)
-        new, old = self._codec.dump(value), self._bytes_of(payload)
-        signature = self._edit_signature(name, old, new, dead=False)
-        return old != new and self._actions.edit(self._at_rest(), name, old, new, signature)
+        return self._edit(job_id, payload, value, dead=False)
 
     def delete_dead_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a dead job. Return whether the job had it.
@@ -881,18 +899,22 @@ class OrderedQueue:
         An id that it held goes on when no other payload of it is dead. On a :meth:`raw` queue, ``payload`` is
         the stored bytes. Raises InvalidCall.
         """
-        return self._edit_dead(read_id(job_id), payload, None)
+        return self._actions.edit_dead(self._at_rest(), read_id(job_id), self._bytes_of(payload), None)
 
     def edit_dead_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Replace one payload of a dead job by ``value``, with the same score. Return whether it changed.
 
         Requeue the job to run it. Raises as :meth:`edit_payload`.
         """
+        return self._edit(job_id, payload, value, dead=True)
+
+    def _edit(self, job_id: Any, payload: Any, value: Any, *, dead: bool) -> bool:
         name = read_id(job_id)
         self._form.check_edit(name, value)
-        new = self._codec.dump(value)
-        signature = self._edit_signature(name, self._bytes_of(payload), new, dead=True)
-        return self._bytes_of(payload) != new and self._edit_dead(name, payload, new, signature)
+        new, old = self._codec.dump(value), self._bytes_of(payload)
+        signature = self._edit_signature(name, old, new, dead=dead)
+        edit = self._actions.edit_dead if dead else self._actions.edit
+        return old != new and edit(self._at_rest(), name, old, new, signature)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
@@ -900,7 +922,7 @@ class OrderedQueue:
 
     def delete_dead_all(self, progress: Progress | None = None) -> int:
         """Delete all jobs that are dead now."""
-        return self._actions.delete_dead_all(self._at_rest(), progress)
+        return self._actions.delete_dead(self._at_rest(), DEAD, progress)
 
     def requeue(self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False) -> int:
         """Move dead jobs back to the queue, due now, as if they had never failed. Raises InvalidCall.
@@ -911,7 +933,7 @@ class OrderedQueue:
 
     def requeue_all(self, progress: Progress | None = None, force: bool = False) -> int:
         """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`requeue`."""
-        return self._actions.requeue_all(self._at_rest(), progress, force)
+        return self._actions.requeue(self._at_rest(), DEAD, progress, force)
 
     # -- Lowkiq's names of the actions: aliases that only this class has
 
@@ -929,14 +951,14 @@ class OrderedQueue:
 
     def damages(self) -> tuple[Damage, ...]:
         """Return the damaged keys of each shard. Changes nothing."""
-        return tuple(queue_damages(self._context.store.client, self.spec))
+        return tuple(queue_damages(self._client, self.spec))
 
     def repair(self, progress: Progress | None = None) -> tuple[Repaired, ...]:
         """Restore lost keys from the others while workers go on, and return what was done in each shard.
 
         What cannot be restored is counted. ``progress`` gets the number of finished shards.
         """
-        return tuple(repair_queue(self._context.store.client, self.spec, progress))
+        return tuple(repair_queue(self._client, self.spec, progress))
 
     # -- moving to another Redis
 
@@ -981,12 +1003,12 @@ class OrderedQueue:
         """
         if not self.is_signed:
             raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
-        queue, actions, queries = self._at_rest(), self._actions, self._context.queries
-        tally = ShardTally(self._context.store.client, progress)
+        queue, actions = self._at_rest(), self._actions
+        tally = ShardTally(self._client, progress)
         for job_id in map(read_id, ids):
             tally.begin()
             with tally.of(queue.shard_of(job_id)):
-                dead = queries.job(queue, job_id, PAYLOADS_SEARCHED).dead
+                dead = counts.job(self._client, queue, job_id, PAYLOADS_SEARCHED).dead
                 signed = [
                     actions.edit_dead(
                         queue, job_id, one.data, one.data, self._signature(job_id, one.data, one.score)
@@ -1009,16 +1031,16 @@ class OrderedQueue:
 
     def movers(self) -> int:
         """Return the number of living nodes that serve the queue, and so move it."""
-        return sum(node.alive and self.spec.name in node.queues for node in self._context.store.nodes())
+        return sum(node.alive and self.spec.name in node.queues for node in read_nodes(self._client))
 
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""
         check_shards(shards)
         queue = self._at_rest()
-        counts = self._context.queries.stats(queue)
-        used = memory_of(self._context.store.client, queue)
+        now = counts.stats(self._client, queue)
+        used = memory_of(self._client, queue)
         layout = Layout(shards, former=queue.shards)
-        return cost(self.spec.name, layout, counts.length + counts.morgue_length, used)
+        return cost(self.spec.name, layout, now.length + now.morgue_length, used)
 
     def pause_migration(self) -> bool:
         """Stop moving jobs, in all nodes; return whether it was not paused before.
@@ -1056,7 +1078,7 @@ class OrderedQueue:
 
     def migration_if_there(self) -> MigrationState | None:
         """Return :meth:`migration`; None while a master that it needs is unreachable, and others respond."""
-        return self._context.store.client.unless_unreachable(self.migration)
+        return self._client.unless_unreachable(self.migration)
 
     # -- helpers: the store, and what is read of it
 
@@ -1064,20 +1086,20 @@ class OrderedQueue:
     def _context(self) -> AppContext:
         return context_of(self._app)
 
+    @property
+    def _client(self) -> Client:
+        return self._context.store.client
+
     def _at_rest(self) -> QueueSpec:
-        return self._context.registry.at_rest(self.spec)
+        return at_rest(self._client, self.spec)
 
     @property
     def _actions(self) -> Actions:
-        return Actions(self._context.store, self._left)
+        return Actions(self._client, self._left)
 
     @property
     def _migrations(self) -> Migrations:
-        return Migrations(self._context.store.client, self.spec.name)
-
-    @property
-    def _reader(self) -> FailureReader:
-        return FailureReader(self._context.store.client)
+        return Migrations(self._client, self.spec.name)
 
     @property
     def _decoder(self) -> JobDecoder:
@@ -1091,14 +1113,11 @@ class OrderedQueue:
     def _codec(self) -> Codec:
         return self._context.codec_for(self._form.merges)
 
-    def _edit_dead(self, job_id: str, payload: Any, other: bytes | None, signed: Signed = UNSIGNED) -> bool:
-        return self._actions.edit_dead(self._at_rest(), job_id, self._bytes_of(payload), other, signed)
-
     def _text_of(self, error: bytes) -> str:
         return load_error(self._context.settings, error) or ""
 
     def _reads(self) -> ShardReads:
-        return ShardReads(self._context.store.client, self.stored_spec())
+        return ShardReads(self._client, self.stored_spec())
 
     def _description(self, about: bytes) -> list[str]:
         """Error, place, frames and message of a group."""
@@ -1115,7 +1134,7 @@ class OrderedQueue:
     ) -> Iterator[_Found]:
         """Yield at most ``limit`` jobs that may match."""
         listing = Listing(**wanted.listed(DEAD_STATES if dead else WAITING_STATES, time.time()))
-        pages = self._reader.jobs(reads, dead=dead, since=wanted.since, wanted=listing)
+        pages = counts.failed_jobs(reads, dead=dead, since=wanted.since, wanted=listing)
         for job in islice(chain.from_iterable(pages), limit):
             yield _Found(job, self._text_of)
 
@@ -1141,7 +1160,7 @@ class OrderedQueue:
         """Sign a payload that replaces another one."""
         if not self.is_signed:
             return UNSIGNED
-        found = self._context.queries.job(self._at_rest(), job_id, PAYLOADS_SEARCHED)
+        found = counts.job(self._client, self._at_rest(), job_id, PAYLOADS_SEARCHED)
         job = found.dead if dead else found.waiting
         for payload in job.payloads if job else ():
             if payload.data == old and self._gate.is_signed(job_id, payload):
@@ -1181,8 +1200,3 @@ class OrderedQueue:
     @property
     def _gate(self) -> Gate:
         return self._context.gate(self.spec.name)
-
-
-def _check_one(shard: Any, job_id: Any) -> None:
-    if shard is not None and job_id is not None:
-        raise InvalidCall(f"shard={shard!r} and job_id={job_id!r} are invalid: expected one of them, or none")

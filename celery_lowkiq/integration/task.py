@@ -129,6 +129,7 @@ from celery_lowkiq.rules.models import Merge, QueueSpec, StoredRecord
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.rules.validators import invalid, is_whole
+from celery_lowkiq.store.counts import has_job
 from celery_lowkiq.worker.forks import staying
 
 # Parts that an ordered task takes from foreign task classes: the user's own, and Django's.
@@ -395,7 +396,7 @@ class BrokerMessageHandler:
         task = self._task
         call = read_call(message.payload if body is None else body, message.headers or {})
         job_id = task.checked_call(call.args, call.kwargs, None).id
-        return context_of(task.app).queries.has_job(task.ordered_queue.stored_spec(), job_id)
+        return has_job(context_of(task.app).store.client, task.ordered_queue.stored_spec(), job_id)
 
 
 def _priority(message: Any) -> int | None:

@@ -20,10 +20,9 @@ from celery_lowkiq.store.keys import AUDIT_KEY, announcement, queue_key, shard_k
 from celery_lowkiq.store.listings import MAX_LIMIT, WAITING_INDEXES, Listing, ListingReader, ShardReads
 from celery_lowkiq.store.progress import Progress, ShardTally, Tally, by_shard
 from celery_lowkiq.store.records import id_bytes, number_text, pairs, parse_id, parse_pause
-from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry, parse_layout
+from celery_lowkiq.store.registry import as_stored, parse_layout, register, registered
 from celery_lowkiq.store.repairs import Repairs
-from celery_lowkiq.store.script import Script, ScriptCall, Value, load
+from celery_lowkiq.store.script import ScriptCall, Value, load
 
 # The audit log in Redis: the last changes that people made, of all processes.
 
@@ -61,8 +60,9 @@ def _entry(entry: Any, fields: Any) -> tuple[str, bytes]:
 
 #: Called with the calls of removed jobs, and whether these are in the morgue.
 Left = Callable[[Sequence[StoredRecord], bool], None]
-#: Ids, or the name of the index of a shard that lists them.
+#: Ids, or an index of a shard that lists them: of the waiting jobs that failed before, or of the dead ones.
 Ids: TypeAlias = "Iterable[str] | str"
+FAILED, DEAD = "failed", "dead_ids"
 
 
 class Signed(NamedTuple):
@@ -114,9 +114,9 @@ class Actions:
     respond; other shards are left out, and ShardsUnreachable is raised at the end.
     """
 
-    def __init__(self, store: RedisStore, left: Left | None = None) -> None:
+    def __init__(self, client: Client, left: Left | None = None) -> None:
         """``left`` gets the calls of jobs that are removed without a run, before their records go."""
-        self._client = store.client
+        self._client = client
         self._left = left
 
     def run_now_all(
@@ -208,34 +208,41 @@ class Actions:
         return bool(self._client.call(call))
 
     def delete(
-        self,
-        queue: QueueSpec,
-        ids: Iterable[str],
-        progress: Progress | None = None,
-        only_failed: bool = False,
+        self, queue: QueueSpec, ids: Ids, progress: Progress | None = None, only_failed: bool = False
     ) -> int:
         """Delete waiting jobs; jobs in processing go on."""
-        return self._delete(queue, ids, progress, only_failed=int(only_failed))
 
-    def delete_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Delete waiting jobs that failed before."""
-        return self._delete(queue, "failed", progress, only_failed=1)
+        def delete(shard: ShardRef, part: list[Value], tally: Tally) -> None:
+            upto, cursor = b"", b""
+            while part:
+                tally.begin()
+                call = load("delete").call(
+                    shard_keys(shard),
+                    part[:STEP_IDS],
+                    policy=queue.policy,
+                    only_failed=int(only_failed),
+                    upto=upto,
+                    cursor=cursor,
+                    limit=STEP,
+                    max_bytes=STEP_BYTES,
+                )
+                dealt, deleted, upto, cursor, orphans = self._client.call(call)
+                part = part[dealt:]
+                self._end_calls(shard, orphans, dead=False)
+                tally.add(deleted)
+                if not cursor:
+                    upto = b""
 
-    def delete_dead(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        return self._move("delete_dead", queue, ids, progress, self._clocks(queue))
+        return self._for_each_part(queue, ids, progress, delete)
 
-    def delete_dead_all(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Delete the jobs that are dead now; jobs that die meanwhile stay."""
-        return self._move("delete_dead", queue, "dead_ids", progress, self._clocks(queue))
-
-    def bury_failed(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Move waiting jobs that failed before to the morgue."""
-        return self._move("bury", queue, "failed", progress, only_failed=1, reason=b"")
+    def delete_dead(self, queue: QueueSpec, ids: Ids, progress: Progress | None = None) -> int:
+        """Delete jobs that are dead now; jobs that die meanwhile stay."""
+        return self._move("delete_dead", queue, ids, progress, ShardReads(self._client, queue).clocks())
 
     def bury(
         self,
         queue: QueueSpec,
-        ids: Iterable[str],
+        ids: Ids,
         reason: bytes,
         progress: Progress | None = None,
         only_failed: bool = False,
@@ -244,19 +251,16 @@ class Actions:
         return self._move("bury", queue, ids, progress, only_failed=int(only_failed), reason=reason)
 
     def requeue(
-        self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, force: bool = False
+        self, queue: QueueSpec, ids: Ids, progress: Progress | None = None, force: bool = False
     ) -> int:
-        """Move dead jobs back to the queue, due now (rule 4). Stale payloads move only with ``force``."""
-        return self._move("requeue", queue, ids, progress, force=int(force), maximum="+inf")
+        """Move dead jobs back to the queue, due now (rule 4). Stale payloads move only with ``force``.
 
-    def requeue_all(self, queue: QueueSpec, progress: Progress | None = None, force: bool = False) -> int:
-        """Move the jobs that are dead now back to the queue; one that dies again meanwhile stays dead."""
-        return self._move("requeue", queue, "dead_ids", progress, self._clocks(queue), force=int(force))
+        Of all that are dead now, a job that dies again meanwhile stays dead.
+        """
+        clocks = ShardReads(self._client, queue).clocks() if ids == DEAD else None
+        return self._move("requeue", queue, ids, progress, clocks, force=int(force), maximum="+inf")
 
     # -- steps
-
-    def _clocks(self, queue: QueueSpec) -> dict[ShardRef, float]:
-        return ShardReads(self._client, queue).clocks()
 
     def _for_each_part(
         self,
@@ -298,7 +302,8 @@ class Actions:
                 where |= {"maximum": number_text(died_until[shard])}
             while part:
                 tally.begin()
-                call = load(name).call(shard_keys(shard), part[:STEP_IDS], **bounds, **condition, **where)
+                given = {**bounds, **condition, **where}
+                call = load(name).call(shard_keys(shard), part[:STEP_IDS], **given)
                 dealt, moved, *orphans = self._client.call(call)
                 part = part[dealt:]
                 for buried in orphans:
@@ -306,30 +311,6 @@ class Actions:
                 tally.add(moved)
 
         return self._for_each_part(queue, ids, progress, move)
-
-    def _delete(self, queue: QueueSpec, ids: Ids, progress: Progress | None, only_failed: int = 0) -> int:
-        def delete(shard: ShardRef, part: list[Value], tally: Tally) -> None:
-            upto, cursor = b"", b""
-            while part:
-                tally.begin()
-                call = load("delete").call(
-                    shard_keys(shard),
-                    part[:STEP_IDS],
-                    policy=queue.policy,
-                    only_failed=only_failed,
-                    upto=upto,
-                    cursor=cursor,
-                    limit=STEP,
-                    max_bytes=STEP_BYTES,
-                )
-                dealt, deleted, upto, cursor, orphans = self._client.call(call)
-                part = part[dealt:]
-                self._end_calls(shard, orphans, dead=False)
-                tally.add(deleted)
-                if not cursor:
-                    upto = b""
-
-        return self._for_each_part(queue, ids, progress, delete)
 
     def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool, of: bytes | None = None) -> None:
         if self._left is None:
@@ -353,112 +334,90 @@ def _ids_of(reads: ShardReads, index: str) -> Iterator[list[str]]:
         yield [parse_id(entry.id) for entry in page]
 
 
-# Pause and resume queues, shards and ids. Running jobs finish, new calls wait.
+# Pause and resume queues, shards and ids: a job runs when none of its three is paused. Running jobs finish,
+# new calls wait. Every function may raise StoreError, or the Stop of ``progress``; repeating it is safe, and
+# completes what was interrupted.
 
 
 @reads_replies
-class Pausing:
-    """Pauses and resumes. A job runs when its queue, its shard and its id are not paused.
+def switch_queue(client: Client, queue: QueueSpec, *, paused: bool) -> bool:
+    """Pause all shards of a queue, also later ones, or resume it. Return whether this changed anything.
 
-    Every method may raise StoreError, or the Stop of ``progress``; repeating it is safe and completes what
-    was interrupted. Shards with an unreachable master are left out, and ShardsUnreachable is raised at the
-    end.
+    A resumed queue's shards and ids stay paused if they were paused by themselves.
     """
+    call = load("pause_queue").call({"queue": queue_key(queue.name)}, wanted=int(paused))
+    pause, since, changed, stored = client.call(call)
+    layout = parse_layout(stored)
+    count = max(queue.shards, layout.count if layout else 0)
+    script = load("apply_queue_pause")
+    shards = [ShardRef(queue.name, index) for index in range(count)]
+    applied, unreachable = client.each(
+        {
+            shard: script.call(shard_keys(shard), pause=pause, since=since, **announcement(shard))
+            for shard in shards
+        }
+    )
+    tally = ShardTally(client, None)
+    tally.add(sum(applied.values()))
+    for shard, error in unreachable.items():
+        tally.leave_out(shard, error)
+    return bool(tally.total() or changed)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
 
-    # -- a queue
+@reads_replies
+def switch_shard(client: Client, queue: QueueSpec, index: int, *, paused: bool) -> bool:
+    """Pause or resume one shard. Return whether this changed anything. Raises InvalidCall.
 
-    def pause(self, queue: QueueSpec) -> bool:
-        """Pause all shards of a queue, also later ones. Return whether this changed anything."""
-        return self._switch(queue, wanted=True)
+    A resumed shard stays paused while its queue is.
+    """
+    last = queue.shards - 1
+    if not is_whole(index, 0, last):
+        raise InvalidCall(f"shard={index!r} is invalid: expected 0 to {last}, the shards of {queue.name!r}")
+    shard = ShardRef(queue.name, index)
+    call = load("pause_shard").call(shard_keys(shard), wanted=int(paused), **announcement(shard))
+    return bool(client.call(call))
 
-    def resume(self, queue: QueueSpec) -> bool:
-        """Resume a queue; its shards and ids stay paused if they were paused by themselves."""
-        return self._switch(queue, wanted=False)
 
-    def _switch(self, queue: QueueSpec, wanted: bool) -> bool:
-        call = load("pause_queue").call({"queue": queue_key(queue.name)}, wanted=int(wanted))
-        pause, since, changed, stored = self._client.call(call)
-        layout = parse_layout(stored)
-        count = max(queue.shards, layout.count if layout else 0)
-        script = load("apply_queue_pause")
-        shards = [ShardRef(queue.name, index) for index in range(count)]
-        applied, unreachable = self._client.each(
-            {
-                shard: script.call(shard_keys(shard), pause=pause, since=since, **announcement(shard))
-                for shard in shards
-            }
-        )
-        tally = ShardTally(self._client, None)
-        tally.add(sum(applied.values()))
-        for shard, error in unreachable.items():
-            tally.leave_out(shard, error)
-        return bool(tally.total() or changed)
+@reads_replies
+def switch_ids(
+    client: Client, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, *, paused: bool
+) -> int:
+    """Pause or resume ids, with or without jobs. Return the number of those that this changed."""
+    return _switch(client, "pause_ids", queue, ids, progress, paused)
 
-    # -- a shard
 
-    def pause_shard(self, queue: QueueSpec, index: int) -> bool:
-        """Pause one shard. Return whether this changed anything. Raises InvalidCall."""
-        return self._switch_shard(queue, index, wanted=True)
+@reads_replies
+def switch_holds(
+    client: Client, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None, *, held: bool
+) -> int:
+    """Let the dead payloads of ids hold them, or let the ids go on: what is dead stays in the morgue.
 
-    def resume_shard(self, queue: QueueSpec, index: int) -> bool:
-        """Resume one shard; it stays paused while its queue is. Raises InvalidCall."""
-        return self._switch_shard(queue, index, wanted=False)
+    Return the number of ids that this changed.
+    """
+    return _switch(client, "hold_ids", queue, ids, progress, held)
 
-    def _switch_shard(self, queue: QueueSpec, index: int, wanted: bool) -> bool:
-        last = queue.shards - 1
-        if not is_whole(index, 0, last):
-            raise InvalidCall(
-                f"shard={index!r} is invalid: expected 0 to {last}, the shards of {queue.name!r}"
-            )
-        shard = ShardRef(queue.name, index)
-        call = load("pause_shard").call(shard_keys(shard), wanted=int(wanted), **announcement(shard))
-        return bool(self._client.call(call))
 
-    # -- ids
+@reads_replies
+def resume_all_ids(client: Client, queue: QueueSpec, progress: Progress | None = None) -> int:
+    """Resume all paused ids. Return the number of those that were paused."""
+    reads, tally = ShardReads(client, queue), ShardTally(client, progress)
+    for page in ListingReader(reads).pages(("paused",), Listing(limit=MAX_LIMIT)):
+        # The index has held ids, too, whose pause is empty.
+        pauses = [parse_pause(number_text(entry.score).encode())[1] for entry in page]
+        ids = [parse_id(one.id) for one, at in zip(page, pauses, strict=True) if at is not None]
+        tally.begin()
+        tally.add_part(lambda ids=ids: switch_ids(client, queue, ids, paused=False))  # type: ignore[misc]
+    tally.left_out |= reads.missing
+    return tally.total()
 
-    def pause_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Pause ids, with or without jobs. Return the number of those that were not paused."""
-        return self._switch_ids(load("pause_ids"), queue, ids, progress, wanted=True)
 
-    def resume_ids(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Resume ids: their jobs are due at their own time. Return the number of those that were paused."""
-        return self._switch_ids(load("pause_ids"), queue, ids, progress, wanted=False)
+def _switch(
+    client: Client, script: str, queue: QueueSpec, ids: Iterable[str], progress: Progress | None, wanted: bool
+) -> int:
+    def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
+        return load(script).call(shard_keys(shard), part, wanted=int(wanted), **announcement(shard))
 
-    def hold(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Let dead payloads hold their ids. Return the number of ids that have some and were not held."""
-        return self._switch_ids(load("hold_ids"), queue, ids, progress, wanted=True)
-
-    def go_on(self, queue: QueueSpec, ids: Iterable[str], progress: Progress | None = None) -> int:
-        """Let held ids go on; what is dead stays in the morgue. Return the number of those that were held."""
-        return self._switch_ids(load("hold_ids"), queue, ids, progress, wanted=False)
-
-    def resume_all_ids(self, queue: QueueSpec, progress: Progress | None = None) -> int:
-        """Resume all paused ids. Return the number of those that were paused."""
-        reads, tally = ShardReads(self._client, queue), ShardTally(self._client, progress)
-        for page in ListingReader(reads).pages(("paused",), Listing(limit=MAX_LIMIT)):
-            # The index has held ids, too, whose pause is empty.
-            pauses = [parse_pause(number_text(entry.score).encode())[1] for entry in page]
-            ids = [parse_id(one.id) for one, at in zip(page, pauses, strict=True) if at is not None]
-            tally.begin()
-            tally.add_part(lambda ids=ids: self.resume_ids(queue, ids))  # type: ignore[misc]
-        tally.left_out |= reads.missing
-        return tally.total()
-
-    def _switch_ids(
-        self,
-        script: Script,
-        queue: QueueSpec,
-        ids: Iterable[str],
-        progress: Progress | None,
-        wanted: bool,
-    ) -> int:
-        def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
-            return script.call(shard_keys(shard), part, wanted=int(wanted), **announcement(shard))
-
-        return for_each_id(self._client, queue, ids, progress, call)
+    return for_each_id(client, queue, ids, progress, call)
 
 
 # Repairs a whole queue for an operator: lists its damage, then repairs shard after shard.
@@ -482,15 +441,14 @@ def repair_queue(client: Client, queue: QueueSpec, progress: Progress | None = N
     ``progress`` gets the number of repaired shards, and may raise Stop. May be repeated. Raises StoreError.
     """
     # The shards know the fields of the last migration that the queue's own key has lost.
-    registry = Registry(client)
-    registry.registered(queue)
+    registered(client, queue)
     count, queue, conditions = _examine(client, queue)
-    registered = registry.register(queue, expected=str(count))
+    known = register(client, queue, expected=str(count))
     tally, done = Tally(progress), []
     for condition in conditions:
         if damages(condition, queue.layout):
             tally.begin()
-            done.append(Repairs(client).repair(queue, condition, registered))
+            done.append(Repairs(client).repair(queue, condition, known))
             tally.add(1)
     return done
 
@@ -500,7 +458,7 @@ def _examine(client: Client, queue: QueueSpec) -> tuple[int, QueueSpec, list[Con
 
     The registry is wrong only when all shards that have jobs contradict it.
     """
-    (stored,) = Registry(client).as_stored([queue])
+    (stored,) = as_stored(client, [queue])
     repairs = Repairs(client)
     conditions = repairs.conditions(stored.shard_refs())
     said = said_count(conditions)

@@ -63,10 +63,10 @@ from celery_lowkiq.store.records import (
     parse_whole,
     shortened,
 )
-from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import ScriptCall, load
 
-# Reads for operators: pages of jobs, one job, counts. Pushes and runs do not use it.
+# Reads for operators: pages of jobs, one job, counts. Pushes and runs do not use it. Every function may raise
+# StoreError; listings name the shards that they lack because their masters are unreachable.
 
 T = TypeVar("T")
 
@@ -88,194 +88,212 @@ _TRY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\t(-?\d{1,9})\t([^\t]*)\t(.*)")
 
 
 @reads_replies
-class Queries:
-    """Listings of ordered queues. Every method may raise StoreError.
+def jobs(
+    client: Client,
+    queue: QueueSpec,
+    listing: Listing = BY_ID,
+    fingerprint_of: FingerprintOf = stored_fingerprint,
+) -> SearchPage[Job]:
+    """Return a page of waiting jobs.
 
-    Listings name the shards that they lack because their masters are unreachable.
+    ``by="perform_in"`` and ``by="retry_count"`` (failed jobs only) are sorted, between ``minimum``
+    and ``maximum``; ``by="id"`` finds ids that begin with ``prefix``, in no order, and a page may be a
+    little longer than ``limit``. ``fingerprint_of``: that of a stored error. Raises InvalidCall.
     """
+    if listing.by == "id":
+        if listing.reverse or listing.is_filtered or listing.is_bounded:
+            raise InvalidCall(
+                "by='id' has no order: reverse, minimum, maximum, state, age and failure go with "
+                "perform_in or retry_count"
+            )
+        return _page_of(client, WAITING, queue, listing, ())
+    if listing.by == "retry_count" and listing.maximum is not None and math.isfinite(listing.maximum):
+        listing = replace(listing, maximum=math.floor(listing.maximum) + FRACTION)
+    indexes = _indexes(WAITING, listing)
+    if listing.by == "perform_in" and listing.pause:
+        indexes = FREE_INDEXES if listing.pause == "free" else PAUSED_INDEXES
+        indexes += ("moving",) if queue.former_shards is not None else ()
+    return _page_of(client, WAITING, queue, listing, indexes, fingerprint_of)
 
-    def __init__(self, store: RedisStore) -> None:
-        self._client = store.client
 
-    # -- jobs
+@reads_replies
+def waiting_of(client: Client, shard: ShardRef, payload_limit: int) -> Iterator[Job]:
+    """Yield the waiting jobs of one shard, in no order; one may come twice."""
+    listing = Listing(payload_limit=payload_limit)
+    for index in WAITING_INDEXES:
+        for page in scan(client, shard_keys(shard)[index], listing.limit):
+            entries = [IndexEntry(float(score), job_id, shard) for job_id, score in page]
+            calls = _peeks(entries, WAITING_KEYS, listing)
+            found = (_job(e, reply) for e, (reply,) in zip(entries, client.all(calls), strict=True))
+            yield from (job for job in found if job)
 
-    def jobs(
-        self, queue: QueueSpec, listing: Listing = BY_ID, fingerprint_of: FingerprintOf = stored_fingerprint
-    ) -> SearchPage[Job]:
-        """Return a page of waiting jobs.
 
-        ``by="perform_in"`` and ``by="retry_count"`` (failed jobs only) are sorted, between ``minimum``
-        and ``maximum``; ``by="id"`` finds ids that begin with ``prefix``, in no order, and a page may be a
-        little longer than ``limit``. ``fingerprint_of``: that of a stored error. Raises InvalidCall.
-        """
-        if listing.by == "id":
-            if listing.reverse or listing.is_filtered or listing.is_bounded:
-                raise InvalidCall(
-                    "by='id' has no order: reverse, minimum, maximum, state, age and failure go with "
-                    "perform_in or retry_count"
-                )
-            return self._page(WAITING, queue, listing, ())
-        if listing.by == "retry_count" and listing.maximum is not None and math.isfinite(listing.maximum):
-            listing = replace(listing, maximum=math.floor(listing.maximum) + FRACTION)
-        indexes = _indexes(WAITING, listing)
-        if listing.by == "perform_in" and listing.pause:
-            indexes = FREE_INDEXES if listing.pause == "free" else PAUSED_INDEXES
-            indexes += ("moving",) if queue.former_shards is not None else ()
-        return self._page(WAITING, queue, listing, indexes, fingerprint_of)
+@reads_replies
+def has_job(client: Client, queue: QueueSpec, job_id: str) -> bool:
+    """Return whether a job of the id waits or runs."""
+    keys = [shard_keys(shard) for shard in queue.shards_of(job_id)]
+    exists = [("HEXISTS", key[name], id_bytes(job_id)) for key in keys for name in ("jobs", "processing")]
+    return any(client.commands(exists))
 
-    def waiting_of(self, shard: ShardRef, payload_limit: int) -> Iterator[Job]:
-        """Yield the waiting jobs of one shard, in no order; one may come twice."""
-        listing = Listing(payload_limit=payload_limit)
-        for index in WAITING_INDEXES:
-            for page in scan(self._client, shard_keys(shard)[index], listing.limit):
-                entries = [IndexEntry(float(score), job_id, shard) for job_id, score in page]
-                calls = _peeks(entries, WAITING_KEYS, listing)
-                found = (_job(e, reply) for e, (reply,) in zip(entries, self._client.all(calls), strict=True))
-                yield from (job for job in found if job)
 
-    def has_job(self, queue: QueueSpec, job_id: str) -> bool:
-        """Return whether a job of the id waits or runs."""
-        keys = [shard_keys(shard) for shard in queue.shards_of(job_id)]
-        exists = [("HEXISTS", key[name], id_bytes(job_id)) for key in keys for name in ("jobs", "processing")]
-        return any(self._client.commands(exists))
+@reads_replies
+def morgue(
+    client: Client,
+    queue: QueueSpec,
+    listing: Listing = BY_ID,
+    fingerprint_of: FingerprintOf = stored_fingerprint,
+) -> SearchPage[DeadJob]:
+    """Return a page of dead jobs, sorted by id, or by ``updated_at`` between ``minimum`` and ``maximum``.
 
-    def morgue(
-        self, queue: QueueSpec, listing: Listing = BY_ID, fingerprint_of: FingerprintOf = stored_fingerprint
-    ) -> SearchPage[DeadJob]:
-        """Return a page of dead jobs, sorted by id, or by ``updated_at`` between ``minimum`` and ``maximum``.
+    ``pause="held"``: those that hold their ids. Raises InvalidCall.
+    """
+    if listing.by == "id" and listing.is_bounded:
+        raise InvalidCall("minimum and maximum go with by='updated_at'")
+    return _page_of(client, DEAD, queue, listing, _indexes(DEAD, listing), fingerprint_of)
 
-        ``pause="held"``: those that hold their ids. Raises InvalidCall.
-        """
-        if listing.by == "id" and listing.is_bounded:
-            raise InvalidCall("minimum and maximum go with by='updated_at'")
-        return self._page(DEAD, queue, listing, _indexes(DEAD, listing), fingerprint_of)
 
-    def processing(
-        self,
-        queue: QueueSpec,
-        *,
-        limit: int = 100,
-        after: str | None = None,
-        payload_limit: int = 10,
-        payload_bytes: int = LARGEST,
-    ) -> SearchPage[Job]:
-        """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
-        listing = Listing(limit=limit, after=after, payload_limit=payload_limit, payload_bytes=payload_bytes)
-        return self._page(RUNNING, queue, listing, RUNNING.indexes["id"])
+@reads_replies
+def processing(
+    client: Client,
+    queue: QueueSpec,
+    *,
+    limit: int = 100,
+    after: str | None = None,
+    payload_limit: int = 10,
+    payload_bytes: int = LARGEST,
+) -> SearchPage[Job]:
+    """Return a page of the jobs in processing, oldest claim of a shard first. Raises InvalidCall."""
+    listing = Listing(limit=limit, after=after, payload_limit=payload_limit, payload_bytes=payload_bytes)
+    return _page_of(client, RUNNING, queue, listing, RUNNING.indexes["id"])
 
-    def _page(
-        self,
-        kind: Kind[T],
-        queue: QueueSpec,
-        listing: Listing,
-        indexes: tuple[str, ...],
-        fingerprint_of: FingerprintOf = stored_fingerprint,
-    ) -> SearchPage[T]:
-        """Return a page of the indexes; without indexes, of a scan."""
-        reads = ShardReads(self._client, queue, listing.after)
-        reader = ListingReader(reads, kind.dead, fingerprint_of)
-        found = reader.page(indexes, listing) if indexes else reader.scan(listing)
-        items = tuple(kind.read(reads, found.entries, listing))
-        return SearchPage(items, reads.cursor(found.next), reads.away, found.searched, found.total)
 
-    def job(
-        self, queue: QueueSpec, job_id: str, payload_limit: int = 100, payload_bytes: int = WHOLE
-    ) -> Found:
-        """Return where an id is: waiting, processing, dead, or nowhere. Raises InvalidCall."""
-        listing = Listing(payload_limit=payload_limit, payload_bytes=payload_bytes)
-        found = Found()
-        for shard in queue.shards_of(job_id):
-            found = found.joined(self._job_in(IndexEntry(0.0, id_bytes(job_id), shard), listing))
-        return found
+def _page_of(
+    client: Client,
+    kind: Kind[T],
+    queue: QueueSpec,
+    listing: Listing,
+    indexes: tuple[str, ...],
+    fingerprint_of: FingerprintOf = stored_fingerprint,
+) -> SearchPage[T]:
+    """Return a page of the indexes; without indexes, of a scan."""
+    reads = ShardReads(client, queue, listing.after)
+    reader = ListingReader(reads, kind.dead, fingerprint_of)
+    found = reader.page(indexes, listing) if indexes else reader.scan(listing)
+    items = tuple(kind.read(reads, found.entries, listing))
+    return SearchPage(items, reads.cursor(found.next), reads.away, found.searched, found.total)
 
-    def _job_in(self, entry: IndexEntry, listing: Listing) -> Found:
-        places = [*_peeks([entry], WAITING_KEYS, listing), *_peeks([entry], MORGUE_KEYS, listing)]
-        (waiting,), (dead,) = self._client.all(places)
-        (record,) = self._client.commands([("HGET", shard_keys(entry.shard)["processing"], entry.id)])
-        running = parse_processing(entry.id, record) if record else None
-        processing = shortened(running, listing.payload_limit, listing.payload_bytes) if running else None
-        return Found(_job(entry, waiting), processing, _dead_job(entry, dead))
 
-    def tries(self, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
-        """Return the last tries of a job, oldest first; foreign lines are skipped."""
-        keys = [shard_keys(shard)["tries"] for shard in reversed(queue.shards_of(job_id))]
-        logs = self._client.commands([("HGET", key, id_bytes(job_id)) for key in keys])
-        text = b"\n".join((log or b"")[-LONGEST_LOG:] for log in logs).decode("utf-8", "replace")
-        lines = map(_TRY.fullmatch, text.split("\n"))
-        return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)
+@reads_replies
+def job(
+    client: Client, queue: QueueSpec, job_id: str, payload_limit: int = 100, payload_bytes: int = WHOLE
+) -> Found:
+    """Return where an id is: waiting, processing, dead, or nowhere. Raises InvalidCall."""
+    listing = Listing(payload_limit=payload_limit, payload_bytes=payload_bytes)
+    found = Found()
+    for shard in queue.shards_of(job_id):
+        found = found.joined(_places_in(client, IndexEntry(0.0, id_bytes(job_id), shard), listing))
+    return found
 
-    # -- counts
 
-    def stats(self, queue: QueueSpec) -> Stats:
-        """Return the counts of a queue, as far as masters answer; its lag is the largest."""
-        return sum(self.shard_stats(queue), Stats())
+def _places_in(client: Client, entry: IndexEntry, listing: Listing) -> Found:
+    places = [*_peeks([entry], WAITING_KEYS, listing), *_peeks([entry], MORGUE_KEYS, listing)]
+    (waiting,), (dead,) = client.all(places)
+    (record,) = client.commands([("HGET", shard_keys(entry.shard)["processing"], entry.id)])
+    running = parse_processing(entry.id, record) if record else None
+    processing = shortened(running, listing.payload_limit, listing.payload_bytes) if running else None
+    return Found(_job(entry, waiting), processing, _dead_job(entry, dead))
 
-    def shard_stats(self, queue: QueueSpec) -> list[Stats]:
-        """Return the counts of each shard, in one round trip. Raises ShardDamaged."""
-        return [state.stats for state in raise_refused([e.damage or e for e in self.shard_states([queue])])]
 
-    def shard_states(self, queues: Iterable[QueueSpec]) -> list[ShardState]:
-        """Return the state of each shard of the queues, in one round trip. That of a damaged shard has the
-        damage, that of an unreachable one its master. Raises StoreUnavailable when no master responds.
-        """
-        calls = {
-            shard: load("stats").call(shard_keys(shard)) for queue in queues for shard in queue.shard_refs()
-        }
-        found, errors = self._client.each(calls, ShardDamaged)
-        damaged = {shard: error for shard, error in errors.items() if isinstance(error, ShardDamaged)}
-        if not found and not damaged:
-            raise_refused(list(errors.values()))
-        return [
-            _state(shard, found[shard])
-            if shard in found
-            else ShardState(shard, Stats(), LeaseState(), damaged[shard])
-            if shard in damaged
-            else ShardState(shard, Stats(missing=1), LeaseState(), away=self._client.master_name(shard))
-            for shard in calls
-        ]
+@reads_replies
+def tries(client: Client, queue: QueueSpec, job_id: str) -> tuple[Try, ...]:
+    """Return the last tries of a job, oldest first; foreign lines are skipped."""
+    keys = [shard_keys(shard)["tries"] for shard in reversed(queue.shards_of(job_id))]
+    logs = client.commands([("HGET", key, id_bytes(job_id)) for key in keys])
+    text = b"\n".join((log or b"")[-LONGEST_LOG:] for log in logs).decode("utf-8", "replace")
+    lines = map(_TRY.fullmatch, text.split("\n"))
+    return tuple(Try(float(line[1]), int(line[2]), line[3], line[4]) for line in lines if line)
 
-    # -- pauses
 
-    def paused(self, queue: QueueSpec) -> Paused:
-        """Return what is paused, in one round trip.
+@reads_replies
+def stats(client: Client, queue: QueueSpec) -> Stats:
+    """Return the counts of a queue, as far as masters answer; its lag is the largest."""
+    return sum(shard_stats(client, queue), Stats())
 
-        The queue's pause is read of its shards when its own master is unreachable.
-        """
-        reads = ShardReads(self._client, queue)
-        keys = [shard_keys(shard) for shard in reads.shards]
-        commands = [
-            *(("HMGET", key["meta"], "paused", "queue_paused") for key in keys),
-            *(("ZCOUNT", key["paused"], *bounds) for key in keys for bounds in PAUSED_ALONE_OR_HELD),
-        ]
-        shards = [*reads.shards, *(shard for shard in reads.shards for _ in PAUSED_ALONE_OR_HELD)]
-        own = ("HMGET", queue_key(queue.name), "paused")
-        *rest, of_queue = reads.commands([*shards, None], [*commands, own])
-        times = [told or (None, None) for told in rest[: len(keys)]]
-        (queue_since,) = of_queue or [min((since for _, since in times if since), key=float, default=None)]
-        return Paused(
-            queue=float(queue_since) if queue_since else None,
-            shards={index: float(since) for index, (since, _) in enumerate(times) if since},
-            ids=sum(count or 0 for count in rest[len(keys) :]),
-            away=reads.away,
-        )
 
-    def paused_ids(
-        self, queue: QueueSpec, *, limit: int = 100, after: str | None = None
-    ) -> ShardsPage[PausedId]:
-        """Return a page of the paused ids, the longest paused first. Raises InvalidCall."""
-        listing = Listing(limit=limit, after=after, minimum=0.0)
-        return self._ids(PAUSED, queue, listing)
+@reads_replies
+def shard_stats(client: Client, queue: QueueSpec) -> list[Stats]:
+    """Return the counts of each shard, in one round trip. Raises ShardDamaged."""
+    return [state.stats for state in raise_refused([e.damage or e for e in shard_states(client, [queue])])]
 
-    def held_ids(self, queue: QueueSpec, *, limit: int = 100, after: str | None = None) -> ShardsPage[HeldId]:
-        """Return a page of the ids that a death holds: the longest held first, then the ones that are paused,
-        too. Raises InvalidCall.
-        """
-        listing = Listing(limit=limit, after=after, maximum=-1.0, reverse=True)
-        return self._ids(HELD, queue, listing)
 
-    def _ids(self, kind: Kind[T], queue: QueueSpec, listing: Listing) -> ShardsPage[T]:
-        page = self._page(kind, queue, listing, kind.indexes["id"])
-        return ShardsPage(page.items, page.next, page.away)
+@reads_replies
+def shard_states(client: Client, queues: Iterable[QueueSpec]) -> list[ShardState]:
+    """Return the state of each shard of the queues, in one round trip. That of a damaged shard has the
+    damage, that of an unreachable one its master. Raises StoreUnavailable when no master responds.
+    """
+    calls = {shard: load("stats").call(shard_keys(shard)) for queue in queues for shard in queue.shard_refs()}
+    found, errors = client.each(calls, ShardDamaged)
+    damaged = {shard: error for shard, error in errors.items() if isinstance(error, ShardDamaged)}
+    if not found and not damaged:
+        raise_refused(list(errors.values()))
+    return [
+        _state(shard, found[shard])
+        if shard in found
+        else ShardState(shard, Stats(), LeaseState(), damaged[shard])
+        if shard in damaged
+        else ShardState(shard, Stats(missing=1), LeaseState(), away=client.master_name(shard))
+        for shard in calls
+    ]
+
+
+@reads_replies
+def paused(client: Client, queue: QueueSpec) -> Paused:
+    """Return what is paused, in one round trip.
+
+    The queue's pause is read of its shards when its own master is unreachable.
+    """
+    reads = ShardReads(client, queue)
+    keys = [shard_keys(shard) for shard in reads.shards]
+    commands = [
+        *(("HMGET", key["meta"], "paused", "queue_paused") for key in keys),
+        *(("ZCOUNT", key["paused"], *bounds) for key in keys for bounds in PAUSED_ALONE_OR_HELD),
+    ]
+    shards = [*reads.shards, *(shard for shard in reads.shards for _ in PAUSED_ALONE_OR_HELD)]
+    own = ("HMGET", queue_key(queue.name), "paused")
+    *rest, of_queue = reads.commands([*shards, None], [*commands, own])
+    times = [told or (None, None) for told in rest[: len(keys)]]
+    (queue_since,) = of_queue or [min((since for _, since in times if since), key=float, default=None)]
+    return Paused(
+        queue=float(queue_since) if queue_since else None,
+        shards={index: float(since) for index, (since, _) in enumerate(times) if since},
+        ids=sum(count or 0 for count in rest[len(keys) :]),
+        away=reads.away,
+    )
+
+
+@reads_replies
+def paused_ids(
+    client: Client, queue: QueueSpec, *, limit: int = 100, after: str | None = None
+) -> ShardsPage[PausedId]:
+    """Return a page of the paused ids, the longest paused first. Raises InvalidCall."""
+    listing = Listing(limit=limit, after=after, minimum=0.0)
+    return _page_of_ids(client, PAUSED, queue, listing)
+
+
+@reads_replies
+def held_ids(
+    client: Client, queue: QueueSpec, *, limit: int = 100, after: str | None = None
+) -> ShardsPage[HeldId]:
+    """Return a page of the ids that a death holds: the longest held first, then the ones that are paused,
+    too. Raises InvalidCall.
+    """
+    listing = Listing(limit=limit, after=after, maximum=-1.0, reverse=True)
+    return _page_of_ids(client, HELD, queue, listing)
+
+
+def _page_of_ids(client: Client, kind: Kind[T], queue: QueueSpec, listing: Listing) -> ShardsPage[T]:
+    page = _page_of(client, kind, queue, listing, kind.indexes["id"])
+    return ShardsPage(page.items, page.next, page.away)
 
 
 def _peeks(entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing) -> list[ScriptCall]:
@@ -416,81 +434,80 @@ ANY = Listing()
 
 
 @reads_replies
-class FailureReader:
-    """Every method may raise StoreError."""
+def failure_groups(client: Client, queue: QueueSpec) -> list[StoredGroup] | None:
+    """Return the groups of failures, in no order, in one round trip; foreign data is skipped.
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    None while the queue's own master is unreachable and others respond.
+    """
+    replies, _ = client.each_command({queue.name: ("HGETALL", failures_key(queue.name))})
+    if not replies:
+        return None
+    reply, found = replies[queue.name], []
+    stored = dict(reply.items() if isinstance(reply, dict) else pairs(reply))
+    for field, value in stored.items():
+        about = stored.get(ABOUT + field)
+        count, first, last = (*map(parse_moment, value.split(b" ")), None, None, None)[:3]
+        if about is not None and count is not None and first is not None and last is not None:
+            found.append(StoredGroup(parse_id(field), int(count), first, last, about))
+    return found
 
-    def groups(self, queue: QueueSpec) -> list[StoredGroup] | None:
-        """Return the groups of failures, in no order, in one round trip; foreign data is skipped.
 
-        None while the queue's own master is unreachable and others respond.
-        """
-        replies, _ = self._client.each_command({queue.name: ("HGETALL", failures_key(queue.name))})
-        if not replies:
-            return None
-        reply, found = replies[queue.name], []
-        stored = dict(reply.items() if isinstance(reply, dict) else pairs(reply))
-        for field, value in stored.items():
-            about = stored.get(ABOUT + field)
-            count, first, last = (*map(parse_moment, value.split(b" ")), None, None, None)[:3]
-            if about is not None and count is not None and first is not None and last is not None:
-                found.append(StoredGroup(parse_id(field), int(count), first, last, about))
-        return found
+@reads_replies
+def about_failure(client: Client, queue: QueueSpec, fingerprint: str) -> bytes | None:
+    """Return the description of a group; None while the queue's own master is unreachable and others
+    respond.
+    """
+    field = ABOUT + fingerprint.encode()
+    found, _ = client.each_command({field: ("HGET", failures_key(queue.name), field)})
+    return None if found.get(field) is None else bytes(found[field])
 
-    def about(self, queue: QueueSpec, fingerprint: str) -> bytes | None:
-        """Return the description of a group; None while the queue's own master is unreachable and others
-        respond.
-        """
-        field = ABOUT + fingerprint.encode()
-        found, _ = self._client.each_command({field: ("HGET", failures_key(queue.name), field)})
-        return None if found.get(field) is None else bytes(found[field])
 
-    def count(self, reads: ShardReads, *, dead: bool) -> int:
-        """Return the number of dead jobs, or of waiting ones that failed."""
-        return sum(_counts(reads, _keys(dead)[0]))
+@reads_replies
+def count_failures(reads: ShardReads, *, dead: bool) -> int:
+    """Return the number of dead jobs, or of waiting ones that failed."""
+    return sum(_counts(reads, _keys(dead)[0]))
 
-    def jobs(
-        self, reads: ShardReads, *, dead: bool, since: float | None = None, wanted: Listing = ANY
-    ) -> Iterator[Sequence[FailedJob]]:
-        """Yield the waiting jobs that failed, or the dead ones that died from ``since`` (Unix s) until now.
 
-        They come shard by shard, in parts of at most PAGE, and tell whether the filters of ``wanted`` have
-        them.
-        """
-        index, _ = _keys(dead)
-        counts = _counts(reads, index)
-        clocks = reads.clocks() if dead else {}
-        minimum = since if dead else None
-        for shard, count in zip(reads.shards, counts, strict=True):
-            if count:
-                listing = Listing(limit=PAGE, minimum=minimum, maximum=clocks.get(shard))
-                yield from self._jobs_of(reads, shard, listing, dead, wanted)
+@reads_replies
+def failed_jobs(
+    reads: ShardReads, *, dead: bool, since: float | None = None, wanted: Listing = ANY
+) -> Iterator[Sequence[FailedJob]]:
+    """Yield the waiting jobs that failed, or the dead ones that died from ``since`` (Unix s) until now.
 
-    def _jobs_of(
-        self, reads: ShardReads, shard: ShardRef, listing: Listing, dead: bool, wanted: Listing
-    ) -> Iterator[Sequence[FailedJob]]:
-        reader = ListingReader(reads, dead)
-        index, errors = _keys(dead)
-        names = (errors,) if dead else (errors, "tries")
-        entries = reader.merged([(shard, index)], listing, PAGE)
-        while part := list(islice(entries, PAGE)):
-            ids = [entry.id for entry in part]
-            stored = reads.commands(
-                [shard] * len(names), [("HMGET", shard_keys(shard)[name], *ids) for name in names]
-            )
-            if None in stored:
-                return
-            times = [entry.score for entry in part]
-            if not dead:
-                last_lines = [(log or b"").rpartition(b"\n")[2] for log in stored[1]]
-                times = [parse_moment(line.partition(b"\t")[0]) or 0.0 for line in last_lines]
-            fitting = {entry.id for entry in reader.fitting(part, wanted)}
-            jobs = zip(ids, times, stored[0], strict=True)
-            yield [
-                FailedJob(parse_id(job_id), at, error or b"", job_id in fitting) for job_id, at, error in jobs
-            ]
+    They come shard by shard, in parts of at most PAGE, and tell whether the filters of ``wanted`` have
+    them.
+    """
+    index, _ = _keys(dead)
+    counts = _counts(reads, index)
+    clocks = reads.clocks() if dead else {}
+    minimum = since if dead else None
+    for shard, count in zip(reads.shards, counts, strict=True):
+        if count:
+            listing = Listing(limit=PAGE, minimum=minimum, maximum=clocks.get(shard))
+            yield from _failed_jobs_of(reads, shard, listing, dead, wanted)
+
+
+def _failed_jobs_of(
+    reads: ShardReads, shard: ShardRef, listing: Listing, dead: bool, wanted: Listing
+) -> Iterator[Sequence[FailedJob]]:
+    reader = ListingReader(reads, dead)
+    index, errors = _keys(dead)
+    names = (errors,) if dead else (errors, "tries")
+    entries = reader.merged([(shard, index)], listing, PAGE)
+    while part := list(islice(entries, PAGE)):
+        ids = [entry.id for entry in part]
+        stored = reads.commands(
+            [shard] * len(names), [("HMGET", shard_keys(shard)[name], *ids) for name in names]
+        )
+        if None in stored:
+            return
+        times = [entry.score for entry in part]
+        if not dead:
+            last_lines = [(log or b"").rpartition(b"\n")[2] for log in stored[1]]
+            times = [parse_moment(line.partition(b"\t")[0]) or 0.0 for line in last_lines]
+        fitting = {entry.id for entry in reader.fitting(part, wanted)}
+        jobs = zip(ids, times, stored[0], strict=True)
+        yield [FailedJob(parse_id(job_id), at, error or b"", job_id in fitting) for job_id, at, error in jobs]
 
 
 def _counts(reads: ShardReads, index: str) -> list[int]:

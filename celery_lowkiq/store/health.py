@@ -9,22 +9,79 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from celery_lowkiq.rules.errors import LoginRefused, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    ClusterDown,
+    ConfigurationError,
+    LoginRefused,
+    StoreError,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.health import QueueState, SystemState
-from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.topology import Master, Server, Topology
 from celery_lowkiq.rules.views import DAY, current
+from celery_lowkiq.store import counts, node_reports
 from celery_lowkiq.store.client import Asked, Client
-from celery_lowkiq.store.counts import FailureReader, Queries
 from celery_lowkiq.store.errors import reads_replies
-from celery_lowkiq.store.keys import FORMAT, queue_key
-from celery_lowkiq.store.leases import as_text, refused_commands, seconds
+from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.listings import ShardReads
-from celery_lowkiq.store.node_reports import NodeReports
-from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry, parse_layout
+from celery_lowkiq.store.node_reports import read_nodes
+from celery_lowkiq.store.records import parse_id, seconds_of_time
+from celery_lowkiq.store.registry import as_known, parse_layout
 from celery_lowkiq.store.repairs import Repairs
+from celery_lowkiq.store.script import load
+
+# Looks for masters that may evict jobs, and for commands that a service or the rights of its user forbid.
+
+
+def refused_commands(
+    client: Client, shards: Sequence[ShardRef]
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the commands that scripts need and are refused, each with its error, by address of the master.
+
+    One shard of each master is asked; an unreachable master is left out. The second part has the errors of
+    masters that refuse all scripts. Raises StoreUnavailable when there is only one and it is unreachable;
+    ConfigurationError for a wrong URL.
+    """
+    calls = {shard: load("read_server").call(shard_keys(shard)) for shard in client.streams(shards)}
+    found, errors = client.each(calls, StoreError)
+    refused: dict[str, dict[str, str]] = {}
+    down: dict[str, str] = {}
+    for shard, reply in found.items():
+        if commands := _refused(reply):
+            refused[client.master_of(shard) or ""] = commands
+    for shard, error in errors.items():
+        master = client.master_of(shard) or ""
+        if isinstance(error, ConfigurationError):
+            # The URL is wrong: no right would help.
+            raise error
+        if isinstance(error, ClusterDown):
+            down[master] = str(error)
+        elif not isinstance(error, StoreUnavailable):
+            refused[master] = {"EVALSHA": str(error)}
+    return refused, down
+
+
+def memory_limits(found: Mapping[str, Any]) -> Server:
+    """Return the memory limit and the eviction policy of the reply of INFO, if that is permitted."""
+    info = as_text(found.get("info", {}))
+    return Server(policy=info.get("maxmemory_policy"), maxmemory=int(info.get("maxmemory", 0)))
+
+
+def as_text(reply: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the names and values of a reply as text."""
+    return {_text(name): _text(value) for name, value in reply.items()}
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _refused(reply: Sequence[bytes]) -> dict[str, str]:
+    _, *texts = map(parse_id, reply)
+    return {f"{command} in scripts": error for command, error in zip(texts[::2], texts[1::2], strict=True)}
+
 
 # Reads what the masters report about themselves, and which shards each of them stores.
 
@@ -40,7 +97,7 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
     What the connection's user may not read stays unknown. Raises StoreError when no master responds.
     """
     asked = client.masters()
-    stored = Registry(client.reader()).as_known(queues)
+    stored = as_known(client.reader(), queues)
     shards: dict[str | None, Counter[str]] = defaultdict(Counter)
     for queue in stored:
         for shard in queue.shard_refs():
@@ -82,7 +139,7 @@ def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
     config = {name: value for setting in settings for name, value in setting.items()}
     server = _server(as_text(found.get("info", {})), config)
     if "time" in clock:
-        ahead = seconds(clock["time"]) - (before + after) / 2
+        ahead = seconds_of_time(clock["time"]) - (before + after) / 2
         server = replace(server, ahead=ahead, give_or_take=(after - before) / 2)
     return Master(asked.address, server, asked.slots, shards)
 
@@ -122,63 +179,56 @@ SEARCHED = 1000
 
 
 @reads_replies
-class HealthReader:
-    """Reads the state for :func:`rules.health_checks.check_health`."""
+def read_state(client: Client, queues: Sequence[QueueSpec], topology: Topology) -> SystemState:
+    """Return the state of nodes and queues on these masters. Raises StoreError."""
+    return SystemState(
+        format=str(FORMAT),
+        topology=topology,
+        nodes=current(read_nodes(client)),
+        queues=[_queue_if_there(client, queue) for queue in queues],
+    )
 
-    def __init__(self, store: RedisStore) -> None:
-        self._client = store.client
-        self._store = store
-        self._node_reports = NodeReports(store)
-        self._queries = Queries(store)
-        self._repairs = Repairs(store.client)
 
-    def read(self, queues: Sequence[QueueSpec], topology: Topology) -> SystemState:
-        """Return the state of nodes and queues on these masters. Raises StoreError."""
-        return SystemState(
-            format=str(FORMAT),
-            topology=topology,
-            nodes=current(self._store.nodes()),
-            queues=[self._queue_if_there(queue) for queue in queues],
-        )
+def _queue_if_there(client: Client, queue: QueueSpec) -> QueueState:
+    try:
+        return _queue(client, queue)
+    except StoreUnavailable as error:
+        return QueueState(queue.name, queue.shards, None, None, unread=str(error))
 
-    def _queue_if_there(self, queue: QueueSpec) -> QueueState:
-        try:
-            return self._queue(queue)
-        except StoreUnavailable as error:
-            return QueueState(queue.name, queue.shards, None, None, unread=str(error))
 
-    def _queue(self, queue: QueueSpec) -> QueueState:
-        key = queue_key(queue.name)
-        command = "HMGET", key, "shards", "format", "migration_paused"
-        known, now = self._client.commands([command, ("TIME",)], readable=True)
-        if known is None:
-            text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
-            return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
-        layout = parse_layout(known[0])
-        stored_format = (known[1] or b"").decode("latin-1") if known[0] or known[1] else None
-        state = QueueState(queue.name, queue.shards, layout.shards if layout else None, stored_format)
-        queue = queue.with_layout(layout or queue.layout)
-        state = replace(state, former=queue.former_shards, migration_paused=known[2] is not None)
-        conditions = self._repairs.conditions(queue.shard_refs())
-        found = [damage for each in conditions for damage in damages(each, queue.layout)]
-        state = replace(state, damages=tuple(found))
-        if any(each.wrong for each in conditions):
-            return state  # its counts cannot be read
-        shards = self._node_reports.shards(queue)
-        days, _ = self._node_reports.histories([queue], DAY)
-        return replace(
-            state,
-            shards=shards,
-            day=days.get(queue.name, ()),
-            poison_pills=self._poison_pills(queue) if any(one.stats.morgue_length for one in shards) else 0,
-            paused=self._queries.paused(queue),
-            limited=self._node_reports.is_limited(queue),
-            now=seconds(now),
-            clocks={shard.index: at for shard, at in ShardReads(self._client, queue).clocks().items()},
-        )
+def _queue(client: Client, queue: QueueSpec) -> QueueState:
+    key = queue_key(queue.name)
+    command = "HMGET", key, "shards", "format", "migration_paused"
+    known, now = client.commands([command, ("TIME",)], readable=True)
+    if known is None:
+        text = f"the key {key} has the wrong type. Delete it: the next call registers the queue again"
+        return QueueState(queue.name, queue.shards, None, None, damages=(Damage(None, text),))
+    layout = parse_layout(known[0])
+    stored_format = (known[1] or b"").decode("latin-1") if known[0] or known[1] else None
+    state = QueueState(queue.name, queue.shards, layout.shards if layout else None, stored_format)
+    queue = queue.with_layout(layout or queue.layout)
+    state = replace(state, former=queue.former_shards, migration_paused=known[2] is not None)
+    conditions = Repairs(client).conditions(queue.shard_refs())
+    found = [damage for each in conditions for damage in damages(each, queue.layout)]
+    state = replace(state, damages=tuple(found))
+    if any(each.wrong for each in conditions):
+        return state  # its counts cannot be read
+    shards = node_reports.shards(client, queue)
+    days, _ = node_reports.histories(client, [queue], DAY)
+    return replace(
+        state,
+        shards=shards,
+        day=days.get(queue.name, ()),
+        poison_pills=_poison_pills(client, queue) if any(one.stats.morgue_length for one in shards) else 0,
+        paused=counts.paused(client, queue),
+        limited=node_reports.is_limited(client, queue),
+        now=seconds_of_time(now),
+        clocks={shard.index: at for shard, at in ShardReads(client, queue).clocks().items()},
+    )
 
-    def _poison_pills(self, queue: QueueSpec) -> int:
-        """Count the poison pills among the first SEARCHED dead jobs."""
-        pages = FailureReader(self._client).jobs(ShardReads(self._client, queue), dead=True)
-        dead = islice((job for page in pages for job in page), SEARCHED)
-        return sum(job.error == queue.poison_error for job in dead)
+
+def _poison_pills(client: Client, queue: QueueSpec) -> int:
+    """Count the poison pills among the first SEARCHED dead jobs."""
+    pages = counts.failed_jobs(ShardReads(client, queue), dead=True)
+    dead = islice((job for page in pages for job in page), SEARCHED)
+    return sum(job.error == queue.poison_error for job in dead)

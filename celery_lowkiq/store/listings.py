@@ -18,7 +18,6 @@ from celery_lowkiq.rules.validators import invalid, is_whole, whole
 from celery_lowkiq.store.claims import BEGINNING, CLAIM_BYTES, Position, scan_call, scanned
 from celery_lowkiq.store.client import Client, Outcomes
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.leases import seconds
 from celery_lowkiq.store.records import (
     dump_cursor,
     dump_missing,
@@ -30,6 +29,7 @@ from celery_lowkiq.store.records import (
     number_text,
     pairs,
     parse_pause,
+    seconds_of_time,
 )
 from celery_lowkiq.store.script import ScriptCall, load
 
@@ -92,7 +92,7 @@ class ShardReads:
         ]
         times = self.commands(asked, commands)[1::2]
         return {
-            shard: seconds(time)
+            shard: seconds_of_time(time)
             for part, time in zip(parts, times, strict=True)
             if time is not None
             for shard in part

@@ -37,7 +37,7 @@ from celery_lowkiq.store.durability import Durability, Servers, read_servers
 from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import SHARD_KEYS, announcement, queue_key, shard_keys, shard_of_key
 from celery_lowkiq.store.records import id_bytes, parse_id
-from celery_lowkiq.store.registry import Registry, check_format, parse_layout, restart_call
+from celery_lowkiq.store.registry import check_format, parse_layout, registered, restart_call
 from celery_lowkiq.store.script import ScriptCall, load
 
 # The shards of a queue that moves, as a mover reads and changes them.
@@ -279,11 +279,12 @@ class Migrations:
         """
         (stored,) = self._client.commands([("HGET", self._keys["queue"], "shards")])
         if (layout := parse_layout(stored)) is not None:
-            registry = Registry(self._client)
-            registry.registered(QueueSpec(self._queue, shards=layout.shards, former_shards=layout.former))
+            registered(
+                self._client, QueueSpec(self._queue, shards=layout.shards, former_shards=layout.former)
+            )
             if shards > layout.count:
                 # Shards that the queue has forgotten may have been in it.
-                registry.registered(QueueSpec(self._queue, shards=shards))
+                registered(self._client, QueueSpec(self._queue, shards=shards))
 
     def _check_masters(self, shards: int) -> None:
         (stored,) = self._client.commands([("HGET", self._keys["queue"], "shards")])

@@ -1,52 +1,319 @@
-"""Reports of nodes, shards and ids, for people; no job depends on them."""
+"""Heartbeats and reports of nodes, and reports of shards and ids for people."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from celery_lowkiq.rules.claims import Due
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, DueBefore, Missing, Owner, Waiting
-from celery_lowkiq.rules.errors import StoreError
+from celery_lowkiq.rules.errors import ShardDamaged, StoreError
 from celery_lowkiq.rules.health import LATE, Hint, shard_hints
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import ASKED, seconds_to_token, token_at
+from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import (
+    DAY,
     HOUR,
+    LISTED_SHARDS,
+    SHARDS_KEPT,
+    SHARDS_STEP,
+    Counters,
+    LaneReport,
     NodeReport,
+    NodeUpdate,
+    Running,
     Sample,
     ShardReport,
     ShardState,
     Span,
     Stats,
+    UpdateReply,
+    Wait,
     node_name,
     seconds_to_wait,
     shard_rates,
 )
+from celery_lowkiq.store.claims import open_claims
 from celery_lowkiq.store.client import Client, K, Outcomes, raise_refused
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.counts import shard_states
 from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.exchange import Command
-from celery_lowkiq.store.keys import WAITING_KEYS, KeyAliases, history_key, shard_keys, tokens_key
-from celery_lowkiq.store.leases import (
-    SHARDS_FIELDS,
-    parse_counters,
-    parse_history,
-    parse_report,
-    read_reports,
-    report_command,
-    seconds,
+from celery_lowkiq.store.keys import (
+    WAITING_KEYS,
+    KeyAliases,
+    history_key,
+    nodes_key,
+    queue_key,
+    report_key,
+    reports_key,
+    shard_keys,
+    tokens_key,
 )
 from celery_lowkiq.store.records import (
     id_bytes,
+    number_text,
     parse_id,
     parse_moment,
     parse_pause,
     parse_retry_count,
+    parse_seconds,
+    parse_time,
     parse_whole,
+    seconds_of_time,
 )
-from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.script import load
+from celery_lowkiq.store.script import ScriptCall, Value, load
+
+# Heartbeats and reports of nodes, and samples of queues: script calls, and their encoding.
+
+#: Seconds for which a node's last report is kept.
+REPORT_TTL = 3600
+REPORT_FIELDS = ("at", "started", "text")
+#: Maximum number of nodes that are read, the most recent ones.
+MOST_NODES = 1000
+#: Fields of the history with counters by shard, ``<minute> <at> <processed>,<processed>...``.
+SHARDS_FIELDS = tuple(f"shards {place}" for place in range(SHARDS_KEPT))
+#: The keys of a shard that its counters and lag are read from.
+COUNTED = ("meta", "due", "due_prioritized", "claimed")
+_COUNTERS = re.compile(rb"\d+ (\d{1,12}(?:\.\d{1,9})?) (\d{1,18}(?:,\d{1,18})*)")
+#: Queues and shards that one script handles.
+QUEUES = 100
+SHARDS = 500
+
+
+def read_reports(client: Client, owners: Sequence[str]) -> list[NodeReport]:
+    """Return the existing reports of owners in one round trip."""
+    *replies, time = client.commands([*map(report_command, owners), ("TIME",)])
+    now = seconds_of_time(time)
+    reports = [parse_report(owner, fields, now) for owner, fields in zip(owners, replies, strict=True)]
+    return [report for report in reports if report is not None]
+
+
+@reads_replies
+def read_nodes(client: Client) -> list[NodeReport]:
+    """Return the last reports of the nodes that reported in the last hour and did not shut down."""
+    (owners,) = client.commands([("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
+    return read_reports(client, [parse_id(owner) for owner in owners])
+
+
+def report_command(owner: str) -> tuple[Any, ...]:
+    """Return the command that reads the fields of ``parse_report``."""
+    return ("HMGET", report_key(owner), *REPORT_FIELDS)
+
+
+def beat_calls(client: Client, queues: Sequence[str], member: str, turn: int) -> list[ScriptCall]:
+    """Return the calls that move a node's heartbeat in these queues, and read their numbers of shards."""
+    return [
+        load("heartbeat").call_many(
+            [key for queue in part for key in (nodes_key(queue), queue_key(queue))], member=member, turn=turn
+        )
+        for part in client.slices(queues, QUEUES)
+    ]
+
+
+def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
+    """Return the calls for the report, for clocks, for the counters of shards, and for samples."""
+    report = load("write_report").call(
+        {"report": report_key(news.report.owner), "reports": reports_key()},
+        owner=news.report.owner,
+        text=dump_report(news.report),
+        uptime=number_text(news.uptime),
+        ttl=REPORT_TTL,
+    )
+    counters = [
+        load("read_counters").call_many([key for shard in part for key in shard_keys(shard).bind(COUNTED)])
+        for queue in news.counted
+        for part in client.slices(queue.shard_refs(), SHARDS)
+    ]
+    return [
+        report,
+        *_clock_calls(client, news),
+        *counters,
+        *(sample_call(part) for part in client.slices(news.samples, QUEUES)),
+    ]
+
+
+def _clock_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
+    """Return the calls for the clocks of the masters that will store the samples of the counted queues.
+
+    They may differ from that of the master with the reports; elsewhere, that is the same one.
+    """
+    if client.kind() is not Kind.CLUSTER:
+        return []
+    return [load("read_clock").call({"history": history_key(queue.name)}) for queue in news.counted]
+
+
+def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
+    """Return the call that stores a sample of the counters of each of these queues, and those by shard."""
+    values: list[Value] = []
+    for _, counters in samples:
+        at, minute = number_text(counters.at), int(counters.at // SHARDS_STEP)
+        total, lag = f"{at} {sum(counters.processed)} {counters.failed}", f"{counters.lag:.1f}"
+        for span in (HOUR, DAY):
+            number = span.slot(counters.at)
+            values += (number % span.samples, number, span.seconds + span.step, total, lag)
+        by_shard = ",".join(map(str, counters.processed))
+        place, ttl = SHARDS_FIELDS[minute % SHARDS_KEPT], HOUR.seconds + HOUR.step
+        values += (place, minute, ttl, f"{at} {by_shard}", "")
+    keys = [history_key(queue, span) for queue, _ in samples for span in (HOUR, DAY, HOUR)]
+    return load("write_samples").call_many(keys, values)
+
+
+def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
+    """Return the parsed replies to :func:`report_calls`, or the first error among them."""
+    if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
+        return error
+    now = parse_seconds(replies[0])
+    asked = len(_clock_calls(client, news))
+    clocks = [*map(parse_seconds, replies[1 : 1 + asked])] or [now] * len(news.counted)
+    counters = iter(replies[1 + asked :])
+    samples = []
+    for queue, at in zip(news.counted, clocks, strict=True):
+        parts = list(islice(counters, len(client.slices(queue.shard_refs(), SHARDS))))
+        processed = tuple(count for _, _, *of_part in parts for count in of_part)
+        lag = max(float(lag) for _, lag, *_ in parts)
+        samples.append((queue.name, Counters(at, processed, sum(failed for failed, *_ in parts), lag)))
+    return UpdateReply(now, tuple(samples))
+
+
+def parse_history(flat: Sequence[bytes], now: float, span: Span = HOUR) -> tuple[Sample, ...]:
+    """Return the samples of a span, oldest first; foreign values are skipped."""
+    samples = []
+    for value in flat:
+        words = value.split()
+        numbers = all(len(word) < 19 and word.replace(b".", b"", 1).isdigit() for word in words)
+        if numbers and len(words) == 5:
+            at, processed, failed, lag = map(float, words[1:])
+            if now - span.seconds < at <= now + span.step:
+                samples.append(Sample(at, int(processed), int(failed), lag))
+    return tuple(sorted(samples))
+
+
+def parse_counters(values: Iterable[bytes | None]) -> list[Counters]:
+    """Return the counters of the fields SHARDS_FIELDS; missing and foreign values are skipped."""
+    found = (_COUNTERS.fullmatch(value or b"") for value in values)
+    return [Counters(float(one[1]), tuple(map(int, one[2].split(b",")))) for one in found if one]
+
+
+# -- encoding
+
+
+def dump_report(report: NodeReport) -> str:
+    """Encode a report, in a few KB at most."""
+    return json.dumps(
+        {
+            "pid": report.pid,
+            "lease": report.lease_seconds,
+            "quiet": report.quiet,
+            "stopping": report.stopping,
+            "queues": report.queues,
+            "lanes": [_dump_lane(lane) for lane in report.lanes],
+            "declared": report.declared,
+            "waits": [[_dump_shards(wait.shards), wait.seconds] for wait in report.waits],
+        },
+        separators=(",", ":"),
+    )
+
+
+def _dump_lane(lane: LaneReport) -> dict[str, Any]:
+    run = lane.running
+    return {
+        "name": lane.name,
+        "count": lane.shard_count,
+        "shards": _dump_shards(lane.shards),
+        "running": run and _dump_running(run),
+        "load": lane.load,
+    }
+
+
+def _dump_running(run: Running) -> list[Any]:
+    expected = run.overdue, run.max_run, run.usual
+    return [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds, *expected]
+
+
+def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:
+    by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
+    return {queue: ranges(shard.index for shard in group) for queue, group in by_queue}
+
+
+def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> NodeReport | None:
+    """Decode a report from the fields ``at``, ``started`` and ``text``; None for foreign or missing data."""
+    at, started, text = fields
+    try:
+        report = json.loads(text or "")
+        seen_at = float(at or "")
+        return NodeReport(
+            name=node_name(owner),
+            owner=owner,
+            pid=int(report["pid"]),
+            lease_seconds=float(report["lease"]),
+            quiet=bool(report["quiet"]),
+            stopping=bool(report["stopping"]),
+            queues=tuple(map(str, report["queues"])),
+            lanes=tuple(_parse_lane(lane) for lane in report["lanes"]),
+            waits=tuple(Wait(_parse_shards(shards), float(seconds)) for shards, seconds in report["waits"]),
+            declared={str(queue): int(shards) for queue, shards in report["declared"].items()},
+            started_at=float(started or ""),
+            seen_at=seen_at,
+            silent=max(0.0, now - seen_at),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _parse_lane(lane: Any) -> LaneReport:
+    return LaneReport(
+        name=str(lane["name"]),
+        shards=_parse_shards(lane["shards"]),
+        shard_count=int(lane["count"]),
+        running=_parse_running(*lane["running"]) if lane["running"] else None,
+        load=_parse_seconds(lane["load"]),
+    )
+
+
+def _parse_shards(ranges_by_queue: dict[str, str]) -> tuple[ShardRef, ...]:
+    return tuple(
+        islice(
+            (
+                ShardRef(queue, index)
+                for queue, listed in ranges_by_queue.items()
+                for first, _, last in (part.partition("-") for part in listed.split(","))
+                for index in range(int(first), int(last or first) + 1)
+            ),
+            LISTED_SHARDS,
+        )
+    )
+
+
+def _parse_running(
+    queue: str,
+    index: int,
+    ids: list[Any],
+    count: int,
+    seconds: float,
+    overdue: bool,
+    max_run: Any,
+    usual: Any,
+) -> Running:
+    return Running(
+        ShardRef(queue, int(index)),
+        tuple(map(str, ids)),
+        int(count),
+        float(seconds),
+        bool(overdue),
+        _parse_seconds(max_run),
+        _parse_seconds(usual),
+    )
+
+
+def _parse_seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+# Reads for people: histories, shards with their owners, facts about an id. No job depends on them.
 
 #: Place of the number of payloads in a reply of ``peek.lua``.
 PAYLOAD_COUNT = 3
@@ -57,152 +324,156 @@ ReadError = Callable[["bytes | None"], "str | None"]
 
 
 @reads_replies
-class NodeReports:
-    """Reads the reports of nodes and the history of queues. Every method may raise StoreError."""
+def histories(
+    client: Client, queues: Sequence[QueueSpec], span: Span = HOUR
+) -> tuple[dict[str, tuple[Sample, ...]], dict[str, StoreError]]:
+    """Return each queue's samples of a span, oldest first, in one round trip; and the errors of queues
+    whose own master is unreachable.
+    """
+    commands = {queue.name: ("HVALS", history_key(queue.name, span)) for queue in queues}
+    found, errors = _each_timed(client, commands)
+    return {name: parse_history(one.reply, one.now, span) for name, one in found.items()}, errors
 
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-        self._client = store.client
-        self._queries = Queries(store)
 
-    def histories(
-        self, queues: Sequence[QueueSpec], span: Span = HOUR
-    ) -> tuple[dict[str, tuple[Sample, ...]], dict[str, StoreError]]:
-        """Return each queue's samples of a span, oldest first, in one round trip; and the errors of queues
-        whose own master is unreachable.
-        """
-        commands = {queue.name: ("HVALS", history_key(queue.name, span)) for queue in queues}
-        found, errors = _each_timed(self._client, commands)
-        return {name: parse_history(one.reply, one.now, span) for name, one in found.items()}, errors
+@reads_replies
+def shards(client: Client, queue: QueueSpec) -> tuple[ShardReport, ...]:
+    """Return each shard with its counts, its owner and its running batch, in three round trips.
 
-    def shards(self, queue: QueueSpec) -> tuple[ShardReport, ...]:
-        """Return each shard with its counts, its owner and its running batch, in three round trips.
+    What an unreachable master would tell is unknown. Raises StoreUnavailable when that is all.
+    """
+    shards = queue.shard_refs()
+    reads = {(shard, n): one for shard in shards for n, one in enumerate(_reads_of(shard))}
+    counters = ("HMGET", history_key(queue.name), *SHARDS_FIELDS)
+    found, errors = client.each_command({"counters": counters, "time": ("TIME",), **reads})
+    lost = {shard for shard, _ in reads.keys() & errors.keys()}
+    told = {shard: [found[shard, n] for n in range(3)] for shard in shards if shard not in lost}
+    states = shard_states(client, [queue])
+    raise_refused([state.damage for state in states if state.damage])
+    reports = _reports_of(client, {parse_id(lease[0]) for lease, *_ in told.values() if lease[0]})
+    per_minute: Sequence[float | None] = [None] * len(shards)
+    if "counters" in found:
+        processed = [state.stats.processed for state in states]
+        per_minute = shard_rates(parse_counters(found["counters"]), processed, seconds_of_time(found["time"]))
+    return tuple(
+        _shard_report(reports, state, rate, *told[state.shard])
+        if state.away is None and state.shard in told
+        else ShardReport(state.shard.index, Stats(missing=1), away=client.master_name(state.shard))
+        for state, rate in zip(states, per_minute, strict=True)
+    )
 
-        What an unreachable master would tell is unknown. Raises StoreUnavailable when that is all.
-        """
-        shards = queue.shard_refs()
-        reads = {(shard, n): one for shard in shards for n, one in enumerate(_reads_of(shard))}
-        counters = ("HMGET", history_key(queue.name), *SHARDS_FIELDS)
-        found, errors = self._client.each_command({"counters": counters, "time": ("TIME",), **reads})
-        lost = {shard for shard, _ in reads.keys() & errors.keys()}
-        told = {shard: [found[shard, n] for n in range(3)] for shard in shards if shard not in lost}
-        states = self._queries.shard_states([queue])
-        raise_refused([state.damage for state in states if state.damage])
-        reports = self._reports_of({parse_id(lease[0]) for lease, *_ in told.values() if lease[0]})
-        per_minute: Sequence[float | None] = [None] * len(shards)
-        if "counters" in found:
-            processed = [state.stats.processed for state in states]
-            per_minute = shard_rates(parse_counters(found["counters"]), processed, seconds(found["time"]))
-        return tuple(
-            _shard_report(reports, state, rate, *told[state.shard])
-            if state.away is None and state.shard in told
-            else ShardReport(state.shard.index, Stats(missing=1), away=self._client.master_name(state.shard))
-            for state, rate in zip(states, per_minute, strict=True)
-        )
 
-    def _reports_of(self, owners: Iterable[str]) -> dict[str, NodeReport] | None:
-        """Return reports by owner; None when their master is unreachable and others respond."""
-        found = self._client.unless_unreachable(lambda: read_reports(self._client, sorted(owners)))
-        return None if found is None else {report.owner: report for report in found}
+def _reports_of(client: Client, owners: Iterable[str]) -> dict[str, NodeReport] | None:
+    """Return reports by owner; None when their master is unreachable and others respond."""
+    found = client.unless_unreachable(lambda: read_reports(client, sorted(owners)))
+    return None if found is None else {report.owner: report for report in found}
 
-    def is_limited(self, queue: QueueSpec) -> bool:
-        """Return whether workers have just polled for tokens of the queue's rate limit."""
-        time, tokens = self._client.commands([("TIME",), ("HMGET", tokens_key(queue.name), "left", "rate")])
-        left, rate = tokens
-        return _token_wait(left, rate, None, seconds(time))[0] is not None
 
-    def hints(self, queue: QueueSpec, shards: Sequence[ShardReport]) -> list[Hint]:
-        """Return hints about the load of shards; none for a queue that is moving, or has a rate limit."""
-        if queue.former_shards is not None or self.is_limited(queue):
-            return []
-        return shard_hints(queue.name, queue.shards, shards, self._store.nodes())
+@reads_replies
+def is_limited(client: Client, queue: QueueSpec) -> bool:
+    """Return whether workers have just polled for tokens of the queue's rate limit."""
+    time, tokens = client.commands([("TIME",), ("HMGET", tokens_key(queue.name), "left", "rate")])
+    left, rate = tokens
+    return _token_wait(left, rate, None, seconds_of_time(time))[0] is not None
 
-    def facts(
-        self,
-        queue: QueueSpec,
-        job_id: str,
-        *,
-        rate: float | None,
-        max_retries: int | None,
-        read: ReadError,
-        merges: bool = True,
-    ) -> DiagnosisFacts:
-        """Return the facts for the diagnosis of an id, in two round trips, or four without an owner.
 
-        ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
-        decodes a stored error; ``merges``: one run gets all payloads of a job. In a migration, they are
-        those of the shard where the id has most to do. What another master would tell that is unreachable is
-        ``missing``.
-        """
-        shard, reply, counted = self._read_id(queue, job_id)
-        now, owner, since, shard_paused, queue_paused, pause, claimed, suspect, *rest = reply
-        *waiting, died_at, last_error, full_at, moving = rest
-        id_rate = queue.policies.rate_per_id
-        held_since, id_paused = parse_pause(pause)
-        commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
-        found, _ = _each_timed(self._client, dict(zip(OTHERS, commands, strict=True)))
-        fields, tokens = (found.get(what) for what in OTHERS)
-        left, stored_rate = tokens.reply if tokens is not None else (None, None)
-        rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
-        nodes = None if owner else self._client.unless_unreachable(self._store.nodes)
-        node = parse_report(parse_id(owner), fields.reply, fields.now) if owner and fields else None
-        at = _waiting(waiting, counted[PAYLOAD_COUNT], read)
-        return DiagnosisFacts(
-            id=job_id,
-            shard=shard,
-            now=float(now),
-            claimed=bool(claimed),
-            suspect=bool(suspect),
-            moving=bool(moving),
-            waiting=at,
-            dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
-            owner=_owner(parse_id(owner), parse_moment(since), shard, node, fields) if owner else None,
-            due_before=self._due_before(shard, node, at, float(now)),
-            unowned_since=None if owner else parse_moment(since),
-            free_in=None if owner else seconds_to_wait(nodes or (), shard),
-            queue_paused=parse_moment(queue_paused),
-            shard_paused=parse_moment(shard_paused),
-            id_paused=id_paused,
-            held_since=held_since,
-            rate=rate,
-            token_wait=token_wait,
-            max_retries=max_retries,
-            merges=merges,
-            id_rate=id_rate,
-            id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
-            missing=tuple(what for what in OTHERS if what not in found),
-        )
+@reads_replies
+def hints(client: Client, queue: QueueSpec, shards: Sequence[ShardReport]) -> list[Hint]:
+    """Return hints about the load of shards; none for a queue that is moving, or has a rate limit."""
+    if queue.former_shards is not None or is_limited(client, queue):
+        return []
+    return shard_hints(queue.name, queue.shards, shards, read_nodes(client))
 
-    def _due_before(
-        self, shard: ShardRef, node: NodeReport | None, waiting: Waiting | None, now: float
-    ) -> tuple[DueBefore, ...]:
-        """Return the other shards of the lane that are due before a job that is late, in one round trip."""
-        lane = node.lane_of(shard) if node is not None else None
-        if lane is None or waiting is None or now - waiting.perform_in < LATE:
-            return ()
-        others = [one for one in lane.shards if one != shard]
-        dues = self._client.unless_unreachable(lambda: self._store.next_due(others)) or ()
-        found = [
-            DueBefore(one, due.now - due.next_due)
-            for one, due in zip(others, dues, strict=False)
-            if isinstance(due, Due) and due.next_due is not None and due.next_due < waiting.perform_in
-        ]
-        return tuple(sorted(found, key=lambda one: -one.seconds))
 
-    def _read_id(self, queue: QueueSpec, job_id: str) -> tuple[ShardRef, Sequence[Any], Sequence[Any]]:
-        """Return the shard where an id has most to do, and its replies of ``why.lua`` and ``peek.lua``."""
-        shards = queue.shards_of(job_id)
-        name = id_bytes(job_id)
-        whys = [load("why").call(shard_keys(one), id=name) for one in shards]
-        peek = load("peek")
-        counts = [
-            peek.call(KeyAliases(shard_keys(one), WAITING_KEYS), [name], limit=1, max_bytes=1, cut=1)
-            for one in shards
-        ]
-        replies = self._client.all([*whys, *counts])
-        found = zip(shards, replies[: len(shards)], replies[len(shards) :], strict=True)
-        shard, reply, (counted,) = max(found, key=lambda each: _urgency(each[1]))
-        return shard, reply, counted
+@reads_replies
+def facts(
+    client: Client,
+    queue: QueueSpec,
+    job_id: str,
+    *,
+    rate: float | None,
+    max_retries: int | None,
+    read: ReadError,
+    merges: bool = True,
+) -> DiagnosisFacts:
+    """Return the facts for the diagnosis of an id, in two round trips, or four without an owner.
+
+    ``rate``: the queue's rate limit (runs per second), unless a node has just used another one; ``read``:
+    decodes a stored error; ``merges``: one run gets all payloads of a job. In a migration, they are
+    those of the shard where the id has most to do. What another master would tell that is unreachable is
+    ``missing``.
+    """
+    shard, reply, counted = _read_id(client, queue, job_id)
+    now, owner, since, shard_paused, queue_paused, pause, claimed, suspect, *rest = reply
+    *waiting, died_at, last_error, full_at, moving = rest
+    id_rate = queue.policies.rate_per_id
+    held_since, id_paused = parse_pause(pause)
+    commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
+    found, _ = _each_timed(client, dict(zip(OTHERS, commands, strict=True)))
+    fields, tokens = (found.get(what) for what in OTHERS)
+    left, stored_rate = tokens.reply if tokens is not None else (None, None)
+    rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
+    nodes = None if owner else client.unless_unreachable(lambda: read_nodes(client))
+    node = parse_report(parse_id(owner), fields.reply, fields.now) if owner and fields else None
+    at = _waiting(waiting, counted[PAYLOAD_COUNT], read)
+    return DiagnosisFacts(
+        id=job_id,
+        shard=shard,
+        now=float(now),
+        claimed=bool(claimed),
+        suspect=bool(suspect),
+        moving=bool(moving),
+        waiting=at,
+        dead=Dead(float(died_at), read(last_error or None)) if died_at else None,
+        owner=_owner(parse_id(owner), parse_moment(since), shard, node, fields) if owner else None,
+        due_before=_due_before(client, shard, node, at, float(now)),
+        unowned_since=None if owner else parse_moment(since),
+        free_in=None if owner else seconds_to_wait(nodes or (), shard),
+        queue_paused=parse_moment(queue_paused),
+        shard_paused=parse_moment(shard_paused),
+        id_paused=id_paused,
+        held_since=held_since,
+        rate=rate,
+        token_wait=token_wait,
+        max_retries=max_retries,
+        merges=merges,
+        id_rate=id_rate,
+        id_token_at=token_at(float(full_at) / 1_000_000, id_rate) if full_at and id_rate else 0.0,
+        missing=tuple(what for what in OTHERS if what not in found),
+    )
+
+
+def _due_before(
+    client: Client, shard: ShardRef, node: NodeReport | None, waiting: Waiting | None, now: float
+) -> tuple[DueBefore, ...]:
+    """Return the other shards of the lane that are due before a job that is late, in one round trip."""
+    lane = node.lane_of(shard) if node is not None else None
+    if lane is None or waiting is None or now - waiting.perform_in < LATE:
+        return ()
+    others = [one for one in lane.shards if one != shard]
+    calls = {one: load("next_due").call(shard_keys(one), open=open_claims(None)) for one in others}
+    dues, _ = client.each(calls, ShardDamaged)
+    found = [
+        DueBefore(one, parse_seconds(at) - due)
+        for one, (at, next_due) in dues.items()
+        if (due := parse_time(next_due)) is not None and due < waiting.perform_in
+    ]
+    return tuple(sorted(found, key=lambda one: -one.seconds))
+
+
+def _read_id(client: Client, queue: QueueSpec, job_id: str) -> tuple[ShardRef, Sequence[Any], Sequence[Any]]:
+    """Return the shard where an id has most to do, and its replies of ``why.lua`` and ``peek.lua``."""
+    shards = queue.shards_of(job_id)
+    name = id_bytes(job_id)
+    whys = [load("why").call(shard_keys(one), id=name) for one in shards]
+    peek = load("peek")
+    counts = [
+        peek.call(KeyAliases(shard_keys(one), WAITING_KEYS), [name], limit=1, max_bytes=1, cut=1)
+        for one in shards
+    ]
+    replies = client.all([*whys, *counts])
+    found = zip(shards, replies[: len(shards)], replies[len(shards) :], strict=True)
+    shard, reply, (counted,) = max(found, key=lambda each: _urgency(each[1]))
+    return shard, reply, counted
 
 
 def _shard_report(
@@ -242,7 +513,7 @@ class _Timed(NamedTuple):
 def _each_timed(client: Client, commands: Mapping[K, Command]) -> Outcomes[K]:
     """Run commands as ``Client.each_command`` does, and return each reply with the clock of its master."""
     found, errors = client.each_pair(commands, ("TIME",))
-    return {key: _Timed(reply, seconds(time)) for key, (reply, time) in found.items()}, errors
+    return {key: _Timed(reply, seconds_of_time(time)) for key, (reply, time) in found.items()}, errors
 
 
 def _reads_of(shard: ShardRef) -> tuple[Command, ...]:

@@ -22,7 +22,7 @@ from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
 from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType, reads_replies
 from celery_lowkiq.store.keys import channel, shard_keys
 from celery_lowkiq.store.records import number_text
-from celery_lowkiq.store.registry import ContinueMigration, Registry
+from celery_lowkiq.store.registry import ContinueMigration, open_shards
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import ScriptCall, Value, load
 
@@ -51,7 +51,6 @@ class Admission:
     def __init__(self, client: Client, repairs: Repairs, continue_migration: ContinueMigration) -> None:
         self._client = client
         self._continue_migration = continue_migration
-        self._registry = Registry(client, repairs)
         self._repairs = repairs
 
     def outcomes(self, calls: Mapping[K, ShardCall]) -> tuple[dict[K, Any], dict[K, LowkiqError]]:
@@ -101,7 +100,9 @@ class Admission:
         for queue, group in groupby(strangers, key=lambda key: calls[key].queue):
             shards = {key: calls[key].shard for key in group}
             try:
-                refused = self._registry.open_shards(queue, list(shards.values()), self._continue_migration)
+                refused = open_shards(
+                    self._client, queue, list(shards.values()), self._repairs, self._continue_migration
+                )
                 found |= {key: refused.get(shard) for key, shard in shards.items()}
             except LowkiqError as error:
                 found |= dict.fromkeys(shards, error)

@@ -172,6 +172,11 @@ def parse_time(text: bytes) -> float | None:
     return time
 
 
+def seconds_of_time(time: Any) -> float:
+    """Convert the reply of TIME to Unix s."""
+    return float(time[0]) + float(time[1]) / 1_000_000
+
+
 def parse_seconds(text: bytes) -> float:
     """Parse the Unix s of Redis's clock, or s to wait. Raises ValueError for one that is not finite."""
     seconds = float(text)

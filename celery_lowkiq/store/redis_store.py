@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -38,18 +37,11 @@ from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import ClusterMap
 from celery_lowkiq.store.durability import Durability
 from celery_lowkiq.store.errors import WrongType, read_or_error, reads_replies
+from celery_lowkiq.store.health import memory_limits, refused_commands
 from celery_lowkiq.store.keys import nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
-from celery_lowkiq.store.leases import (
-    MOST_NODES,
-    beat_calls,
-    heartbeat_reply,
-    memory_limits,
-    read_reports,
-    refused_commands,
-    report_calls,
-)
 from celery_lowkiq.store.listener import PushSubscription
 from celery_lowkiq.store.mover import LEASE_SECONDS, Migrations, Mover
+from celery_lowkiq.store.node_reports import beat_calls, heartbeat_reply, read_nodes, report_calls
 from celery_lowkiq.store.push import Admission, Pusher, ShardCall
 from celery_lowkiq.store.records import (
     id_bytes,
@@ -103,12 +95,6 @@ class RedisStore:
 
     def close(self) -> None:
         self.client.close()
-
-    def reader(self) -> RedisStore:
-        """Return a store whose reads do without what masters of a cluster deny: ``client.denied``."""
-        found = copy(self)
-        found.client = self.client.reader()
-        return found
 
     def push(self, queue: QueueSpec, jobs: Sequence[NewJob], *args: Any, **options: Any) -> None:
         """See ``Pusher.push``, which calls use directly."""
@@ -279,8 +265,7 @@ class RedisStore:
         ]
 
     def nodes(self) -> list[NodeReport]:
-        (owners,) = self.client.commands([("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
-        return read_reports(self.client, [parse_id(owner) for owner in owners])
+        return read_nodes(self.client)
 
     # -- migrations
 

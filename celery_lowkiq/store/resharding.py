@@ -12,7 +12,7 @@ from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import ID_KEYS, shard_keys
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.progress import Progress, Tally
-from celery_lowkiq.store.registry import Registry
+from celery_lowkiq.store.registry import registered
 
 #: Seconds between two looks at jobs in processing, which move when they have ended.
 LOOK = 0.05
@@ -46,10 +46,9 @@ def reshard(
     """
     check_shards(shards)
     migrations = Migrations(mover.client, queue.name)
-    registry = Registry(mover.client)
     tally = Tally(progress)
     moves = False
-    while (stored := migrations.stored()) or registry.registered(queue).layout != Layout(shards):
+    while (stored := migrations.stored()) or registered(mover.client, queue).layout != Layout(shards):
         if stored is None and not moves:
             moves = migrations.begin(shards)
             continue

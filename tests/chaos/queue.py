@@ -13,6 +13,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import QueueMigrating, StoreUnavailable
 from celery_lowkiq.rules.models import MAX_SHARDS, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import SPANS
+from celery_lowkiq.store import registry
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.errors import ShardCountDiffers, store_error
 from celery_lowkiq.store.keys import (
@@ -25,7 +26,6 @@ from celery_lowkiq.store.keys import (
 )
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
 
 #: Seconds between two looks.
 LOOK = 0.02
@@ -48,7 +48,7 @@ class Queue:
 
     def _spec(self) -> QueueSpec:
         """With the number of shards that it has now."""
-        (stored,) = Registry(self._store.client).as_stored([self._task.queue_spec])
+        (stored,) = registry.as_stored(self._store.client, [self._task.queue_spec])
         return stored
 
     def reshard(self, shards: int) -> bool:

@@ -76,7 +76,7 @@ def inspector(server: EmbeddedServer) -> Inspector:
 
 @pytest.fixture
 def actions(server: EmbeddedServer) -> Actions:
-    return Actions(context_of(proj.app).store)
+    return Actions(context_of(proj.app).store.client)
 
 
 def end_all(

@@ -14,8 +14,8 @@ import redis
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.listings import Listing
+from tests.bound import Queries
 from tests.cli import proj
 from tests.cli.conftest import done, end_all, start
 
@@ -41,7 +41,7 @@ HOSTILE = [
 def contents(queue):
     """All that a move must keep, by place and id."""
     store, spec = context_of(proj.app).store, queue.spec
-    queries = Queries(store)
+    queries = Queries(store.client)
     waiting = {
         job.id: (job.perform_in, job.retry_count, job.error, sorted(job.payloads), job.payload_count)
         for job in queries.jobs(spec, Listing(limit=1000, payload_limit=1000)).items

@@ -20,10 +20,10 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store import registry
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.mover import Migrations
-from celery_lowkiq.store.registry import Registry
+from tests.bound import Queries
 from tests.cli import proj
 from tests.cli.conftest import APP, done, end_all, start
 
@@ -55,7 +55,7 @@ def test_reads_and_actions_follow_the_stored_number(stored, spec, queue, run):
     assert run("pause", "sync_order", "w2").exit_code == 0
     assert run("pause", "sync_order", "--shard", str(STORED - 1)).exit_code == 0
     assert run("pause", "sync_order", "--shard", str(STORED)).exit_code == 2
-    found = Queries(stored).stats(spec)
+    found = Queries(stored.client).stats(spec)
     assert (found.length, found.morgue_length, found.paused_jobs) == (19, 0, 1)
     assert queue.shard_of("w2") == spec.shard_of("w2").index
 
@@ -157,7 +157,7 @@ def test_a_migration_that_may_be_a_way_back_is_not_aborted(stored, spec, queue, 
     while migrations.read().phase is not Phase.MOVE:
         stored.mover(queue.spec).turn()
     stored.client.redis.delete(queue_key(queue.name))
-    Registry(stored.client).registered(spec)
+    registry.registered(stored.client, spec)
     refused = run("reshard", "sync_order", "--abort")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "the move of queue 'sync_order' to 4 shards cannot be aborted" in refused.stderr

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Pausing
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
 SECTION = PAGE.partition("### Delete the old queue\n")[2]
@@ -74,7 +74,7 @@ def test_they_delete_all_keys_of_the_queue_and_no_other(shell, store):
     for name in ("proj.sync_order", "proj.sync_orders", "other.sync_order"):
         queue = QueueSpec(name, shards=12)
         store.push(queue, [NewJob(str(number), b"x") for number in range(60)])
-        Pausing(store.client).pause_ids(queue, ["1"])
+        Pausing(store.client).switch_ids(queue, ["1"], paused=True)
     before = keys(store)
     own = {key for key in before if "{proj.sync_order}" in key or "{proj.sync_order:" in key}
     assert "lowkiq:queue:{proj.sync_order}" in own

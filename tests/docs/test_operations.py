@@ -13,13 +13,12 @@ from celery_lowkiq.rules.dumps import Header
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate, UpdateReply
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.listings import Listing
-from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import NodeReports, Pausing, Queries
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -95,17 +94,17 @@ def test_its_rights_are_enough(restricted):
         heir = store.acquire(QUEUE, shard, "heir", store.observe([shard])[0], 0)
         store.retract_crashes(heir)
         store.release(heir)
-    queries, actions = Queries(store), Actions(store)
+    queries, actions = Queries(store.client), Actions(store.client)
     pausing = Pausing(store.client)
-    pausing.pause(QUEUE)
-    pausing.pause_shard(QUEUE, 0)
-    pausing.pause_ids(QUEUE, ["long", "1"])
+    pausing.switch_queue(QUEUE, paused=True)
+    pausing.switch_shard(QUEUE, 0, paused=True)
+    pausing.switch_ids(QUEUE, ["long", "1"], paused=True)
     store.push(QUEUE, [NewJob("1", b"held")])
     queries.paused(QUEUE)
     queries.paused_ids(QUEUE)
-    pausing.resume_ids(QUEUE, ["long", "1"])
-    pausing.resume_shard(QUEUE, 0)
-    pausing.resume(QUEUE)
+    pausing.switch_ids(QUEUE, ["long", "1"], paused=False)
+    pausing.switch_shard(QUEUE, 0, paused=False)
+    pausing.switch_queue(QUEUE, paused=False)
     for by in ("id", "perform_in", "retry_count"):
         queries.jobs(QUEUE, Listing(by))
     for by in ("id", "updated_at"):
@@ -116,14 +115,14 @@ def test_its_rights_are_enough(restricted):
     dumped = list(enumerate(dump_entries(store, QUEUE), 1))
     load_entries(store, QUEUE, Header("0" * 32, "orders", 2, "json", 0), dumped)
     actions.run_now_all(QUEUE)
-    actions.bury_failed(QUEUE)
+    actions.bury(QUEUE, FAILED, b"", only_failed=True)
     actions.requeue(QUEUE, ["1"])
-    actions.delete_dead_all(QUEUE)
+    actions.delete_dead(QUEUE, DEAD)
     actions.delete(QUEUE, [str(n) for n in range(20)] + ["long"])
-    actions.delete_failed(QUEUE)
+    actions.delete(QUEUE, FAILED, only_failed=True)
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
     assert store.take("ticket", "me") == "me"
-    node_reports = NodeReports(store)
+    node_reports = NodeReports(store.client)
     assert store.nodes()
     assert node_reports.shards(QUEUE)
     node_reports.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)

@@ -18,17 +18,16 @@ from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
 from celery_lowkiq.store import listener
-from celery_lowkiq.store.actions import Actions, Pausing, queue_damages, repair_queue
+from celery_lowkiq.store.actions import DEAD, Actions, queue_damages, repair_queue
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.client import read_server
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import FailureReader, Queries
 from celery_lowkiq.store.dump_load import dump_entries
-from celery_lowkiq.store.health import HealthReader
+from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.mover import Migrations
-from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
+from tests.bound import NodeReports, Pausing, Queries
 from tests.fuzz.node import Node
 from tests.fuzz.resp import changed_reply
 from tests.outages import Front
@@ -49,12 +48,8 @@ class Caller:
         options |= {"path": path, **SHORT}
         self._store = store = RedisStore(connect(options, pool_size=2, pool_timeout=0.2))
         self._numbers, self._lease, self._claimed = itertools.count(1), lease, ()
-        queries, actions, pausing = Queries(store), Actions(store), Pausing(store.client)
-        trackers, reports, failures = (
-            TrackerStore(store.client),
-            NodeReports(store),
-            FailureReader(store.client),
-        )
+        queries, actions, pausing = Queries(store.client), Actions(store.client), Pausing(store.client)
+        trackers, reports = TrackerStore(store.client), NodeReports(store.client)
         self.acts = [
             *(
                 self._push,
@@ -84,15 +79,15 @@ class Caller:
             ),
             *(lambda: queries.stats(ONE), lambda: queries.paused(ONE), lambda: queries.paused_ids(ONE)),
             *(
-                lambda: actions.requeue_all(ONE),
+                lambda: actions.requeue(ONE, DEAD),
                 lambda: actions.bury(ONE, ["failed"], b"reason"),
                 lambda: actions.run_now_all(ONE),
             ),
             *(lambda: actions.delete(ONE, ["nobody"]), lambda: actions.edit(ONE, "nobody", b"a", b"b")),
             *(
-                lambda: pausing.pause(ONE),
-                lambda: pausing.resume(ONE),
-                lambda: pausing.pause_ids(ONE, ["nobody"]),
+                lambda: pausing.switch_queue(ONE, paused=True),
+                lambda: pausing.switch_queue(ONE, paused=False),
+                lambda: pausing.switch_ids(ONE, ["nobody"], paused=True),
             ),
             *(lambda: queue_damages(store.client, ONE), lambda: repair_queue(store.client, ONE)),
             *(
@@ -100,9 +95,13 @@ class Caller:
                 Migrations(store.client, "orders").state,
                 lambda: store.nodes(),
             ),
-            *(lambda: reports.shards(ONE), lambda: reports.histories([ONE]), lambda: failures.groups(ONE)),
             *(
-                lambda: HealthReader(store).read([ONE], Topology(Kind.SERVER, (), 10.0)),
+                lambda: reports.shards(ONE),
+                lambda: reports.histories([ONE]),
+                lambda: queries.failure_groups(ONE),
+            ),
+            *(
+                lambda: read_state(store.client, [ONE], Topology(Kind.SERVER, (), 10.0)),
                 lambda: read_server(store.client),
             ),
             *(
@@ -145,7 +144,7 @@ class Caller:
             subscription.wait_pushed(0.01)
 
     def _calls(self):
-        for job in Queries(self._store).jobs(ONE).items:
+        for job in Queries(self._store.client).jobs(ONE).items:
             list(CallReader(self._store.client).pages(SHARD, job))
 
 

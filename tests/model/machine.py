@@ -25,14 +25,14 @@ from celery_lowkiq.rules.models import (
 from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation, Policies, isolated
 from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.rules.signatures import KeyRing
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
+from tests.bound import Pausing, Queries
 from tests.model.model import Model
 from tests.model.people import IDS, PeopleRules
 
@@ -83,7 +83,7 @@ class StoreMachine(PeopleRules):
         self.client = connect({"path": self.server.socket_path}, pool_size=2, pool_timeout=5)
         self.client.flushall()
         self.store = RedisStore(self.client)
-        self.queries, self.actions = Queries(self.store), Actions(self.store)
+        self.queries, self.actions = Queries(self.store.client), Actions(self.store.client)
         self.pausing = Pausing(self.store.client)
         self.repairs = Repairs(self.store.client)
         self.sender = Sender()
@@ -468,10 +468,10 @@ class StoreMachine(PeopleRules):
     def _drain(self) -> None:
         self.lease = self._acquire()
         self.actions.delete(self.queue, list(self.model.waiting) + list(self.model.processing))
-        self.actions.delete_dead_all(self.queue)
+        self.actions.delete_dead(self.queue, DEAD)
         assert {one.id for one in self.queries.held_ids(self.queue).items} <= self.model.held
-        self.pausing.resume_ids(self.queue, self.model.paused)
-        self.pausing.go_on(self.queue, self.model.held)
+        self.pausing.switch_ids(self.queue, self.model.paused, paused=False)
+        self.pausing.switch_holds(self.queue, self.model.held, held=False)
 
     def _keys_of_jobs(self) -> set[str]:
         from celery_lowkiq.store.keys import SHARD_KEYS

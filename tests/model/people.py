@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from celery_lowkiq.rules.dumps import Header, State
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.policies import NOT_ISOLATED
-from celery_lowkiq.store.actions import Actions, Pausing
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import FAILED, Actions
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Pausing, Queries
 from tests.model.model import Model
 
 IDS = st.sampled_from(["a", "b", "{c}:1", "d e", "é😀"])
@@ -48,7 +48,7 @@ class PeopleRules(RuleBasedStateMachine):
     @rule()
     def bury_failed(self) -> None:
         failed = [job_id for job_id, job in self.model.waiting.items() if job.retry_count >= 0]
-        assert self.actions.bury_failed(self.queue) == len(failed)
+        assert self.actions.bury(self.queue, FAILED, b"", only_failed=True) == len(failed)
         for job_id in failed:
             job = self.model.waiting[job_id]
             self.model.take_out(job_id)
@@ -69,14 +69,14 @@ class PeopleRules(RuleBasedStateMachine):
     @precondition(lambda self: self.model.policies.drop_stale is None)
     @rule(ids=st.lists(IDS, max_size=3), repeats=st.integers(1, 2))
     def hold(self, ids: list[str], repeats: int) -> None:
-        changed = [self.pausing.hold(self.queue, ids) for _ in range(repeats)]
+        changed = [self.pausing.switch_holds(self.queue, ids, held=True) for _ in range(repeats)]
         found = set(ids) & self.model.morgue.keys()
         assert changed == [len(found - self.model.held), 0][:repeats]
         self.model.held |= found
 
     @rule(ids=st.lists(IDS, max_size=3), repeats=st.integers(1, 2))
     def go_on(self, ids: list[str], repeats: int) -> None:
-        changed = [self.pausing.go_on(self.queue, ids) for _ in range(repeats)]
+        changed = [self.pausing.switch_holds(self.queue, ids, held=False) for _ in range(repeats)]
         assert changed == [len(set(ids) & self.model.held), 0][:repeats]
         self.model.held -= set(ids)
 
@@ -93,20 +93,20 @@ class PeopleRules(RuleBasedStateMachine):
 
     @rule(ids=st.lists(IDS, max_size=2), repeats=st.integers(1, 2))
     def pause_ids(self, ids: list[str], repeats: int) -> None:
-        changed = [self.pausing.pause_ids(self.queue, ids) for _ in range(repeats)]
+        changed = [self.pausing.switch_ids(self.queue, ids, paused=True) for _ in range(repeats)]
         assert changed == [len(set(ids) - self.model.paused), 0][:repeats]
         self.model.paused.update(ids)
 
     @rule(ids=st.lists(IDS, max_size=4), repeats=st.integers(1, 2))
     def resume_ids(self, ids: list[str], repeats: int) -> None:
-        changed = [self.pausing.resume_ids(self.queue, ids) for _ in range(repeats)]
+        changed = [self.pausing.switch_ids(self.queue, ids, paused=False) for _ in range(repeats)]
         assert changed == [len(set(ids) & self.model.paused), 0][:repeats]
         self.model.paused.difference_update(ids)
 
     @rule(what=st.sampled_from(["queue", "shard"]), repeats=st.integers(1, 2))
     def pause(self, what: str, repeats: int) -> None:
-        pause = {"queue": self.pausing.pause, "shard": lambda queue: self.pausing.pause_shard(queue, 0)}
-        changed = [pause[what](self.queue) for _ in range(repeats)]
+        pause, *shard = (self.pausing.switch_queue,) if what == "queue" else (self.pausing.switch_shard, 0)
+        changed = [pause(self.queue, *shard, paused=True) for _ in range(repeats)]
         assert changed == [what not in self.model.pauses, False][:repeats]
         self.model.pauses.add(what)
 
@@ -114,10 +114,10 @@ class PeopleRules(RuleBasedStateMachine):
     @rule(repeats=st.integers(1, 2))
     def resume(self, repeats: int) -> None:
         for _ in range(repeats):
-            assert self.pausing.resume(self.queue) == ("queue" in self.model.pauses)
+            assert self.pausing.switch_queue(self.queue, paused=False) == ("queue" in self.model.pauses)
             self.model.pauses.discard("queue")
             assert bool(self.queries.stats(self.queue).paused) == bool(self.model.pauses)
-            assert self.pausing.resume_shard(self.queue, 0) == ("shard" in self.model.pauses)
+            assert self.pausing.switch_shard(self.queue, 0, paused=False) == ("shard" in self.model.pauses)
             self.model.pauses.discard("shard")
 
     @precondition(lambda self: self.loads < MAX_LOADS)

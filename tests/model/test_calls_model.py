@@ -136,7 +136,7 @@ class CallsMachine(RuleBasedStateMachine):
     @rule(job_id=IDS)
     def delete(self, job_id):
         left = []
-        Actions(self.store, lambda calls, dead: left.extend(c.data.decode() for c in calls)).delete(
+        Actions(self.store.client, lambda calls, dead: left.extend(c.data.decode() for c in calls)).delete(
             ONE, [job_id]
         )
         gone = [name for (i, _), names in self.waiting.items() if i == job_id for name in names if name]

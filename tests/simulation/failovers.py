@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import Layout, ShardRef
-from celery_lowkiq.store import durability
+from celery_lowkiq.store import durability, registry
 from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_of_key
-from celery_lowkiq.store.registry import Registry
+from celery_lowkiq.store.repairs import Repairs
 
 #: Share of the runs with failovers, and of these those in which replicas are cut off.
 FAILING, CUT_OFF = 0.3, 0.3
@@ -162,7 +162,9 @@ class Failovers:
         if self.fails and (not self.faults or self.fate.random() < LOOKS):
             with contextlib.suppress(LowkiqError), self.client.alone():
                 shard = ShardRef(self.queue.name, index)
-                Registry(self.client).open_shards(self.known_as(layout), [shard], lambda queue: None)
+                registry.open_shards(
+                    self.client, self.known_as(layout), [shard], Repairs(self.client), lambda queue: None
+                )
 
     # -- what was lost
 

@@ -8,8 +8,8 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.store import mover as moving_shards
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.mover import Migrations, Mover
+from tests.bound import Queries
 from tests.chaos.mutants import script
 from tests.simulation.test_resharding import seeded
 from tests.store import resharding as words
@@ -46,7 +46,7 @@ def texts(store, index, queue=ONE):
 
 def the_job(store, job_id, queue=ONE):
     """Texts, due time, number of the retry, and priority of the job at rest."""
-    job = Queries(store).job(queue, job_id).waiting
+    job = Queries(store.client).job(queue, job_id).waiting
     return [payload.data for payload in job.payloads], job.perform_in, job.retry_count, job.priority
 
 

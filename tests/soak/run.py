@@ -21,7 +21,7 @@ from redis import Redis
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.views import HOUR, Counters
-from celery_lowkiq.store.leases import sample_call
+from celery_lowkiq.store.node_reports import sample_call
 from tests.chaos.journal import Journal
 from tests.chaos.nodes import Cluster, Crew
 from tests.chaos.queue import wait_for

@@ -17,8 +17,8 @@ from celery_lowkiq.rules.models import (
     ShardRef,
 )
 from celery_lowkiq.rules.views import Stats
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Queries
 
 ONE = QueueSpec("orders", shards=1, batch_size=10)
 SHARD = ShardRef("orders", 0)
@@ -65,12 +65,12 @@ def contents(claimed: Claim) -> dict[str, list[tuple[str, float]]]:
 
 
 def waiting(store: RedisStore, job_id: str, queue: QueueSpec = ONE) -> list[tuple[str, float]] | None:
-    job = Queries(store).job(queue, job_id).waiting
+    job = Queries(store.client).job(queue, job_id).waiting
     return None if job is None else [(p.data.decode(), p.score) for p in job.payloads]
 
 
 def dead(store: RedisStore, job_id: str, queue: QueueSpec = ONE) -> list[tuple[str, float]] | None:
-    job = Queries(store).job(queue, job_id).dead
+    job = Queries(store.client).job(queue, job_id).dead
     return None if job is None else [(p.data.decode(), p.score) for p in job.payloads]
 
 
@@ -79,7 +79,7 @@ def ids_of(claimed: Claim) -> list[str]:
 
 
 def stats(store: RedisStore, queue: QueueSpec = ONE) -> Stats:
-    return Queries(store).stats(queue)
+    return Queries(store.client).stats(queue)
 
 
 @contextlib.contextmanager

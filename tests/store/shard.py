@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.counts import Queries
+from tests.bound import Queries
 from tests.store.helpers import take
 
 
@@ -18,7 +18,7 @@ class Shard:
     def __init__(self, store, **policies):
         self.store = store
         self.spec = spec(**policies)
-        self.queries = Queries(store)
+        self.queries = Queries(store.client)
         self.lease = take(store, self.spec)
         self.requests = 0
 

@@ -20,8 +20,9 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.policies import Policies, WhenFull
 from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.rules.views import SPANS, Counters, NodeReport, NodeUpdate, UpdateReply
+from celery_lowkiq.store import registry
 from celery_lowkiq.store.acl import ROLES, WRITES, commands_of, keys_of, rules
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import (
     AUDIT_KEY,
     KEY_TYPES,
@@ -32,10 +33,10 @@ from celery_lowkiq.store.keys import (
     shard_keys,
 )
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.script import load, lua_files
 from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.testing import Lowkiq
+from tests.bound import Pausing
 from tests.roles import PASSWORD, client_of, denied, make_user, version_of
 from tests.waiting import eventually
 from tests.worker import proj
@@ -89,7 +90,7 @@ def user(path: str) -> Iterator[object]:
 def filled(client: redis.Redis) -> RedisStore:
     store = RedisStore(client)
     store.push(QUEUE, [NewJob(str(number), b"x", None, 4e9) for number in range(10)])
-    Actions(store).bury(QUEUE, ["1", "2", "3"], b"reason")
+    Actions(store.client).bury(QUEUE, ["1", "2", "3"], b"reason")
     return store
 
 
@@ -389,7 +390,7 @@ def test_an_operator_cannot_delete_the_audit_log(user, client, filled):
 
 @pytest.mark.parametrize("role", ["caller", "reader"])
 def test_a_caller_and_a_reader_act_on_no_job(role, user, filled):
-    actions = Actions(RedisStore(user(role)))
+    actions = Actions(RedisStore(user(role)).client)
     acts = (
         lambda: actions.delete_dead(QUEUE, ["1"]),
         lambda: actions.requeue(QUEUE, ["1"]),
@@ -420,7 +421,7 @@ def test_an_operator_that_may_load_no_script_begins_no_move(user, filled, client
     client.execute_command("ACL", "SETUSER", "lowkiq-operator", right)
     client.script_flush()
     # Loads the script that comes before.
-    Registry(filled.client).registered(QUEUE)
+    registry.registered(filled.client, QUEUE)
     with pytest.raises(AccessDenied, match="script"):
         RedisStore(connected).begin_migration("orders", 4)
 
@@ -481,7 +482,7 @@ def test_roles_of_one_queue_reach_all_tracked_groups(user, client):
 
 
 def test_a_caller_can_resume_its_queue(user, client, filled):
-    Pausing(filled.client).pause(QUEUE)
+    Pausing(filled.client).switch_queue(QUEUE, paused=True)
     assert user("caller", "orders").execute_command("HDEL", queue_key("orders"), "paused") == 1
 
 
@@ -489,7 +490,7 @@ def test_a_caller_can_make_a_paused_job_due(user, client, filled):
     """What `paused` has does not change, but the job lies where claims look."""
     spec = QueueSpec("single", 1)
     filled.push(spec, [NewJob("1", b"x", 1.0, 1.0)])
-    Pausing(filled.client).pause_ids(spec, ["1"])
+    Pausing(filled.client).switch_ids(spec, ["1"], paused=True)
     keys = shard_keys(spec.shard_refs()[0])
     connected = user("caller", "single")
     assert connected.execute_command("ZADD", keys["due"], "1", "1") == 1

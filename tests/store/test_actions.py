@@ -7,12 +7,12 @@ import pytest
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
-from celery_lowkiq.store.actions import Actions, Pausing
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.keys import SHARD_KEYS, channel, queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing, ListingReader
 from celery_lowkiq.store.resharding import reshard
 from celery_lowkiq.store.script import load
+from tests.bound import Pausing, Queries
 from tests.store.helpers import ONE, SHARD, claim, dead, end, ids_of, listening, push, stats, take, waiting
 
 # What operators do, in bounded steps; nothing that arrives in between is lost.
@@ -22,7 +22,7 @@ TWO = QueueSpec("two", shards=2, batch_size=1000)
 
 @pytest.fixture
 def actions(store):
-    return Actions(store)
+    return Actions(store.client)
 
 
 def fail_all(store, queue=TWO, disposition=Disposition.RETRY):
@@ -42,7 +42,7 @@ def test_run_now_all(store, actions):
     assert actions.run_now_all(TWO, seen.append) == 2500
     assert seen[-1] == 2500
     assert len(seen) > 1
-    assert Queries(store).jobs(TWO, Listing("perform_in", minimum=8e9)).items == ()
+    assert Queries(store.client).jobs(TWO, Listing("perform_in", minimum=8e9)).items == ()
 
 
 def test_run_now_all_wakes_workers(store, actions):
@@ -67,34 +67,34 @@ def test_delete_failed_spares_fresh_jobs(store, actions):
     fill(store, 1500)
     fail_all(store)
     store.push(TWO, [NewJob("fresh", b"x", 1, 9e9)])
-    assert actions.delete_failed(TWO) == 1500
-    assert [job.id for job in Queries(store).jobs(TWO).items] == ["fresh"]
+    assert actions.delete(TWO, FAILED, only_failed=True) == 1500
+    assert [job.id for job in Queries(store.client).jobs(TWO).items] == ["fresh"]
 
 
 def test_bury_failed(store, actions):
     fill(store, 1500)
     fail_all(store)
     progress = []
-    assert actions.bury_failed(TWO, progress.append) == 1500
+    assert actions.bury(TWO, FAILED, b"", progress.append, only_failed=True) == 1500
     assert progress == sorted(progress)
-    stats = Queries(store).stats(TWO)
+    stats = Queries(store.client).stats(TWO)
     assert (stats.length, stats.morgue_length) == (0, 1500)
-    assert Queries(store).morgue(TWO, Listing(limit=1)).items[0].error == b"boom"
+    assert Queries(store.client).morgue(TWO, Listing(limit=1)).items[0].error == b"boom"
 
 
 def test_delete_dead_and_delete_all(store, actions):
     fill(store, 300)
     fail_all(store, disposition=Disposition.BURY)
     assert actions.delete_dead(TWO, ["1", "2", "nobody"]) == 2
-    assert actions.delete_dead_all(TWO) == 298
-    assert Queries(store).stats(TWO).morgue_length == 0
+    assert actions.delete_dead(TWO, DEAD) == 298
+    assert Queries(store.client).stats(TWO).morgue_length == 0
 
 
 def test_requeue_all(store, actions):
     fill(store, 300)
     fail_all(store, disposition=Disposition.BURY)
-    assert actions.requeue_all(TWO) == 300
-    stats = Queries(store).stats(TWO)
+    assert actions.requeue(TWO, DEAD) == 300
+    stats = Queries(store.client).stats(TWO)
     assert (stats.fresh, stats.morgue_length) == (300, 0)
 
 
@@ -111,11 +111,11 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
             yield page
 
     monkeypatch.setattr(ListingReader, "pages", dies_after_the_listing)
-    assert actions.delete_dead_all(TWO) == 9
+    assert actions.delete_dead(TWO, DEAD) == 9
     assert dead(store, "3", TWO) == [("x", 1), ("newly dead", 2)]
 
 
-@pytest.mark.parametrize("action", ["bury_failed", "delete_failed"])
+@pytest.mark.parametrize("action", ["bury", "delete"])
 def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, action):
     """L4: between the listing and the step the failed job succeeded, and the id was pushed anew."""
     fill(store, 1)
@@ -132,7 +132,8 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
             yield page
 
     monkeypatch.setattr(ListingReader, "pages", succeeds_after_the_listing)
-    assert getattr(actions, action)(TWO) == 0
+    reason = (b"",) if action == "bury" else ()
+    assert getattr(actions, action)(TWO, FAILED, *reason, only_failed=True) == 0
     assert waiting(store, "0", TWO) == [("new", 1)]
 
 
@@ -162,10 +163,10 @@ def test_after_everything_is_deleted_no_key_of_a_job_is_left(store, client, acti
     lease = take(store)
     end(store, lease, claim(store, lease), Disposition.DIE, error=b"boom")
     fail_all(store, ONE)
-    actions.bury_failed(ONE)
+    actions.bury(ONE, FAILED, b"", only_failed=True)
     actions.requeue(ONE, ["long"])
     actions.delete(ONE, ["long"])
-    actions.delete_dead_all(ONE)
+    actions.delete_dead(ONE, DEAD)
     kept = {name for name in SHARD_KEYS if client.exists(shard_keys(SHARD)[name])}
     assert kept <= {"lease", "meta", "senders"}
 
@@ -195,8 +196,8 @@ def follow_calls(store, queue):
 
 
 PAUSES = {
-    "shard": (lambda p: p.pause_shard(ONE, 0), lambda p: p.resume_shard(ONE, 0)),
-    "queue": (lambda p: p.pause(ONE), lambda p: p.resume(ONE)),
+    "shard": [lambda p, paused=paused: p.switch_shard(ONE, 0, paused=paused) for paused in (True, False)],
+    "queue": [lambda p, paused=paused: p.switch_queue(ONE, paused=paused) for paused in (True, False)],
 }
 
 
@@ -245,7 +246,7 @@ def test_a_claim_from_before_the_pause_is_answered_again(store, pausing):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
     first = store.claim(ONE, lease, 1)
-    pausing.pause(ONE)
+    pausing.switch_queue(ONE, paused=True)
     assert store.claim(ONE, lease, 1).jobs == first.jobs
 
 
@@ -253,7 +254,7 @@ def test_what_nobody_has_in_hand_goes_back_into_a_paused_shard(store, pausing):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
     claim(store, lease)
-    pausing.pause_shard(ONE, 0)
+    pausing.switch_shard(ONE, 0, paused=True)
     assert claim(store, lease, in_hand=OpenClaims()).jobs == ()
     assert (stats(store).busy, waiting(store, "1")) == (0, [("a", 1)])
 
@@ -261,65 +262,65 @@ def test_what_nobody_has_in_hand_goes_back_into_a_paused_shard(store, pausing):
 def test_a_takeover_recovers_into_a_paused_shard(store, pausing):
     push(store, "1", ("a", 1), perform_in=1.0)
     claim(store, take(store))
-    pausing.pause(ONE)
+    pausing.switch_queue(ONE, paused=True)
     heir = take(store, owner="heir")
     assert claim(store, heir).jobs == ()
-    pausing.resume(ONE)
+    pausing.switch_queue(ONE, paused=False)
     assert ids_of(claim(store, heir)) == ["1"]
 
 
 def test_queue_and_shard_are_apart(store, pausing):
-    pausing.pause_shard(TWO, 1)
-    pausing.pause(TWO)
-    found = Queries(store).paused(TWO)
+    pausing.switch_shard(TWO, 1, paused=True)
+    pausing.switch_queue(TWO, paused=True)
+    found = Queries(store.client).paused(TWO)
     assert (found.queue is not None, list(found.shards), stats(store, TWO).paused) == (True, [1], 2)
-    pausing.resume(TWO)
-    found = Queries(store).paused(TWO)
+    pausing.switch_queue(TWO, paused=False)
+    found = Queries(store.client).paused(TWO)
     assert (found.queue, list(found.shards), stats(store, TWO).paused) == (None, [1], 1)
-    pausing.pause(TWO)
-    pausing.resume_shard(TWO, 1)
+    pausing.switch_queue(TWO, paused=True)
+    pausing.switch_shard(TWO, 1, paused=False)
     assert stats(store, TWO).paused == 2
 
 
 def test_a_repeated_pause_reaches_the_shards_that_were_not_told(store, client, pausing):
-    pausing.pause(TWO)
-    since = Queries(store).paused(TWO).queue
+    pausing.switch_queue(TWO, paused=True)
+    since = Queries(store.client).paused(TWO).queue
     client.hdel(shard_keys(ShardRef("two", 1))["meta"], "queue_paused")
-    assert pausing.pause(TWO)
-    assert (stats(store, TWO).paused, Queries(store).paused(TWO).queue) == (2, since)
+    assert pausing.switch_queue(TWO, paused=True)
+    assert (stats(store, TWO).paused, Queries(store.client).paused(TWO).queue) == (2, since)
 
 
 def test_shards_follow_the_last_change_in_whatever_order_they_hear_of_it(store, pausing):
     """Of a pause and a resume at the same time, the shards obey the one that the queue remembers."""
-    pausing.pause(TWO)
+    pausing.switch_queue(TWO, paused=True)
     late = follow_calls(store, TWO)
-    pausing.resume(TWO)
+    pausing.switch_queue(TWO, paused=False)
     store.client.all(late)
     assert stats(store, TWO).paused == 0
 
 
 def test_a_resume_is_obeyed_also_when_the_queues_own_key_was_lost(store, client, pausing):
-    pausing.pause(TWO)
+    pausing.switch_queue(TWO, paused=True)
     client.hdel(queue_key("two"), "pause", "paused")
-    assert pausing.resume(TWO)
+    assert pausing.switch_queue(TWO, paused=False)
     assert stats(store, TWO).paused == 0
 
 
 def test_new_shards_of_a_paused_queue_are_paused(store, pausing):
     push(store, "1", ("x", 1), queue=TWO)
-    Actions(store).delete(TWO, ["1"])
-    pausing.pause(TWO)
+    Actions(store.client).delete(TWO, ["1"])
+    pausing.switch_queue(TWO, paused=True)
     four = QueueSpec("two", shards=4)
     reshard(store.mover(TWO), TWO, 4)
     store.push(four, [NewJob(str(n), b"x") for n in range(20)])
     assert stats(store, four).paused == 4
-    pausing.resume(four)
+    pausing.switch_queue(four, paused=False)
     assert stats(store, four).paused == 0
 
 
 def test_a_pause_with_another_count_reaches_all_shards_that_there_are(store, pausing):
     push(store, "1", ("x", 1), queue=TWO)
-    pausing.pause(QueueSpec("two", shards=1))
+    pausing.switch_queue(QueueSpec("two", shards=1), paused=True)
     assert stats(store, TWO).paused == 2
 
 
@@ -335,6 +336,6 @@ def test_a_resume_wakes_lanes_at_once(store, pause_and_resume):
 @pytest.mark.parametrize("index", [-1, 1, "0", True, None, 0.0])
 def test_a_shard_that_is_not_there_is_refused(pausing, index):
     with pytest.raises(InvalidCall, match="expected 0 to 0"):
-        pausing.pause_shard(ONE, index)
+        pausing.switch_shard(ONE, index, paused=True)
     with pytest.raises(InvalidCall, match="expected 0 to 0"):
-        pausing.resume_shard(ONE, index)
+        pausing.switch_shard(ONE, index, paused=False)

@@ -306,7 +306,7 @@ def test_what_comes_back_from_the_morgue_has_no_calls(store):
     claimed = claim(store, lease)
     (job,) = claimed.jobs
     store.settle(ONE, lease, [Settlement("1", job.claim, Disposition.DIE, ended=ended(job))])
-    Actions(store).requeue(ONE, ["1"])
+    Actions(store.client).requeue(ONE, ["1"])
     (again,) = claim(store, lease).jobs
     assert not again.recorded
     assert again.calls is None

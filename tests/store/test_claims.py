@@ -6,7 +6,7 @@ import logging
 
 from celery_lowkiq.rules.models import Disposition, Failure, Settlement
 from celery_lowkiq.store.claims import MAX_GROUPS
-from celery_lowkiq.store.counts import FailureReader
+from celery_lowkiq.store.counts import count_failures, failed_jobs, failure_groups
 from celery_lowkiq.store.keys import failure_ranks_key, failures_key
 from celery_lowkiq.store.listings import ShardReads
 from tests.store.helpers import ONE, claim, push, take
@@ -33,7 +33,7 @@ def fail(store, lease, *prints, disposition=Disposition.RETRY):
 
 
 def groups(store):
-    return {one.fingerprint: one for one in FailureReader(store.client).groups(ONE)}
+    return {one.fingerprint: one for one in failure_groups(store.client, ONE)}
 
 
 def test_each_failure_counts_in_its_group(store):
@@ -86,21 +86,20 @@ def test_foreign_data_is_skipped(store, client):
 def test_errors_of_failing_and_dead_jobs_are_read_without_payloads(store):
     lease = take(store)
     fail(store, lease, "a")
-    reader = FailureReader(store.client)
     reads = ShardReads(store.client, ONE)
-    ((failing,),) = reader.jobs(reads, dead=False)
+    ((failing,),) = failed_jobs(reads, dead=False)
     assert (failing.id, failing.error) == ("0", b"error")
     fail(store, lease, "a", disposition=Disposition.BURY)
-    ((dead,),) = reader.jobs(reads, dead=True)
+    ((dead,),) = failed_jobs(reads, dead=True)
     assert (dead.id, dead.error) == ("0", b"error")
-    assert list(reader.jobs(reads, dead=True, since=dead.at + 1)) == []
-    assert (reader.count(reads, dead=True), reader.count(reads, dead=False)) == (1, 0)
+    assert list(failed_jobs(reads, dead=True, since=dead.at + 1)) == []
+    assert (count_failures(reads, dead=True), count_failures(reads, dead=False)) == (1, 0)
 
 
 def test_all_pages_of_all_shards_are_read(store, monkeypatch):
     monkeypatch.setattr("celery_lowkiq.store.counts.PAGE", 3)
     lease = take(store)
     fail(store, lease, *"aaaaaaa", disposition=Disposition.BURY)
-    pages = list(FailureReader(store.client).jobs(ShardReads(store.client, ONE), dead=True))
+    pages = list(failed_jobs(ShardReads(store.client, ONE), dead=True))
     assert [len(page) for page in pages] == [3, 3, 1]
     assert sorted(job.id for page in pages for job in page) == list("0123456")

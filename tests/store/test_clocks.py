@@ -12,13 +12,13 @@ from celery_lowkiq.rules.models import Disposition, QueueSpec
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
-from celery_lowkiq.store.actions import Actions, Pausing
-from celery_lowkiq.store.counts import FailureReader, Queries
-from celery_lowkiq.store.health import HealthReader
+from celery_lowkiq.store.actions import DEAD, Actions
+from celery_lowkiq.store.counts import failed_jobs
+from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys
-from celery_lowkiq.store.leases import sample_call
 from celery_lowkiq.store.listings import ShardReads
-from celery_lowkiq.store.node_reports import NodeReports
+from celery_lowkiq.store.node_reports import sample_call
+from tests.bound import NodeReports, Pausing, Queries
 from tests.store.helpers import claim, end, push, take
 from tests.store.skewed import skewed
 
@@ -47,7 +47,9 @@ def test_a_living_owner_is_not_silent(client, seconds):
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     take(store, TWO, 0, OWNER)
     tell(store)
-    facts = NodeReports(store).facts(TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error)
+    facts = NodeReports(store.client).facts(
+        TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error
+    )
     assert facts.now == pytest.approx(time.time() + seconds, abs=60)
     assert facts.owner.alive
     assert facts.owner.silent < 10
@@ -58,7 +60,9 @@ def test_an_owner_that_is_silent_is_shown_as_such(client):
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     take(store, TWO, 0, OWNER)
     tell(skewed(client, {REPORTS: -40}))
-    facts = NodeReports(store).facts(TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error)
+    facts = NodeReports(store.client).facts(
+        TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error
+    )
     assert not facts.owner.alive
     assert 40 <= facts.owner.silent < 100
 
@@ -68,14 +72,16 @@ def test_a_rate_limit_is_that_of_the_queues_own_clock(client, seconds):
     store = skewed(client, {key(FIRST): seconds})
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     store.tokens(TokenRequest("orders", "me", 1, 0.01, 1))
-    facts = NodeReports(store).facts(TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error)
+    facts = NodeReports(store.client).facts(
+        TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error
+    )
     assert facts.rate == 0.01
     assert 40 < facts.token_wait <= 100
 
 
 def texts(store):
     topology = Topology(Kind.CLUSTER, (), 10.0)
-    found = check_health(HealthReader(store).read([TWO], topology))
+    found = check_health(read_state(store.client, [TWO], topology))
     return " ".join(finding.text for finding in found if finding.subject == "queue orders")
 
 
@@ -101,10 +107,10 @@ def test_a_shard_that_nobody_takes_is_found_by_its_own_clock(client):
 def test_a_pause_is_as_old_as_by_its_own_clock(client, seconds):
     store = skewed(client, {REPORTS: 2 * seconds, OWN: seconds, key(FIRST): -seconds, key(SECOND): seconds})
     pausing = Pausing(store.client)
-    pausing.pause(TWO)
-    pausing.pause_shard(TWO, 0)
+    pausing.switch_queue(TWO, paused=True)
+    pausing.switch_shard(TWO, 0, paused=True)
     earlier = skewed(client, {key(SECOND): seconds - 600})
-    Pausing(earlier.client).pause_shard(TWO, 1)
+    Pausing(earlier.client).switch_shard(TWO, 1, paused=True)
     found = texts(store)
     queue_pause, shard_pauses = found[found.index("It has been paused") :].split("Shards paused", 1)
     assert " s ago" in queue_pause
@@ -116,7 +122,7 @@ def test_samples_have_the_clock_of_the_master_that_stores_them(client):
     told = tell(store, counted=(TWO,))
     assert told.now == pytest.approx(time.time() + 5000, abs=60)
     tell(store, samples=told.samples)
-    found, _ = NodeReports(store).histories([TWO])
+    found, _ = NodeReports(store.client).histories([TWO])
     (sample,) = found[TWO.name]
     assert sample.at == pytest.approx(time.time() - 5000, abs=60)
 
@@ -128,7 +134,7 @@ def test_the_rate_of_a_shard_is_that_of_the_queues_own_clock(client):
     store.client.all([sample_call([("orders", counters)])])
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     end(store, lease, claim(store, lease), queue=TWO)
-    first, second = NodeReports(store).shards(TWO)
+    first, second = NodeReports(store.client).shards(TWO)
     assert 60 / 165 < first.jobs_per_minute <= 60 / 100
     assert second.jobs_per_minute == 0.0
 
@@ -152,15 +158,15 @@ def buried(client, seconds):
 @pytest.mark.parametrize(
     "act, left",
     [
-        (lambda actions: actions.requeue_all(TWO), 2),
-        (lambda actions: actions.delete_dead_all(TWO), 0),
+        (lambda actions: actions.requeue(TWO, DEAD), 2),
+        (lambda actions: actions.delete_dead(TWO, DEAD), 0),
         (lambda actions: actions.delete_dead(TWO, IDS.values()), 0),
     ],
     ids=["requeue_all", "delete_dead_all", "delete_dead"],
 )
 def test_an_action_on_dead_jobs_takes_those_of_all_masters(buried, act, left):
-    assert act(Actions(buried)) == 2
-    stats = Queries(buried).stats(TWO)
+    assert act(Actions(buried.client)) == 2
+    stats = Queries(buried.client).stats(TWO)
     assert (stats.morgue_length, stats.length) == (0, left)
 
 
@@ -168,14 +174,14 @@ def test_a_job_that_dies_after_the_beginning_stays_dead(client, buried, seconds)
     """By the clock of its own master, though another one is ahead."""
     later = skewed(client, {key(SECOND): 100 - seconds})
     lease = take(later, TWO, 1)
-    Actions(later).requeue(TWO, [IDS[SECOND]])
+    Actions(later.client).requeue(TWO, [IDS[SECOND]])
     end(later, lease, claim(later, lease), Disposition.BURY, error=b"boom", queue=TWO)
-    assert Actions(buried).requeue_all(TWO) == 1
-    assert [job.id for job in Queries(buried).morgue(TWO).items] == [IDS[SECOND]]
+    assert Actions(buried.client).requeue(TWO, DEAD) == 1
+    assert [job.id for job in Queries(buried.client).morgue(TWO).items] == [IDS[SECOND]]
 
 
 def test_failures_are_those_of_all_masters(buried):
-    pages = FailureReader(buried.client).jobs(ShardReads(buried.client, TWO), dead=True)
+    pages = failed_jobs(ShardReads(buried.client, TWO), dead=True)
     assert {job.id for page in pages for job in page} == set(IDS.values())
 
 
@@ -184,6 +190,6 @@ def test_a_shard_whose_clock_is_unknown_is_left_out_and_named(buried, monkeypatc
     clocks = ShardReads.clocks
     monkeypatch.setattr(ShardReads, "clocks", lambda reads: {FIRST: clocks(reads)[FIRST]})
     with pytest.raises(ShardsUnreachable) as away:
-        Actions(buried).requeue_all(TWO)
+        Actions(buried.client).requeue(TWO, DEAD)
     assert (away.value.count, [*away.value.shards]) == (1, [SECOND])
-    assert [job.id for job in Queries(buried).morgue(TWO).items] == [IDS[SECOND]]
+    assert [job.id for job in Queries(buried.client).morgue(TWO).items] == [IDS[SECOND]]

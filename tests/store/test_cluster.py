@@ -19,7 +19,6 @@ from celery_lowkiq.store import durability, listener
 from celery_lowkiq.store.client import read_server
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.connect import connect_cluster
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import WAITING_INDEXES, Listing
@@ -27,6 +26,7 @@ from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.records import load_place
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.resharding import reshard
+from tests.bound import Queries
 from tests.clusters import running_cluster
 from tests.store.helpers import claim, end, take
 from tests.waiting import eventually
@@ -78,7 +78,7 @@ def test_the_shards_of_a_queue_lie_on_all_masters(cluster, store):
     assert len(store.next_due(SHARDS)) == len(store.next_due(SHARDS, (), [True] * 12)) == 12
     assert store.beat(["orders", "others"], "me", 1, 1).routes == ["12", ""]
     assert sorted(run_all(store, leases), key=int) == [str(n) for n in range(600)]
-    assert Queries(store).stats(QUEUE).processed == 600
+    assert Queries(store.client).stats(QUEUE).processed == 600
     assert all(store.release(lease) for lease in leases)
     assert read_server(store.client).address == f"cluster {store.client.cluster.text}"
 
@@ -97,7 +97,7 @@ def test_scripts_that_one_master_has_lost_are_loaded_there(cluster, store):
     with cluster.node(1) as node:
         node.script_flush()
     store.push(QUEUE, jobs(100, 100))
-    assert Queries(store).stats(QUEUE).length == 200
+    assert Queries(store.client).stats(QUEUE).length == 200
 
 
 def test_the_masters_without_a_replica_are_named(cluster, store, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_slot_that_is_held_half_moved_stops_its_shard_only(cluster, store):
     with pytest.raises(StoreUnavailable):
         store.push(QUEUE, [there, elsewhere])
     assert time.monotonic() - began < 5
-    assert Queries(store).has_job(QUEUE, elsewhere.id)
+    assert Queries(store.client).has_job(QUEUE, elsewhere.id)
     ended = threading.Timer(0.2, lambda: finish(cluster, shard, source, target))
     ended.start()
     # The patience of a batch covers the rest of the move.
@@ -171,7 +171,7 @@ def test_a_slot_that_is_held_half_moved_stops_its_shard_only(cluster, store):
     ended.join()
     done = run_all(store, [lease])
     assert there.id in done
-    assert Queries(store).shard_stats(QUEUE)[shard.index].length == 0
+    assert Queries(store.client).shard_stats(QUEUE)[shard.index].length == 0
 
 
 def finish(cluster, shard, source, target):
@@ -184,7 +184,7 @@ def test_a_listing_by_id_misses_nothing_of_a_slot_that_moves(cluster, store):
     store.push(QUEUE, jobs(6000))
     found, after = set(), None
     for number in range(500):
-        page = Queries(store).jobs(QUEUE, Listing(limit=100, after=after))
+        page = Queries(store.client).jobs(QUEUE, Listing(limit=100, after=after))
         found |= {job.id for job in page.items}
         after = page.next
         if after is None:

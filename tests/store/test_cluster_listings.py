@@ -9,14 +9,15 @@ import pytest
 from celery_lowkiq.rules.errors import ShardsUnreachable, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
 from celery_lowkiq.rules.text import by_master
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store import registry
+from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.connect import connect_cluster
-from celery_lowkiq.store.counts import FailureReader, Queries
+from celery_lowkiq.store.counts import count_failures, failed_jobs
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing, ShardReads
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
+from tests.bound import Pausing, Queries
 from tests.clusters import running_cluster
 from tests.store.helpers import claim, end, take
 from tests.waiting import eventually
@@ -57,7 +58,7 @@ class Filled:
             store.push(QUEUE, [NewJob(job_id, b"x", None) for job_id in ids])
             if state != "waiting":
                 self._bring(state)
-        Pausing(store.client).pause_ids(QUEUE, self.by_state["waiting"])
+        Pausing(store.client).switch_ids(QUEUE, self.by_state["waiting"], paused=True)
         assert {*SHARDS} > {*self.lost} > set()
 
     def _ids(self, state):
@@ -104,9 +105,9 @@ def ids_of(page):
 @pytest.mark.parametrize("of_queue", [False, True], ids=["of shards", "of the queue"])
 def test_listings_are_of_what_answers_and_name_what_is_missing(cluster, store, of_queue):
     filled = Filled(cluster, store, of_queue)
-    queries, reader = Queries(store), FailureReader(store.client)
+    queries = Queries(store.client)
     with filled.away_for_now():
-        (stored,) = Registry(store.client).as_stored([QUEUE])
+        (stored,) = registry.as_stored(store.client, [QUEUE])
         assert stored == QUEUE
         waiting = filled.here("waiting") | filled.here("failing")
         for listing, ids in (
@@ -135,11 +136,11 @@ def test_listings_are_of_what_answers_and_name_what_is_missing(cluster, store, o
         assert (paused.queue, paused.ids, paused.away) == (None, len(filled.here("waiting")), filled.away)
         for dead, state in ((True, "dead"), (False, "failing")):
             reads = ShardReads(store.client, QUEUE)
-            found = {job.id for jobs in reader.jobs(reads, dead=dead) for job in jobs}
+            found = {job.id for jobs in failed_jobs(reads, dead=dead) for job in jobs}
             assert (found, reads.away) == (filled.here(state), filled.away)
-            assert reader.count(reads, dead=dead) == len(found)
-        assert (reader.groups(QUEUE) is None) == of_queue
-        assert reader.about(QUEUE, "0123456789abcdef") is None
+            assert count_failures(reads, dead=dead) == len(found)
+        assert (queries.failure_groups(QUEUE) is None) == of_queue
+        assert queries.about_failure(QUEUE, "0123456789abcdef") is None
     page = queries.jobs(QUEUE, Listing(by="perform_in"))
     assert ids_of(page) == {*filled.by_state["waiting"], *filled.by_state["failing"]}
     assert page.away == {}
@@ -155,7 +156,7 @@ def test_a_page_after_an_outage_names_what_a_page_before_lacked(cluster, store, 
         while after is not None or not number:
             if number == since:
                 outage.enter_context(filled.away_for_now())
-            page = Queries(store).jobs(QUEUE, Listing(limit=5, after=after, **listing))
+            page = Queries(store.client).jobs(QUEUE, Listing(limit=5, after=after, **listing))
             assert named.items() <= page.away.items()
             named, after, number = page.away, page.next, number + 1
             found |= ids_of(page)
@@ -171,7 +172,7 @@ def test_a_queue_whose_masters_are_all_away_is_an_outage(cluster, store):
     filled = Filled(cluster, store)
     alone = next(QueueSpec(f"q{n}", shards=1) for n in range(99) if is_on(cluster, f"q{n}", filled.number))
     with filled.away_for_now(), pytest.raises(StoreUnavailable):
-        Queries(store).jobs(alone)
+        Queries(store.client).jobs(alone)
 
 
 def is_on(cluster, name, number):
@@ -181,7 +182,7 @@ def is_on(cluster, name, number):
 
 def test_actions_are_done_where_masters_answer_and_name_what_is_left_out(cluster, store):
     filled = Filled(cluster, store)
-    actions, pausing = Actions(store), Pausing(store.client)
+    actions, pausing = Actions(store.client), Pausing(store.client)
     left, progress = filled.by_state, []
 
     def done(act, *ids, **options):
@@ -195,17 +196,17 @@ def test_actions_are_done_where_masters_answer_and_name_what_is_left_out(cluster
         assert done(pausing.resume_all_ids) == len(filled.here("waiting"))
         assert done(actions.run_now, left["waiting"] + left["failing"]) == len(filled.here("failing"))
         assert done(actions.run_now_all) >= 0
-        assert done(pausing.pause_ids, left["waiting"]) == len(filled.here("waiting"))
-        assert done(pausing.resume_ids, left["waiting"]) == len(filled.here("waiting"))
+        assert done(pausing.switch_ids, left["waiting"], paused=True) == len(filled.here("waiting"))
+        assert done(pausing.switch_ids, left["waiting"], paused=False) == len(filled.here("waiting"))
         assert done(actions.delete, left["waiting"], progress=progress.append) == len(filled.here("waiting"))
         assert progress[-1] == len(filled.here("waiting"))
-        assert done(actions.bury_failed) == len(filled.here("failing"))
+        assert done(actions.bury, FAILED, b"", only_failed=True) == len(filled.here("failing"))
         assert done(actions.requeue, left["dead"][::2]) == len(filled.here("dead")) / 2
-        assert done(actions.requeue_all) > 0
-        assert done(pausing.pause) == len(SHARDS) - len(filled.lost)
+        assert done(actions.requeue, DEAD) > 0
+        assert done(pausing.switch_queue, paused=True) == len(SHARDS) - len(filled.lost)
     lost = len(filled.lost) * 2
-    assert pausing.pause(QUEUE)
+    assert pausing.switch_queue(QUEUE, paused=True)
     assert actions.delete(QUEUE, left["waiting"]) == lost
-    assert actions.bury_failed(QUEUE) == lost
-    assert actions.requeue_all(QUEUE) == 2 * lost
-    assert Queries(store).morgue(QUEUE).items == ()
+    assert actions.bury(QUEUE, FAILED, b"", only_failed=True) == lost
+    assert actions.requeue(QUEUE, DEAD) == 2 * lost
+    assert Queries(store.client).morgue(QUEUE).items == ()

@@ -7,12 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.models import Disposition
-from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Queries
 from tests.marks import examples
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
@@ -75,7 +75,7 @@ def plant(client, name, field, value):
 
 
 def list_everything(store):
-    queries = Queries(store)
+    queries = Queries(store.client)
     for by in ("id", "perform_in", "retry_count"):
         queries.jobs(ONE, Listing(by))
     for by in ("id", "updated_at"):
@@ -135,8 +135,8 @@ def test_a_corrupt_record_bricks_nothing(client, planted):
         push(store, job_id, ('"a"', 1), ("z", 2), perform_in=1.0)
     assert "good" in work_until_idle(store, lease)
     list_everything(store)
-    Actions(store).requeue_all(ONE)
-    Actions(store).bury_failed(ONE)
+    Actions(store.client).requeue(ONE, DEAD)
+    Actions(store.client).bury(ONE, FAILED, b"", only_failed=True)
     work_until_idle(store, lease)
-    Actions(store).delete_dead_all(ONE)
+    Actions(store.client).delete_dead(ONE, DEAD)
     assert store.release(lease) in (True, False)

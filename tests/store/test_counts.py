@@ -12,13 +12,13 @@ from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import Stats, sum_of_states
-from celery_lowkiq.store.actions import Actions, Pausing
-from celery_lowkiq.store.counts import Queries
-from celery_lowkiq.store.health import HealthReader
+from celery_lowkiq.store import registry
+from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.records import dump_cursor
-from celery_lowkiq.store.registry import Registry
+from tests.bound import Pausing, Queries
 from tests.store.helpers import ONE, claim, end, push, take
 
 THREE = QueueSpec("three", shards=3, batch_size=1000)
@@ -36,7 +36,7 @@ def all_pages(listing, **options):
 
 @pytest.fixture
 def queries(store):
-    return Queries(store)
+    return Queries(store.client)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_minimum_and_maximum_are_included(queries, hundred, reverse):
 
 def test_a_page_goes_on_behind_a_job_that_is_gone(queries, store, hundred):
     page = queries.jobs(THREE, Listing("perform_in", limit=10))
-    Actions(store).delete(THREE, [page.items[-1].id])
+    Actions(store.client).delete(THREE, [page.items[-1].id])
     following = queries.jobs(THREE, Listing("perform_in", limit=10, after=page.next))
     assert (following.items[0].perform_in, following.items[0].id) > (
         page.items[-1].perform_in,
@@ -186,7 +186,7 @@ def test_due_jobs_are_counted_also_those_whose_ids_run(queries, store):
     push(store, "urgent", ("x", 1), perform_in=1.0, priority=9)
     for job_id in ("paused", "later"):
         push(store, job_id, ("x", 1), perform_in=9e9 if job_id == "later" else 1.0)
-    Pausing(store.client).pause_ids(ONE, ["paused"])
+    Pausing(store.client).switch_ids(ONE, ["paused"], paused=True)
     stats = queries.stats(ONE)
     assert (stats.length, stats.due, stats.busy) == (5, 3, 1)
 
@@ -204,9 +204,9 @@ def test_each_payload_that_dies_is_counted_also_after_it_left_the_morgue(queries
     push(store, "1", ("a", 1), ("b", 2), perform_in=1.0)
     end(store, lease, claim(store, lease), Disposition.DIE)
     end(store, lease, claim(store, lease), Disposition.RETRY)
-    actions = Actions(store)
-    actions.bury_failed(ONE)
-    assert actions.delete_dead_all(ONE) == 1
+    actions = Actions(store.client)
+    actions.bury(ONE, FAILED, b"", only_failed=True)
+    assert actions.delete_dead(ONE, DEAD) == 1
     assert queries.stats(ONE).dead == 2
 
 
@@ -251,11 +251,11 @@ def test_a_damaged_shard_hides_no_other_queue(queries, store):
 def test_a_damaged_key_of_a_queue_hides_no_other_queue(store):
     push(store, "1", ("a", 1))
     store.client.redis.set(queue_key("three"), "x")
-    registry, declared = Registry(store.client), replace(ONE, shards=2)
-    assert registry.as_known([THREE, declared]) == [THREE, ONE]
+    declared = replace(ONE, shards=2)
+    assert registry.as_known(store.client, [THREE, declared]) == [THREE, ONE]
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        registry.register(THREE)
-    damaged, other = HealthReader(store).read([THREE, ONE], Topology(Kind.SERVER, (), 10.0)).queues
+        registry.register(store.client, THREE)
+    damaged, other = read_state(store.client, [THREE, ONE], Topology(Kind.SERVER, (), 10.0)).queues
     assert f"the key {queue_key('three')} has the wrong type" in damaged.damages[0].text
     assert (other.damages, other.stats.length) == ((), 1)
 
@@ -296,4 +296,4 @@ def test_bad_listings_are_refused(queries, options, message):
 
 def test_failed_jobs_without_an_upper_bound(store):
     """O7: how a job is isolated stands in the fraction of its count, which a bound is rounded up to."""
-    assert Queries(store).jobs(ONE, Listing(by="retry_count", maximum=float("inf"))).items == ()
+    assert Queries(store.client).jobs(ONE, Listing(by="retry_count", maximum=float("inf"))).items == ()

@@ -9,10 +9,10 @@ import pytest
 from celery_lowkiq.rules.dumps import Entry, Header, State
 from celery_lowkiq.rules.errors import QueueResharded
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, Payload, QueueSpec
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
+from tests.bound import Pausing, Queries
 from tests.store.aging import server_time
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, listening, push, take, waiting
 
@@ -51,14 +51,14 @@ def test_priorities_move_along_and_the_more_urgent_one_stays(store, client):
     jobs = [NewJob(f"{n}", b"a", 1.0, FAR, priority=n) for n in (1, 5, 7)]
     store.push(ONE, [*jobs, NewJob("9", b"a", 1.0, 1.0, priority=9)])
     claim(store, take(store))
-    Pausing(store.client).pause_ids(ONE, ["7"])
+    Pausing(store.client).switch_ids(ONE, ["7"], paused=True)
     found = entries(store)
     assert {entry.id: entry.priority for entry in found} == {"1": 1, "5": 5, "7": 7, "9": 9}
     client.flushall()
     store.push(ONE, [NewJob("1", b"b", 1.0, 5.0, priority=4), NewJob("5", b"b", 1.0, 5.0)])
     began = server_time(store.client)
     load(store, found)
-    known = {job.id: (job.priority, job.perform_in) for job in Queries(store).jobs(ONE).items}
+    known = {job.id: (job.priority, job.perform_in) for job in Queries(store.client).jobs(ONE).items}
     assert known.pop("9") > (9, began), "a due time that has passed is that of the load"
     assert known == {"1": (1, 5.0), "5": (0, 5.0), "7": (7, FAR)}
 
@@ -67,24 +67,24 @@ def test_what_is_processed_is_loaded_as_waiting(store, client):
     push(store, "1", ("a", 1), perform_in=2.0)
     lease = take(store)
     end(store, lease, claim(store, lease), Disposition.RETRY, retry_count=4, error=b"boom")
-    Actions(store).run_now_all(ONE)
+    Actions(store.client).run_now_all(ONE)
     claim(store, lease)
     (found,) = entries(store)
     assert (found.state, found.retry_count, found.error) == (State.PROCESSING, 4, b"boom")
     client.flushall()
     load(store, [found])
     assert waiting(store, "1") == [("a", 1)]
-    assert Queries(store).job(ONE, "1").waiting.retry_count == 4
+    assert Queries(store.client).job(ONE, "1").waiting.retry_count == 4
 
 
 def test_what_is_held_is_dumped_too(store, client):
     store.push(ONE, [NewJob("1", b"a", 1.0, FAR)])
-    Pausing(store.client).pause_ids(ONE, ["1"])
+    Pausing(store.client).switch_ids(ONE, ["1"], paused=True)
     found = entries(store)
     client.flushall()
-    Pausing(store.client).pause_ids(ONE, ["1"])
+    Pausing(store.client).switch_ids(ONE, ["1"], paused=True)
     load(store, found)
-    assert Queries(store).stats(ONE).paused_jobs == 1
+    assert Queries(store.client).stats(ONE).paused_jobs == 1
 
 
 def test_a_long_job_comes_in_parts_and_keeps_its_order(store, client):
@@ -101,13 +101,13 @@ def test_a_fresh_job_meets_a_waiting_one_by_rule_2(store):
     push(store, "1", ("a", 5), ("b", 6), perform_in=7.0)
     load(store, [job("1", ("a", 1), ("c", 2), when=9.0)])
     assert waiting(store, "1") == [("a", 1), ("c", 2), ("b", 6)]
-    assert Queries(store).job(ONE, "1").waiting.perform_in == 7.0
+    assert Queries(store.client).job(ONE, "1").waiting.perform_in == 7.0
 
 
 def test_a_failed_job_meets_a_waiting_one_by_rule_3(store):
     push(store, "1", ("b", 6), perform_in=7.0)
     load(store, [job("1", ("a", 1), when=FAR, retry_count=2, error=b"boom")])
-    found = Queries(store).job(ONE, "1").waiting
+    found = Queries(store.client).job(ONE, "1").waiting
     assert (found.perform_in, found.retry_count, found.error) == (FAR, 2, b"boom")
 
 
@@ -140,7 +140,7 @@ def test_another_number_of_shards_is_no_hindrance(store):
     store.push(three, [NewJob(str(n), b"x", 1.0, FAR) for n in range(50)])
     found = entries(store, three)
     load(store, found, QueueSpec("five", shards=5), shards=3)
-    assert Queries(store).stats(QueueSpec("five", shards=5)).length == 50
+    assert Queries(store.client).stats(QueueSpec("five", shards=5)).length == 50
 
 
 def test_a_queue_that_is_resharded_meanwhile_is_refused(store):
@@ -158,7 +158,7 @@ def test_scores_made_after_a_load_are_larger_than_those_in_it(store, client):
 
 
 def waiting_since(store):
-    return min(job.perform_in for job in Queries(store).jobs(ONE).items)
+    return min(job.perform_in for job in Queries(store.client).jobs(ONE).items)
 
 
 def test_a_load_wakes_a_worker(store):

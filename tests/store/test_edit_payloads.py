@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
+from tests.bound import Pausing, Queries
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
 #: The packed record of a job, and one that has spilled.
@@ -18,7 +18,7 @@ SIZES = {"packed": 3, "spilled": 200}
 
 @pytest.fixture
 def actions(store):
-    return Actions(store)
+    return Actions(store.client)
 
 
 @pytest.fixture(params=SIZES)
@@ -67,7 +67,7 @@ def test_a_payload_that_becomes_an_equal_of_another_is_united_with_it(store, act
 def test_without_its_last_payload_the_job_is_gone(store, actions, many):
     for payload in many:
         assert actions.edit(ONE, "1", payload.encode(), None)
-    assert Queries(store).stats(ONE).length == 0
+    assert Queries(store.client).stats(ONE).length == 0
     left = [
         key
         for key in ("due", "jobs", "spill", "spill_order", "failed", "errors")
@@ -100,18 +100,18 @@ def test_what_is_processed_stays(store, actions):
 
 
 def test_a_held_job_is_edited_too(store, actions):
-    Pausing(store.client).pause_ids(ONE, ["1"])
+    Pausing(store.client).switch_ids(ONE, ["1"], paused=True)
     push(store, "1", ("a", 1), ("b", 2))
     assert actions.edit(ONE, "1", b"a", b"c")
     assert waiting(store, "1") == [("c", 1), ("b", 2)]
     for payload in (b"b", b"c"):
         assert actions.edit(ONE, "1", payload, None)
-    assert Queries(store).stats(ONE).paused_jobs == 0
+    assert Queries(store.client).stats(ONE).paused_jobs == 0
 
 
 def test_the_calls_of_the_payload_end_and_no_others(store):
     ended = []
-    actions = Actions(store, lambda calls, dead: ended.append(([call.data for call in calls], dead)))
+    actions = Actions(store.client, lambda calls, dead: ended.append(([call.data for call in calls], dead)))
     jobs = [NewJob("1", data, score, record=b"call of " + data) for data, score in ((b"a", 1.0), (b"b", 2.0))]
     store.push(ONE, jobs)
     assert actions.edit(ONE, "1", b"a", b"c")
@@ -122,7 +122,7 @@ def test_the_calls_of_the_payload_end_and_no_others(store):
 @pytest.mark.parametrize("size", SIZES.values())
 def test_the_calls_of_the_payload_may_become_those_of_the_other(store, size):
     ended = []
-    actions = Actions(store, lambda calls, dead: ended.append(calls))
+    actions = Actions(store.client, lambda calls, dead: ended.append(calls))
     names = [b"payload %d" % n for n in range(size)]
     store.push(ONE, [NewJob("1", name, float(n), record=b"of " + name) for n, name in enumerate(names)])
     assert [actions.edit(ONE, "1", old, b"new", keep_calls=True) for old in (b"none", names[1])] == [
@@ -142,7 +142,7 @@ def test_calls_of_a_payload_that_is_processed_do_not_end(store):
     store.push(ONE, [NewJob("1", b"a", 1.0, record=b"first")])
     claim(store, take(store))
     store.push(ONE, [NewJob("1", b"a", 1.0, record=b"second")])
-    actions = Actions(store, lambda calls, dead: ended.extend(call.data for call in calls))
+    actions = Actions(store.client, lambda calls, dead: ended.extend(call.data for call in calls))
     assert actions.edit(ONE, "1", b"a", None)
     assert ended == [b"second"]
 
@@ -152,14 +152,16 @@ def test_chosen_jobs_are_made_due(store, actions):
         push(store, job_id, ("x", 1), perform_in=9e9)
     assert actions.run_now(ONE, ["a", "c", "unknown"]) == 2
     assert actions.run_now(ONE, ["a"]) == 0
-    assert [job.id for job in Queries(store).jobs(ONE, Listing("perform_in", minimum=8e9)).items] == ["b"]
+    assert [job.id for job in Queries(store.client).jobs(ONE, Listing("perform_in", minimum=8e9)).items] == [
+        "b"
+    ]
 
 
 def test_a_held_job_that_is_made_due_stays_held(store, actions):
-    Pausing(store.client).pause_ids(ONE, ["a"])
+    Pausing(store.client).switch_ids(ONE, ["a"], paused=True)
     push(store, "a", ("x", 1), perform_in=9e9)
     assert actions.run_now(ONE, ["a"]) == 1
-    assert Queries(store).stats(ONE).paused_jobs == 1
+    assert Queries(store.client).stats(ONE).paused_jobs == 1
     assert claim(store, take(store)).jobs == ()
 
 
@@ -170,7 +172,7 @@ def test_chosen_jobs_are_buried_with_their_error_or_the_reason(store, actions):
     for job_id in ("fresh", "other"):
         push(store, job_id, ("x", 1))
     assert actions.bury(ONE, ["failed", "fresh", "unknown"], b"by hand") == 2
-    assert {job.id: job.error for job in Queries(store).morgue(ONE).items} == {
+    assert {job.id: job.error for job in Queries(store.client).morgue(ONE).items} == {
         "failed": b"boom",
         "fresh": b"by hand",
     }

@@ -17,8 +17,8 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.store import exchange
 from celery_lowkiq.store import exchange as keeping_pool
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Queries
 from tests.outages import away
 from tests.store.helpers import ONE, claim, push, take, waiting
 from tests.waiting import Stopwatch, eventually
@@ -172,7 +172,7 @@ def test_a_push_whose_reply_is_lost_is_repeated_and_recognised(make, monkeypatch
     monkeypatch.setattr(one.connection, "read_response", loses_one)
     push(store, "1", ("a", 1))
     assert lost == []
-    assert Queries(store).stats(ONE).merged == 0
+    assert Queries(store.client).stats(ONE).merged == 0
     assert waiting(store, "1") == [("a", 1)]
 
 
@@ -259,7 +259,7 @@ def test_without_hiredis(make, monkeypatch):
     monkeypatch.setattr(exchange, "pack_command", None)
     store = make()
     store.push(MANY, JOBS)
-    assert Queries(store).stats(MANY).length == len(JOBS)
+    assert Queries(store.client).stats(MANY).length == len(JOBS)
 
 
 def test_a_thread_that_waits_gets_the_place_before_one_that_gives_it_back(make):

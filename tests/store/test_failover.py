@@ -12,9 +12,9 @@ from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, dead, push, take
 
 OWNERS = (f"owner-{number}" for number in itertools.count())
@@ -148,7 +148,7 @@ def test_who_died_together_with_redis_is_no_suspect(store, fail_over):
     claimed = claim(store, lease)
     assert ([job.id for job in claimed.jobs], claimed.suspect) == (["1"], False)
     assert dead(store, "1") is None
-    assert Queries(store).stats(ONE).morgue_length == 0
+    assert Queries(store.client).stats(ONE).morgue_length == 0
 
 
 def test_a_server_that_does_not_tell_its_name_works_as_before(store, client):

@@ -9,11 +9,11 @@ from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.actions import repair_queue
 from celery_lowkiq.store.call_records import CallReader, digest
 from celery_lowkiq.store.claims import CLAIM_BYTES
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import UnexpectedReply, read_or_error, reads_replies
 from celery_lowkiq.store.keys import TrackerKeys, queue_key, shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, push, take
 from tests.store.test_tries import fail
 
@@ -35,7 +35,7 @@ def test_of_a_record_with_very_many_payloads_the_first_are_read(store, client):
     """20 million of them stopped Redis, and so all lanes, for more than a minute."""
     push(store, "1", ("x", 1), perform_in=1.0)
     client.hset(KEYS["jobs"], "1", b"1 1 x" * 1_000_000)
-    (shown,) = Queries(store).jobs(ONE).items
+    (shown,) = Queries(store.client).jobs(ONE).items
     assert shown.payload_count == 2049
     (job,) = claim(store, take(store)).jobs
     assert {payload.data for payload in job.payloads} == {b"x"}
@@ -45,7 +45,7 @@ def test_of_a_record_that_is_too_large_a_listing_reads_nothing(store, client):
     """One of 100 MB stopped Redis for half a second on each page that showed it."""
     push(store, "1", ("x", 1), perform_in=1.0)
     client.hset(KEYS["jobs"], "1", b"1  " + b"x" * 20_000_000)
-    (shown,) = Queries(store).jobs(ONE).items
+    (shown,) = Queries(store.client).jobs(ONE).items
     assert [(each.data, each.cut_from) for each in shown.payloads] == [(b"", 20_000_003)]
 
 
@@ -80,7 +80,7 @@ def test_of_an_error_that_is_too_long_the_beginning_is_read(store, client):
     push(store, "1", ("x", 1), perform_in=1.0)
     client.zadd(KEYS["failed"], {"1": 0})
     client.hset(KEYS["errors"], "1", b"e" * 5_000_000)
-    (shown,) = Queries(store).jobs(ONE).items
+    (shown,) = Queries(store.client).jobs(ONE).items
     (job,) = claim(store, take(store)).jobs
     assert len(shown.error) == len(job.error) == 262_144
     assert [payload.data for payload in job.payloads] == [b"x"]
@@ -89,10 +89,10 @@ def test_of_an_error_that_is_too_long_the_beginning_is_read(store, client):
 def test_of_a_log_of_tries_that_is_too_long_the_end_is_read(store, client):
     push(store, "1", ("x", 1), perform_in=1.0)
     client.hset(KEYS["tries"], "1", b"1.0\t1\tnode\terror\n" * 250_000)
-    assert 0 < len(Queries(store).tries(ONE, "1")) < 5000
+    assert 0 < len(Queries(store.client).tries(ONE, "1")) < 5000
     lease = take(store)
     fail(store, lease, b"boom")
-    assert len(Queries(store).tries(ONE, "1")) == 1
+    assert len(Queries(store.client).tries(ONE, "1")) == 1
 
 
 def test_a_mark_of_a_crash_that_is_too_long_marks_nothing_more_than_the_id(store, client):
@@ -106,7 +106,7 @@ def test_counters_that_are_no_numbers_count_nothing(store, client):
     """The reply ended at the first of them: a ValueError in pages and metrics."""
     push(store, "1", ("x", 1))
     client.hset(KEYS["meta"], mapping={"processed": "x", "failed": "", "dropped": "1e", "merged": "7"})
-    stats = Queries(store).stats(ONE)
+    stats = Queries(store.client).stats(ONE)
     assert (stats.length, stats.processed, stats.failed, stats.merged) == (1, 0, 0, 7)
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, StoreError
 from celery_lowkiq.rules.models import Disposition
-from celery_lowkiq.store.actions import Pausing
+from celery_lowkiq.store import registry
 from celery_lowkiq.store.keys import queue_key, shard_keys
-from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.script import load
+from tests.bound import Pausing
 from tests.store.helpers import ONE, SHARD, claim, contents, end, push, take, waiting
 
 KEYS = shard_keys(SHARD)
@@ -62,11 +62,12 @@ def test_a_queue_in_another_format_is_refused_whole(store, client, written, is_l
     if is_lost:
         client.delete(queue_key("orders"))
     before = dumped(client)
-    registry = Registry(store.client)
-    steps = [lambda: registry.registered(ONE)]
+    steps = [lambda: registry.registered(store.client, ONE)]
     if not is_lost:
-        steps += [lambda: registry.at_rest(ONE), lambda: store.mover(ONE).turn()]
-        steps += [lambda: Pausing(store.client).pause(registry.at_rest(ONE))]
+        steps += [lambda: registry.at_rest(store.client, ONE), lambda: store.mover(ONE).turn()]
+        steps += [
+            lambda: Pausing(store.client).switch_queue(registry.at_rest(store.client, ONE), paused=True)
+        ]
     for step in steps:
         with pytest.raises(FormatMismatch, match=reason("queue 'orders'", written)):
             step()

@@ -7,8 +7,8 @@ import pytest
 from celery_lowkiq.rules.errors import QueueFull, StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import Policies, WhenFull
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.push import DroppedCallReporter, Sender, push_call
+from tests.bound import Pausing
 from tests.store.shard import Shard
 
 
@@ -69,7 +69,7 @@ def test_the_oldest_gives_way(store):
 def test_what_waits_of_paused_ids_has_its_place(store):
     shard = Shard(store, max_length=1)
     shard.push("1")
-    Pausing(store.client).pause_ids(shard.spec, ["1"])
+    Pausing(store.client).switch_ids(shard.spec, ["1"], paused=True)
     with pytest.raises(QueueFull):
         shard.push("2")
 

@@ -16,11 +16,11 @@ from celery_lowkiq.rules.models import Disposition, QueueSpec
 from celery_lowkiq.rules.topology import check_topology
 from celery_lowkiq.rules.views import ERROR, OK, WARNING, NodeReport, NodeUpdate
 from celery_lowkiq.store import health
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.health import HealthReader, read_topology
+from celery_lowkiq.store.health import read_state, read_topology
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Pausing
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 
@@ -28,7 +28,7 @@ def found(store, *queues):
     """Texts by subject and level."""
     texts = defaultdict(list)
     topology = read_topology(store.client, queues, 10.0)
-    for finding in check_health(HealthReader(store).read(queues, topology)):
+    for finding in check_health(read_state(store.client, queues, topology)):
         texts[finding.subject, finding.level].append(finding.text)
     return {key: " ".join(some) for key, some in texts.items()}
 
@@ -130,7 +130,7 @@ def test_queues(store, client):
     store.forget_report("me-1")
     answers = found(store, ONE)
     assert "without a living owner (me)" in answers["queue orders", WARNING]
-    Pausing(store.client).pause(ONE)
+    Pausing(store.client).switch_queue(ONE, paused=True)
     assert "has been paused" in found(store, ONE)["queue orders", WARNING]
     more = QueueSpec("orders", shards=2)
     assert "It has 1 shards, the code declares 2" in found(store, more)["queue orders", WARNING]

@@ -10,12 +10,11 @@ from celery_lowkiq.rules.dumps import Header, State, entry_line, read_line
 from celery_lowkiq.rules.errors import QueueFull
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, RemovalReason
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.actions import STEP, Actions, Pausing
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import DEAD, STEP, Actions
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
-from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.resharding import reshard
+from tests.bound import NodeReports, Pausing, Queries
 from tests.store.helpers import SHARD, dead, end, listening, stats, take, waiting
 from tests.store.shard import Shard
 
@@ -28,7 +27,7 @@ def shard(store):
 
 
 def held(store, queue):
-    return [one.id for one in Queries(store).held_ids(queue).items]
+    return [one.id for one in Queries(store.client).held_ids(queue).items]
 
 
 def claimed(shard):
@@ -158,7 +157,7 @@ def test_burying_what_waits_keeps_the_error_of_the_dead_payload(store, shard, ac
     kill(shard)
     shard.push("1", b"newer", 2)
     actions.bury(shard.spec, ["1"], b"moved")
-    assert Queries(store).job(shard.spec, "1").dead.error == b"boom"
+    assert Queries(store.client).job(shard.spec, "1").dead.error == b"boom"
 
 
 # -- what brings payloads there
@@ -168,21 +167,21 @@ def test_burying_what_waits_keeps_the_error_of_the_dead_payload(store, shard, ac
 def test_what_comes_back_to_a_held_id_waits(store, shard, pausing, disposition):
     """Somebody holds an id while newer payloads of it run."""
     shard.push("1", b"head", 1)
-    Actions(store).bury(shard.spec, ["1"], b"moved")
+    Actions(store.client).bury(shard.spec, ["1"], b"moved")
     shard.push("1", b"newer", 2)
     shard.push("1", b"newest", 3)
     (job,) = shard.claim()
-    assert pausing.hold(shard.spec, ["1"]) == 1
+    assert pausing.switch_holds(shard.spec, ["1"], held=True) == 1
     shard.end(job, disposition, error=b"boom")
     assert claimed(shard) == {}
 
 
 def test_a_takeover_puts_payloads_back_behind_the_dead_one(store, shard, pausing):
     shard.push("1", b"head", 1)
-    Actions(store).bury(shard.spec, ["1"], b"moved")
+    Actions(store.client).bury(shard.spec, ["1"], b"moved")
     shard.push("1", b"newer", 2)
     assert len(shard.claim()) == 1
-    pausing.hold(shard.spec, ["1"])
+    pausing.switch_holds(shard.spec, ["1"], held=True)
     shard.lease = take(store, shard.spec, owner="heir")
     assert claimed(shard) == {}
     assert waiting(store, "1", shard.spec) == [("newer", 2)]
@@ -243,7 +242,7 @@ def test_a_large_dead_job_comes_back_in_steps_with_the_id_closed(store, shard, a
     count = 2 * STEP + 10
     store.push(shard.spec, [NewJob("1", b"%05d" % n, float(n)) for n in range(count)])
     actions.bury(shard.spec, ["1"], b"moved")
-    Pausing(store.client).hold(shard.spec, ["1"])
+    Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
     shard.push("1", b"newer", float(count))
     seen = []
     assert actions.requeue(shard.spec, ["1"], lambda _: seen.append(claimed(shard))) == 1
@@ -256,7 +255,7 @@ def test_equal_scores_of_a_large_dead_job_keep_their_order(store, shard, actions
     texts = [b"%05d" % n for n in range(STEP + 10)]
     store.push(shard.spec, [NewJob("1", text, 5.0) for text in texts])
     actions.bury(shard.spec, ["1"], b"moved")
-    Pausing(store.client).hold(shard.spec, ["1"])
+    Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
     shard.push("1", b"newer", 5.0)
     actions.requeue(shard.spec, ["1"])
     assert claimed(shard)["1"] == [*(text.decode() for text in texts), "newer"]
@@ -266,7 +265,7 @@ def test_an_interrupted_requeue_leaves_the_id_held(store, shard, actions):
     count = 2 * STEP
     store.push(shard.spec, [NewJob("1", b"%05d" % n, float(n)) for n in range(count)])
     actions.bury(shard.spec, ["1"], b"moved")
-    Pausing(store.client).hold(shard.spec, ["1"])
+    Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
 
     def stop(_):
         raise InterruptedError
@@ -282,18 +281,18 @@ def test_an_id_goes_on_without_its_dead_payload(store, shard, pausing):
     kill(shard)
     shard.push("1", b"newer", 2)
     with listening(store) as heard:
-        assert pausing.go_on(shard.spec, ["1", "2", "1"]) == 1
+        assert pausing.switch_holds(shard.spec, ["1", "2", "1"], held=False) == 1
         assert heard()[0] == SHARD
     assert claimed(shard) == {"1": ["newer"]}
     assert dead(store, "1", shard.spec) == [("head", 1)]
-    assert pausing.go_on(shard.spec, ["1"]) == 0
+    assert pausing.switch_holds(shard.spec, ["1"], held=False) == 0
 
 
 @pytest.mark.parametrize("all_dead", [True, False])
 def test_an_id_goes_on_when_its_dead_payload_is_deleted(store, shard, actions, all_dead):
     kill(shard)
     shard.push("1", b"newer", 2)
-    deleted = actions.delete_dead_all(shard.spec) if all_dead else actions.delete_dead(shard.spec, ["1"])
+    deleted = actions.delete_dead(shard.spec, DEAD) if all_dead else actions.delete_dead(shard.spec, ["1"])
     assert deleted == 1
     assert claimed(shard) == {"1": ["newer"]}
     assert held(store, shard.spec) == []
@@ -302,7 +301,7 @@ def test_an_id_goes_on_when_its_dead_payload_is_deleted(store, shard, actions, a
 def test_a_large_dead_job_is_deleted_in_steps_with_the_id_closed(store, shard, actions):
     store.push(shard.spec, [NewJob("1", b"%05d" % n, float(n)) for n in range(2 * STEP)])
     actions.bury(shard.spec, ["1"], b"moved")
-    Pausing(store.client).hold(shard.spec, ["1"])
+    Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
     shard.push("1", b"newer", 9e4)
     seen = []
     assert actions.delete_dead(shard.spec, ["1"], lambda _: seen.append(claimed(shard))) == 1
@@ -334,7 +333,7 @@ def test_an_id_goes_on_when_the_last_dead_payload_is_deleted(store, shard, actio
 
 def test_only_ids_with_dead_payloads_can_be_held(store, shard, pausing):
     shard.push("1", b"fine", 1)
-    assert pausing.hold(shard.spec, ["1", "nobody"]) == 0
+    assert pausing.switch_holds(shard.spec, ["1", "nobody"], held=True) == 0
     assert claimed(shard) == {"1": ["fine"]}
 
 
@@ -353,25 +352,25 @@ def test_nothing_is_left_of_a_hold(store, client, shard, actions):
 def test_a_held_id_is_paused_and_resumed_by_itself(store, shard, pausing):
     kill(shard)
     shard.push("1", b"newer", 2)
-    (found,) = Queries(store).held_ids(shard.spec).items
-    assert [pausing.pause_ids(shard.spec, ["1"]) for _ in range(2)] == [1, 0]
-    (both,) = Queries(store).held_ids(shard.spec).items
+    (found,) = Queries(store.client).held_ids(shard.spec).items
+    assert [pausing.switch_ids(shard.spec, ["1"], paused=True) for _ in range(2)] == [1, 0]
+    (both,) = Queries(store.client).held_ids(shard.spec).items
     assert (both.since, both.paused) == (pytest.approx(found.since, abs=1e-5), True)
-    assert Queries(store).paused(shard.spec).ids == 1
-    assert pausing.go_on(shard.spec, ["1"]) == 1
+    assert Queries(store.client).paused(shard.spec).ids == 1
+    assert pausing.switch_holds(shard.spec, ["1"], held=False) == 1
     assert claimed(shard) == {}
-    assert pausing.resume_ids(shard.spec, ["1"]) == 1
+    assert pausing.switch_ids(shard.spec, ["1"], paused=False) == 1
     assert claimed(shard) == {"1": ["newer"]}
 
 
 def test_resuming_a_held_id_does_not_let_it_go_on(store, shard, pausing):
-    pausing.pause_ids(shard.spec, ["1"])
-    pausing.resume_ids(shard.spec, ["1"])
+    pausing.switch_ids(shard.spec, ["1"], paused=True)
+    pausing.switch_ids(shard.spec, ["1"], paused=False)
     kill(shard)
     shard.push("1", b"newer", 2)
-    assert pausing.resume_ids(shard.spec, ["1"]) == 0
-    pausing.pause_ids(shard.spec, ["1"])
-    assert pausing.resume_ids(shard.spec, ["1"]) == 1
+    assert pausing.switch_ids(shard.spec, ["1"], paused=False) == 0
+    pausing.switch_ids(shard.spec, ["1"], paused=True)
+    assert pausing.switch_ids(shard.spec, ["1"], paused=False) == 1
     assert claimed(shard) == {}
 
 
@@ -409,20 +408,22 @@ def test_counts_of_held_ids(store, shard):
     assert (found.held, found.paused_jobs, found.paused_ids, found.lag) == (2, 1, 0, 0)
     assert 0 < found.held_for < 60
     assert held(store, shard.spec) == ["1", "2"]
-    page = Queries(store).held_ids(shard.spec, limit=1)
-    assert [one.id for one in Queries(store).held_ids(shard.spec, limit=1, after=page.next).items] == ["2"]
+    page = Queries(store.client).held_ids(shard.spec, limit=1)
+    assert [one.id for one in Queries(store.client).held_ids(shard.spec, limit=1, after=page.next).items] == [
+        "2"
+    ]
     # An id that is held and paused, and one that is only paused.
-    assert Pausing(store.client).pause_ids(shard.spec, ["2", "3"]) == 2
+    assert Pausing(store.client).switch_ids(shard.spec, ["2", "3"], paused=True) == 2
     found = stats(store, shard.spec)
     assert (found.held, found.paused_ids) == (2, 2)
-    job = Queries(store).job(shard.spec, "1")
+    job = Queries(store.client).job(shard.spec, "1")
     assert (job.waiting.held, job.waiting.paused, job.dead.held_since > 0) == (True, False, True)
 
 
 def test_the_diagnosis_knows_the_dead_payload(store, shard):
     kill(shard)
     shard.push("1", b"newer", 2)
-    reports = NodeReports(store)
+    reports = NodeReports(store.client)
     facts = reports.facts(
         shard.spec, "1", rate=None, max_retries=1, read=lambda error: (error or b"").decode()
     )
@@ -437,7 +438,7 @@ def test_a_dump_brings_a_held_id(store):
     shard = Shard(store, hold=10)
     kill(shard)
     kill(shard, "gone on")
-    Pausing(store.client).go_on(shard.spec, ["gone on"])
+    Pausing(store.client).switch_holds(shard.spec, ["gone on"], held=False)
     shard.push("1", b"newer", 2)
     lines = [entry_line(n, one) for n, one in enumerate(dump_entries(store, shard.spec), 1)]
     read = [read_line(line) for line in lines]
@@ -456,14 +457,14 @@ def test_a_held_id_moves_with_all_that_is_behind_it(store, client, count):
     lease = take(store, queue, queue.shard_of("1").index)
     end(store, lease, store.claim(queue, lease, 1), Disposition.DIE, queue=queue, error=b"boom")
     store.push(queue, [NewJob("1", b"%05d" % n, 2.0 + n) for n in range(count)])
-    (before,) = Queries(store).held_ids(queue).items
+    (before,) = Queries(store.client).held_ids(queue).items
     for shards in (3, 2, 5):
         queue = QueueSpec("moving", shards=shards, policies=Policies(hold=10_000))
         reshard(store.mover(queue), queue, shards)
-        assert Queries(store).held_ids(queue).items == (before,)
+        assert Queries(store.client).held_ids(queue).items == (before,)
         lease = take(store, queue, queue.shard_of("1").index)
         assert store.claim(queue, lease, 1).jobs == ()
-    Actions(store).requeue(queue, ["1"])
+    Actions(store.client).requeue(queue, ["1"])
     (job,) = store.claim(queue, lease, 2).jobs
     assert [p.data for p in job.payloads][:2] == [b"head", b"00000"]
 
@@ -478,5 +479,5 @@ def test_a_pause_and_a_hold_of_one_id_meet_in_a_shard(store, client):
     assert two.shard_of("1").index == 1
     client.zadd(shard_keys(two.shard_of("1"))["paused"], {"1": 5.0})
     reshard(store.mover(queue), queue, 2)
-    (found,) = Queries(store).held_ids(two).items
+    (found,) = Queries(store.client).held_ids(two).items
     assert found.paused

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.claims import CLAIM_BYTES
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import UnexpectedReply
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 IDS = [
@@ -52,15 +52,15 @@ def test_any_allowed_id_goes_all_the_way(store, job_id):
     claimed = claim(store, lease)
     assert [job.id for job in claimed.jobs] == [job_id]
     assert [p.data for p in claimed.jobs[0].payloads] == DATA
-    assert [job.id for job in Queries(store).processing(ONE).items] == [job_id]
+    assert [job.id for job in Queries(store.client).processing(ONE).items] == [job_id]
     end(store, lease, claimed, Disposition.BURY, error=b"boom")
-    queries = Queries(store)
+    queries = Queries(store.client)
     (dead,) = queries.morgue(ONE, Listing(prefix=job_id[:3], payload_limit=100)).items
     assert [p.data for p in dead.payloads] == DATA
-    assert Actions(store).requeue(ONE, [job_id]) == 1
+    assert Actions(store.client).requeue(ONE, [job_id]) == 1
     (waiting,) = queries.jobs(ONE, Listing(prefix=job_id[:3], payload_limit=100)).items
     assert [p.data for p in waiting.payloads] == DATA
-    assert Actions(store).delete(ONE, [job_id]) == 1
+    assert Actions(store.client).delete(ONE, [job_id]) == 1
     assert queries.stats(ONE).length == 0
 
 
@@ -73,7 +73,7 @@ def test_queue_names_do_not_reach_each_others_keys(store, client, name):
     for number, queue in enumerate(queues):
         push(store, "1", (f"of-{number}", 1), queue=queue)
     for number, queue in enumerate(queues):
-        (job,) = Queries(store).jobs(queue).items
+        (job,) = Queries(store.client).jobs(queue).items
         assert [p.data for p in job.payloads] == [f"of-{number}".encode()]
 
 
@@ -84,7 +84,7 @@ def test_a_payload_of_one_mebibyte(store):
     claimed = claim(store, lease)
     assert [p.data for p in claimed.jobs[0].payloads] == [data]
     end(store, lease, claimed, Disposition.DIE, error=b"boom")
-    (dead,) = Queries(store).morgue(ONE).items
+    (dead,) = Queries(store.client).morgue(ONE).items
     assert dead.payloads[0].data == data
     assert [p.data for p in claim(store, lease).jobs[0].payloads] == [b"small"]
 
@@ -94,7 +94,7 @@ def test_a_hundred_thousand_payloads_of_one_id(store):
     """A claim takes at most 1,000 of them, lowest scores first; the rest stays waiting."""
     count = 100_000
     store.push(ONE, [NewJob("1", b"%d" % number, float(count - number), 1.0) for number in range(count)])
-    (job,) = Queries(store).jobs(ONE).items
+    (job,) = Queries(store.client).jobs(ONE).items
     assert (job.payload_count, len(job.payloads)) == (count, 10)
     lease = take(store)
     scores = []
@@ -104,12 +104,12 @@ def test_a_hundred_thousand_payloads_of_one_id(store):
         end(store, lease, claimed)
     assert scores == [float(number) for number in range(1, 3001)]
     end(store, lease, claim(store, lease), Disposition.RETRY)
-    assert Actions(store).bury_failed(ONE) == 1
-    (dead,) = Queries(store).morgue(ONE).items
+    assert Actions(store.client).bury(ONE, FAILED, b"", only_failed=True) == 1
+    (dead,) = Queries(store.client).morgue(ONE).items
     assert dead.payload_count == count - 3000
-    assert Actions(store).requeue_all(ONE) == 1
-    assert Actions(store).delete(ONE, ["1"]) == 1
-    assert Queries(store).stats(ONE).length == 0
+    assert Actions(store.client).requeue(ONE, DEAD) == 1
+    assert Actions(store.client).delete(ONE, ["1"]) == 1
+    assert Queries(store.client).stats(ONE).length == 0
 
 
 def test_a_claim_is_bounded_over_all_its_ids(store):
@@ -124,9 +124,9 @@ def test_bad_payloads_go_to_the_morgue_and_the_others_are_settled(store):
     push(store, "1", ("good", 1), ("bad", 2), ("also good", 3), perform_in=1.0)
     lease = take(store)
     end(store, lease, claim(store, lease), bad=(PayloadRemoval(1, b"undecodable"),))
-    (dead,) = Queries(store).morgue(ONE).items
+    (dead,) = Queries(store.client).morgue(ONE).items
     assert ([p.data for p in dead.payloads], dead.error) == ([b"bad"], b"undecodable")
-    assert Queries(store).stats(ONE).length == 0
+    assert Queries(store.client).stats(ONE).length == 0
 
 
 def test_bytes_planted_in_redis_are_handed_out_as_payloads(store, client):
@@ -144,7 +144,7 @@ def test_bytes_planted_in_redis_are_handed_out_as_payloads(store, client):
         client.hset(keys["jobs"], job_id, record)
         client.zadd(keys["due"], {job_id: 1.0})
     client.zadd(keys["due"], {b"without record": 1.0})
-    assert len(Queries(store).jobs(ONE).items) == 7
+    assert len(Queries(store.client).jobs(ONE).items) == 7
     lease = take(store)
     seen = {}
     for _ in range(3):
@@ -155,7 +155,7 @@ def test_bytes_planted_in_redis_are_handed_out_as_payloads(store, client):
     assert seen["d"] == [b"nan-ish 1 x"]
     assert seen["\udcff"] == [b"\xff\xfe\0"]
     assert store.next_due([ShardRef("orders", 0)])[0].next_due == 9e9
-    assert Queries(store).stats(ONE).morgue_length >= 3
+    assert Queries(store.client).stats(ONE).morgue_length >= 3
 
 
 LARGE = 50 * 1024 * 1024
@@ -188,7 +188,7 @@ def test_p8_a_claim_tells_little_of_a_payload_that_no_call_could_have_stored(sto
     assert large.payloads[0].score == 1.0
     bad = (PayloadRemoval(0, b"too large"),)
     store.settle(ONE, lease, [Settlement("large", claimed.number, Disposition.DONE, bad=bad)])
-    (dead,) = Queries(store).morgue(ONE).items
+    (dead,) = Queries(store.client).morgue(ONE).items
     assert (dead.id, dead.error) == ("large", b"too large")
     # Whole, with its score and its length, though a listing does not read it.
     record = client.hget(shard_keys(SHARD)["dead_jobs"], "large")

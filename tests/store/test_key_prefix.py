@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.store.acl import rules
-from celery_lowkiq.store.actions import Actions, write_entry
+from celery_lowkiq.store.actions import DEAD, Actions, write_entry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
 from tests.store.helpers import ONE, claim, contents, dead, end, push, take
@@ -30,7 +30,7 @@ def test_no_store_sees_the_jobs_of_another(stores):
         claimed = claim(store, lease)
         assert contents(claimed) == {"1": [(f'"{prefix}"', 1.0)]}
         end(store, lease, claimed, Disposition.DIE, error=b"wrong")
-    assert Actions(stores["stage:"]).delete_dead_all(ONE) == 1
+    assert Actions(stores["stage:"].client).delete_dead(ONE, DEAD) == 1
     assert [dead(store, "1") for store in stores.values()] == [[('""', 1.0)], None, [('"prod:"', 1.0)]]
 
 

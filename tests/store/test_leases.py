@@ -14,8 +14,8 @@ from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.views import DAY, Counters, LaneReport, NodeReport, NodeUpdate, Running, Sample, Wait
 from celery_lowkiq.store.keys import history_key, report_key, reports_key, shard_keys
-from celery_lowkiq.store.leases import SHARDS_FIELDS
-from celery_lowkiq.store.node_reports import NodeReports
+from celery_lowkiq.store.node_reports import SHARDS_FIELDS
+from tests.bound import NodeReports
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 OWNER = "w\N{SNOWMAN}{}@host-0123"
@@ -33,7 +33,7 @@ REPORT = NodeReport(
 
 @pytest.fixture
 def node_reports(store):
-    return NodeReports(store)
+    return NodeReports(store.client)
 
 
 def tell(store, report=REPORT, uptime=5.0, **news):

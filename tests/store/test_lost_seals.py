@@ -10,13 +10,12 @@ from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.rules.resharding import Phase
-from celery_lowkiq.store import durability
+from celery_lowkiq.store import durability, registry
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.connect import connect_cluster
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
 from tests.clusters import running_cluster
 from tests.store.helpers import claim, end
 from tests.waiting import eventually
@@ -69,7 +68,7 @@ def a_queue():
 
 def run_all(store):
     """Own each shard, and run what waits; the ids in the order of their runs."""
-    (queue,) = Registry(store.client).as_stored([QUEUE])
+    (queue,) = registry.as_stored(store.client, [QUEUE])
     shards = queue.shard_refs()
     states = eventually(lambda: None not in (seen := store.observe(shards)) and seen)
     watches = [LeaseWatch(queue, *each) for each in zip(shards, states, strict=True)]
@@ -100,7 +99,7 @@ def test_a_shard_whose_master_has_lost_the_end_of_a_migration_is_moved_again(los
         store.push(QUEUE, numbers(1000, 200), pauses=[0.2] * 50)
         while migrations.read():
             mover.turn()
-        (known,) = Registry(store.client).as_stored([FORMER])
+        (known,) = registry.as_stored(store.client, [FORMER])
         assert known.layout == QUEUE.layout
         done = run_all(store)
         assert {*map(str, range(1000, 1200))} <= {*done}

@@ -13,12 +13,11 @@ from celery_lowkiq.rules.errors import MigrationAborted, StoreUnavailable
 from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.rules.policies import AfterFailure, Policies
 from celery_lowkiq.store import mover as moving_shards
-from celery_lowkiq.store.actions import Pausing
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store import registry
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.mover import SLICES, Migrations, Mover
-from celery_lowkiq.store.registry import Registry
 from celery_lowkiq.store.resharding import reshard
+from tests.bound import Pausing, Queries
 from tests.store.resharding import (
     NAME,
     ONE,
@@ -271,7 +270,7 @@ def test_an_aborted_migration_whose_queue_loses_its_own_key_goes_back(store, cli
     migrations.abort()
     until(client, mover, "move")
     client.delete(queue_key(NAME))
-    Registry(store.client).registered(ONE)
+    registry.registered(store.client, ONE)
     until(client, mover, "idle")
     assert len(claimed(store, ONE, owned(store, ONE, 0)).jobs) == 20
 
@@ -280,7 +279,7 @@ def test_a_shard_that_would_be_removed_keeps_its_pause(store, client):
     """One that is removed does not."""
     queue = replace(ONE, shards=3)
     store.push(queue, [NewJob(f"job-{n}", b"1") for n in range(20)])
-    Pausing(store.client).pause_shard(queue, 2)
+    Pausing(store.client).switch_shard(queue, 2, paused=True)
     mover = begun(store, queue, 2)
     until(client, mover, "move")
     Migrations(store.client, NAME).abort()
@@ -300,7 +299,7 @@ def test_the_more_urgent_of_both_jobs_decides(store, client, priority, wanted):
     pushed(store, in_migration(queue, 2), job_id, b"2", perform_in=7e8, priority=priority)
     Migrations(store.client, NAME).abort()
     until(client, mover, "idle")
-    job = Queries(store).job(queue, job_id).waiting
+    job = Queries(store.client).job(queue, job_id).waiting
     assert (job.perform_in, job.priority, len(job.payloads)) == (9e8, wanted, 2)
 
 
@@ -318,5 +317,5 @@ def test_a_call_that_comes_back_acts_on_a_job_that_waits_for_its_retry(store, cl
     pushed(store, in_migration(queue, 2), job_id, b"2", perform_in=5.0)
     Migrations(store.client, NAME).abort()
     until(client, mover, "idle")
-    job = Queries(store).job(queue, job_id).waiting
+    job = Queries(store.client).job(queue, job_id).waiting
     assert (job.perform_in, job.retry_count) == (due_at, 3)

@@ -9,8 +9,8 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store import mover as moving_shards
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import ShardCountDiffers
+from tests.bound import Queries
 from tests.store import resharding as words
 
 
@@ -46,7 +46,7 @@ def test_an_id_of_which_a_part_has_left_stays_held(store, actions, monkeypatch, 
         verb(actions, queue, job_id)
     words.until(store.client.redis, mover, "idle")
     two = replace(queue, shards=2)
-    assert [one.id for one in Queries(store).held_ids(two).items] == [job_id]
+    assert [one.id for one in Queries(store.client).held_ids(two).items] == [job_id]
     assert words.claimed(store, two, words.owned(store, two, 1)).jobs == ()
     actions.requeue(two, [job_id])
     (job,) = words.claimed(store, two, words.owned(store, two, 1)).jobs
@@ -70,5 +70,5 @@ def test_a_large_dead_job_is_moved_before_the_waiting_one(store, monkeypatch):
         route = store.client.redis.hget(words.key("meta"), "shards")
         if route == b"1>2":
             words.claimed(store, words.ONE, lease)
-    found = Queries(store).job(replace(words.ONE, shards=2), job_id)
+    found = Queries(store.client).job(replace(words.ONE, shards=2), job_id)
     assert (found.waiting.retry_count, len(found.dead.payloads)) == (3, 9)

@@ -11,9 +11,8 @@ from celery_lowkiq.rules.diagnosis import Dead, why
 from celery_lowkiq.rules.models import Disposition, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import LaneReport, NodeReport, NodeUpdate, Running, Stats
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.keys import report_key, shard_keys, tokens_key
-from celery_lowkiq.store.node_reports import NodeReports
+from tests.bound import NodeReports, Pausing
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 TWO = QueueSpec("orders", shards=2)
@@ -22,7 +21,7 @@ OWNER = "w@host-0123"
 
 @pytest.fixture
 def node_reports(store):
-    return NodeReports(store)
+    return NodeReports(store.client)
 
 
 def tell(store, running=None, shards=(SHARD,), **options):
@@ -189,7 +188,7 @@ def test_what_is_paused(store, node_reports):
     pausing = Pausing(store.client)
     take(store, owner=OWNER)
     tell(store)
-    pausing.pause_ids(ONE, ["1"])
+    pausing.switch_ids(ONE, ["1"], paused=True)
     assert kinds(node_reports, "1") == ["nowhere", "paused"]
     push(store, "1", ("a", 1), perform_in=1.0)
     push(store, "2", ("a", 1), perform_in=1.0)
@@ -197,8 +196,8 @@ def test_what_is_paused(store, node_reports):
     assert facts(node_reports, "1").id_paused == pytest.approx(facts(node_reports, "1").now, abs=60)
     assert kinds(node_reports, "2") == ["due"]
     assert node_reports.shards(ONE)[0].paused_since is None
-    pausing.pause_shard(ONE, 0)
-    pausing.pause(ONE)
+    pausing.switch_shard(ONE, 0, paused=True)
+    pausing.switch_queue(ONE, paused=True)
     assert kinds(node_reports, "1") == ["paused"] * 3
     (shard,) = node_reports.shards(ONE)
     assert (

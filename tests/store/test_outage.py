@@ -22,14 +22,14 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.models import NewJob, StoredRecord
-from celery_lowkiq.store.actions import Actions
+from celery_lowkiq.store import registry
+from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.connect import RETRIES, connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import store_error
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
+from tests.bound import Queries
 from tests.outages import Front, away
 from tests.store.helpers import ONE, SHARD, claim, end, push, take, waiting
 from tests.waiting import eventually
@@ -46,19 +46,19 @@ CALLS = {
     "settle": lambda s, lease, c: end(s, lease, c),
     "next_due": lambda s, lease, c: s.next_due([SHARD]),
     "subscribe": lambda s, lease, c: s.subscribe([ONE]),
-    "jobs": lambda s, lease, c: Queries(s).jobs(ONE),
-    "morgue": lambda s, lease, c: Queries(s).morgue(ONE),
-    "processing": lambda s, lease, c: Queries(s).processing(ONE),
-    "job": lambda s, lease, c: Queries(s).job(ONE, "1"),
-    "stats": lambda s, lease, c: Queries(s).stats(ONE),
-    "run_now_all": lambda s, lease, c: Actions(s).run_now_all(ONE),
-    "delete": lambda s, lease, c: Actions(s).delete(ONE, ["1"]),
-    "bury_failed": lambda s, lease, c: Actions(s).bury_failed(ONE),
-    "requeue_all": lambda s, lease, c: Actions(s).requeue_all(ONE),
+    "jobs": lambda s, lease, c: Queries(s.client).jobs(ONE),
+    "morgue": lambda s, lease, c: Queries(s.client).morgue(ONE),
+    "processing": lambda s, lease, c: Queries(s.client).processing(ONE),
+    "job": lambda s, lease, c: Queries(s.client).job(ONE, "1"),
+    "stats": lambda s, lease, c: Queries(s.client).stats(ONE),
+    "run_now_all": lambda s, lease, c: Actions(s.client).run_now_all(ONE),
+    "delete": lambda s, lease, c: Actions(s.client).delete(ONE, ["1"]),
+    "bury_failed": lambda s, lease, c: Actions(s.client).bury(ONE, FAILED, b"", only_failed=True),
+    "requeue_all": lambda s, lease, c: Actions(s.client).requeue(ONE, DEAD),
     "replace_call_records": lambda s, lease, c: CallReader(s.client).start(
         lease, [(StoredRecord(b"k", 0, b"x"), b"y")]
     ),
-    "as_stored": lambda s, lease, c: Registry(s.client).as_stored([ONE]),
+    "as_stored": lambda s, lease, c: registry.as_stored(s.client, [ONE]),
     "begin": lambda s, lease, c: Migrations(s.client, "orders").begin(2),
     "move": lambda s, lease, c: s.mover(ONE).turn(),
 }

@@ -11,10 +11,9 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.views import Counters, NodeReport, NodeUpdate, Sample
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.keys import nodes_key, shard_keys
-from celery_lowkiq.store.leases import beat_calls
-from celery_lowkiq.store.node_reports import NodeReports
+from celery_lowkiq.store.node_reports import beat_calls
+from tests.bound import NodeReports, Pausing
 from tests.store.helpers import claim, push, take
 
 MANY = QueueSpec("orders", shards=250)
@@ -183,7 +182,7 @@ def test_what_waits_in_a_shard_that_was_empty_is_found(store, leases, scripts):
     push(store, id_of(later), ("a", 1.0), perform_in=4e9, queue=MANY)
     push(store, id_of(urgent), ("a", 1.0), perform_in=5.0, priority=2, queue=MANY)
     push(store, id_of(paused), ("a", 1.0), perform_in=5.0, queue=MANY)
-    Pausing(store.client).pause_shard(MANY, paused.index)
+    Pausing(store.client).switch_shard(MANY, paused.index, paused=True)
     calls = scripts()
     found = store.next_due(SHARDS, (), [True] * 250)
     assert scripts() - calls == 1 + 3
@@ -242,13 +241,13 @@ def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
     calls = scripts()
     store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=told.samples))
     assert scripts() - calls == 1 + 3
-    histories, _ = NodeReports(store).histories(specs)
+    histories, _ = NodeReports(store.client).histories(specs)
     assert [*histories.values()] == [(Sample(told.now, 6, 2),)] * 251
     # A slot that has a sample keeps it, whatever comes with it.
     repeated = tuple((name, replace(sample, processed=(9,))) for name, sample in told.samples[:2])
     newer = ("other", Counters(told.now, (1,), 1))
     store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=(*repeated, newer)))
-    histories, _ = NodeReports(store).histories([*specs[:1], QueueSpec("other")])
+    histories, _ = NodeReports(store.client).histories([*specs[:1], QueueSpec("other")])
     assert [*histories.values()] == [(Sample(told.now, 6, 2),), (Sample(told.now, 1, 1),)]
 
 

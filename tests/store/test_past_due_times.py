@@ -7,8 +7,8 @@ import pytest
 from celery_lowkiq.rules.dumps import Entry, State
 from celery_lowkiq.rules.models import Disposition, NewJob, Payload, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Pausing
 from tests.store.helpers import ONE, claim, ids_of, push, stats, take
 from tests.store.shard import Shard
 from tests.store.test_dump_load import load
@@ -36,7 +36,7 @@ def test_of_a_call(store, past, priority, policies):
 
 
 def test_of_calls_in_bulk_with_a_paused_id_among_them(store):
-    Pausing(store.client).pause_ids(ONE, ["2"])
+    Pausing(store.client).switch_ids(ONE, ["2"], paused=True)
     store.push(ONE, [NewJob(f"{n}", b"x", perform_in=1.0) for n in range(5)])
     assert stats(store).length == 5
     assert stats(store).oldest < LATE

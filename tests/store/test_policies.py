@@ -9,9 +9,10 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import NOT_ISOLATED, AfterFailure, Isolation, Policies
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
+from tests.bound import Pausing
 from tests.store.helpers import take
 from tests.store.shard import Shard
 
@@ -26,7 +27,7 @@ def reads(store):
 
 def hasten(shard):
     """Its time has come."""
-    Actions(shard.store).run_now(shard.spec, ["1"])
+    Actions(shard.store.client).run_now(shard.spec, ["1"])
 
 
 class TestDebounce:
@@ -132,12 +133,12 @@ class TestStale:
         shard.run(Disposition.BURY, error=b"boom")
         shard.push("1", b"5", 5)
         shard.run()
-        actions = Actions(store)
-        assert actions.requeue_all(shard.spec) == 1
+        actions = Actions(store.client)
+        assert actions.requeue(shard.spec, DEAD) == 1
         assert shard.payloads() == [b"9" * size]
         assert [p.data for p in shard.queries.job(shard.spec, "1").dead.payloads] == [b"3" * size]
-        assert actions.requeue_all(shard.spec) == 0
-        assert actions.requeue_all(shard.spec, force=True) == 1
+        assert actions.requeue(shard.spec, DEAD) == 0
+        assert actions.requeue(shard.spec, DEAD, force=True) == 1
         assert shard.queries.job(shard.spec, "1").dead is None
         (job,) = shard.claim()
         assert ([p.data for p in job.payloads], job.unwanted) == ([b"3" * size, b"9" * size], 0)
@@ -150,7 +151,7 @@ class TestStale:
             pass
         shard.push("1", b"now", 1200)
         shard.run()
-        assert Actions(store).requeue_all(shard.spec) == 1
+        assert Actions(store.client).requeue(shard.spec, DEAD) == 1
         assert shard.waiting().payload_count == 1300
         assert shard.queries.job(shard.spec, "1").dead.payload_count == 1200
 
@@ -227,17 +228,17 @@ class TestAfterFailure:
     def test_a_paused_id_is_due_when_it_is_resumed(self, store):
         shard, own = self.failed(store)
         pausing = Pausing(store.client)
-        pausing.pause_ids(shard.spec, ["1"])
+        pausing.switch_ids(shard.spec, ["1"], paused=True)
         shard.push("1", b"b", 2)
         assert shard.claim() == ()
-        pausing.resume_ids(shard.spec, ["1"])
+        pausing.switch_ids(shard.spec, ["1"], paused=False)
         (job,) = shard.claim()
         assert (job.early, job.perform_in) == (True, own)
 
     def test_a_deleted_job_leaves_nothing_behind(self, store, client):
         shard, _ = self.failed(store)
         shard.push("1", b"b", 2)
-        Actions(store).delete(shard.spec, ["1"])
+        Actions(store.client).delete(shard.spec, ["1"])
         assert not client.exists("lowkiq:1:{orders:0}:early_due")
 
 
@@ -324,7 +325,7 @@ class TestPortions:
         for score in (1, 2):
             shard.push("1", b"%d" % score, score, perform_in=1.0)
         shard.run(Disposition.RETRY, retry_count=4, error=b"boom")
-        actions = Actions(store)
+        actions = Actions(store.client)
         actions.edit(shard.spec, "1", b"2", b"3")
         assert shard.waiting().retry_count == 4
         actions.edit(shard.spec, "1", b"1", None)
@@ -453,10 +454,10 @@ def test_isolation_stays_until_the_job_has_run(shard, how):
         shard.store.renew([shard.lease], stopping=True)
         shard.lease = take(shard.store, shard.spec, owner="another")
     elif how == "paused":
-        Pausing(shard.store.client).pause_ids(shard.spec, ["a"])
-        Pausing(shard.store.client).resume_ids(shard.spec, ["a"])
+        Pausing(shard.store.client).switch_ids(shard.spec, ["a"], paused=True)
+        Pausing(shard.store.client).switch_ids(shard.spec, ["a"], paused=False)
     elif how == "made due":
-        Actions(shard.store).run_now_all(shard.spec)
+        Actions(shard.store.client).run_now_all(shard.spec)
     else:
         shard.push("a", b"newer")
     assert (shard.waiting("a").retry_count, shard.waiting("a").isolation) == (3, ALONE)
@@ -485,7 +486,7 @@ def test_isolation_ends_when_the_job_comes_back_from_the_morgue(shard):
     shard.push("a")
     shard.run(Disposition.DIE, error=b"boom")
     fail(shard, ["a"], ALONE)
-    Actions(shard.store).requeue(shard.spec, ["a"])
+    Actions(shard.store.client).requeue(shard.spec, ["a"])
     assert shard.waiting("a").isolation == NOT_ISOLATED
 
 

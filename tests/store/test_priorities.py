@@ -9,9 +9,9 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
 from celery_lowkiq.rules.policies import WhenFull
-from celery_lowkiq.store.actions import Actions, Pausing
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.listings import Listing
-from celery_lowkiq.store.node_reports import NodeReports
+from tests.bound import NodeReports, Pausing
 from tests.store.helpers import ONE, SHARD, listening, take
 from tests.store.test_policies import Shard
 
@@ -180,7 +180,7 @@ class TestAfterARun:
         shard = shard_of(store, priority=4)
         push(shard, 9)
         shard.run(Disposition.BURY)
-        Actions(store).requeue(shard.spec, ["0"])
+        Actions(store.client).requeue(shard.spec, ["0"])
         assert priorities(shard, "0") == [4]
 
 
@@ -220,13 +220,13 @@ class TestElsewhere:
     def test_a_paused_id_keeps_its_priority(self, store, client):
         shard, pausing = shard_of(store), Pausing(store.client)
         push(shard, 5, 7, None)
-        assert pausing.pause_ids(shard.spec, ["0", "2", "new"]) == 3
+        assert pausing.switch_ids(shard.spec, ["0", "2", "new"], paused=True) == 3
         store.push(shard.spec, [NewJob("new", b"x", perform_in=4.0, priority=6)])
         store.push(shard.spec, [NewJob("0", b"y", priority=3)])
         assert [job.paused for job in map(shard.waiting, ["0", "1", "2", "new"])] == [True, False, True, True]
         assert priorities(shard, "0", "1", "2", "new") == [3, 7, 0, 6]
         assert claim(shard) == ["1"]
-        pausing.resume_ids(shard.spec, ["0", "2", "new"])
+        pausing.switch_ids(shard.spec, ["0", "2", "new"], paused=False)
         assert priorities(shard, "0", "2", "new") == [3, 0, 6]
         assert claim(shard) == ["2", "0", "new"]
         assert not client.exists(PRIORITIZED, BY_PRIORITY)
@@ -234,21 +234,21 @@ class TestElsewhere:
     def test_a_paused_id_is_not_claimed(self, store):
         shard = shard_of(store)
         push(shard, 5, 7)
-        Pausing(store.client).pause_ids(shard.spec, ["0"])
+        Pausing(store.client).switch_ids(shard.spec, ["0"], paused=True)
         assert claim(shard) == ["1"]
 
     def test_they_are_made_due(self, store):
         shard = shard_of(store)
         push(shard, 5, 3, 4, at=4e9)
-        assert Actions(store).run_now(shard.spec, ["0"]) == 1
+        assert Actions(store.client).run_now(shard.spec, ["0"]) == 1
         assert claim(shard) == ["0"]
-        assert Actions(store).run_now_all(shard.spec) == 2
+        assert Actions(store.client).run_now_all(shard.spec) == 2
         assert claim(shard) == ["1", "2"]
 
     def test_deleted_and_killed_ones_leave_nothing_behind(self, store, client):
         shard = shard_of(store)
         push(shard, 5, 3, 4)
-        actions = Actions(store)
+        actions = Actions(store.client)
         assert actions.delete(shard.spec, ["0"]) == 1
         assert actions.bury(shard.spec, ["1"], b"by hand") == 1
         assert actions.edit(shard.spec, "2", b"x", None)
@@ -260,7 +260,7 @@ class TestElsewhere:
         push(shard, 5)
         shard.run(Disposition.BURY)
         push(shard, 5)
-        assert Actions(store).delete_dead(shard.spec, ["0"]) == 1
+        assert Actions(store.client).delete_dead(shard.spec, ["0"]) == 1
         assert claim(shard) == ["0"]
 
     def test_a_full_queue_counts_them_and_drops_them_first(self, store):
@@ -273,7 +273,7 @@ class TestElsewhere:
         shard = shard_of(store)
         push(shard, 5, 0, 3, 5, 9)
         store.push(shard.spec, [NewJob("later", b"x", perform_in=4e9)])
-        look = NodeReports(store)
+        look = NodeReports(store.client)
         ahead = [
             look.facts(shard.spec, f"{n}", rate=None, max_retries=None, read=lambda _: None).waiting.ahead
             for n in range(5)
@@ -317,7 +317,7 @@ def test_a_time_beyond_all_others_changes_no_priority(store, when):
     shard = shard_of(store)
     store.push(shard.spec, [NewJob("1", b"x", perform_in=when, priority=5)])
     assert (shard.waiting().priority, shard.waiting().perform_in) == (5, when)
-    Actions(store).run_now_all(shard.spec)
+    Actions(store.client).run_now_all(shard.spec)
     assert claim(shard) == ["1"]
 
 

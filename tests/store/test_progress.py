@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import NewJob, QueueSpec
-from celery_lowkiq.store.actions import Actions, Pausing
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.progress import Stop
+from tests.bound import Pausing, Queries
 from tests.store.helpers import ONE
 
 MANY = 5000
@@ -16,7 +16,7 @@ FOUR = QueueSpec("four", shards=4, batch_size=10)
 
 @pytest.fixture
 def actions(store):
-    return Actions(store)
+    return Actions(store.client)
 
 
 def stop_when(condition):
@@ -36,7 +36,7 @@ CASES = {
     "kill": ("waiting", lambda actions, progress: actions.bury(ONE, ["1"], b"boom", progress)),
     "delete_dead": ("dead", lambda actions, progress: actions.delete_dead(ONE, ["1"], progress)),
     "requeue": ("dead", lambda actions, progress: actions.requeue(ONE, ["1"], progress)),
-    "requeue_all": ("dead", lambda actions, progress: actions.requeue_all(ONE, progress)),
+    "requeue_all": ("dead", lambda actions, progress: actions.requeue(ONE, DEAD, progress)),
 }
 
 
@@ -51,7 +51,7 @@ def case(request, store, actions):
 
 
 def payloads_left(store, place):
-    found = getattr(Queries(store).job(ONE, "1", payload_limit=1), place)
+    found = getattr(Queries(store.client).job(ONE, "1", payload_limit=1), place)
     return found.payload_count if found else 0
 
 
@@ -76,7 +76,7 @@ def test_a_change_of_many_shards_stops_between_them(store):
     ids = [str(n) for n in range(100)]
     progress = stop_when(lambda told: True)
     with pytest.raises(Stop):
-        Pausing(store.client).pause_ids(FOUR, ids, progress)
+        Pausing(store.client).switch_ids(FOUR, ids, progress, paused=True)
     assert len(progress.told) == 1
     assert 0 < progress.told[0] < 100
 

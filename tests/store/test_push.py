@@ -15,17 +15,18 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.store import registry
 from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
 from celery_lowkiq.store.records import number_text
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.registry import Registry
+from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.resharding import reshard
 from celery_lowkiq.store.script import load
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, end, listening, push, take, waiting
 
 
@@ -72,8 +73,8 @@ def test_senders_are_forgotten_after_an_hour_without_a_push(store, client):
 def test_a_bulk_push_goes_in_chunks_to_all_shards(store):
     queue = QueueSpec("many", shards=3)
     store.push(queue, [NewJob(str(number), b"x") for number in range(5000)])
-    assert Queries(store).stats(queue).length == 5000
-    assert all(one.length > 1500 for one in Queries(store).shard_stats(queue))
+    assert Queries(store.client).stats(queue).length == 5000
+    assert all(one.length > 1500 for one in Queries(store.client).shard_stats(queue))
 
 
 def test_chunks_are_bounded_in_jobs_and_bytes():
@@ -104,13 +105,13 @@ def test_a_queue_is_resharded_and_old_callers_follow(store, client, before, afte
     push(store, "1", ("a", 1), queue=old, perform_in=1.0)
     reshard(store.mover(old), old, after)
     assert waiting(store, "1", new) == [("a", 1)]
-    Actions(store).delete(new, ["1"])
+    Actions(store.client).delete(new, ["1"])
     jobs = [NewJob(str(n), b"x") for n in range(2 * CHUNK_JOBS * max(before, after))]
     stored = []
     store.push(old, jobs, stored=stored.extend)
     assert sorted(job.id for job in stored) == sorted(job.id for job in jobs)
-    assert Queries(store).stats(new).length == len(jobs)
-    assert Registry(store.client).as_stored([old]) == [new]
+    assert Queries(store.client).stats(new).length == len(jobs)
+    assert registry.as_stored(store.client, [old]) == [new]
 
 
 def test_what_was_stored_before_the_number_of_shards_changed_is_not_stored_twice(store, client):
@@ -119,10 +120,10 @@ def test_what_was_stored_before_the_number_of_shards_changed_is_not_stored_twice
     push(store, "1", ("registers", 1), queue=old)
     call = push_call(old, old.shard_of("1"), sender, [NewJob("1", b"x")])
     assert store.client.call(call) == 1
-    Actions(store).delete(old, ["1"])
+    Actions(store.client).delete(old, ["1"])
     reshard(store.mover(old), old, 2)
     assert store.client.call(call) == 0
-    assert Queries(store).stats(new).length == 0
+    assert Queries(store.client).stats(new).length == 0
 
 
 def test_dead_jobs_move_too(store):
@@ -131,8 +132,8 @@ def test_dead_jobs_move_too(store):
     end(store, lease, claim(store, lease), Disposition.BURY)
     reshard(store.mover(ONE), ONE, 3)
     three = QueueSpec("orders", shards=3)
-    assert Queries(store).stats(three).morgue_length == 1
-    assert Queries(store).job(three, "1", 10).dead.payloads[0].data == b"a"
+    assert Queries(store.client).stats(three).morgue_length == 1
+    assert Queries(store.client).job(three, "1", 10).dead.payloads[0].data == b"a"
 
 
 def test_another_format_is_refused(store, client):
@@ -168,7 +169,7 @@ def test_many_threads_push_at_once_and_nothing_is_lost(store):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(pusher, range(8)))
-    assert Queries(store).stats(queue).length == 400
+    assert Queries(store.client).stats(queue).length == 400
 
 
 def test_scripts_come_back_after_a_flush(store, client):
@@ -213,25 +214,25 @@ def test_pushes_go_on_while_the_number_of_shards_changes(client):
         with ThreadPoolExecutor(len(acts)) as pool:
             for done in [pool.submit(act) for act in acts]:
                 done.result()
-        assert Registry(store.client).as_stored([old]) == [new]
-        assert Queries(store).stats(new).length == 121
-        page = Queries(store).jobs(new, Listing("perform_in", limit=1000)).items
+        assert registry.as_stored(store.client, [old]) == [new]
+        assert Queries(store.client).stats(new).length == 121
+        page = Queries(store.client).jobs(new, Listing("perform_in", limit=1000)).items
         assert len({job.id for job in page}) == 121
-        assert all(Queries(store).job(new, job.id, 10).waiting for job in page)
+        assert all(Queries(store.client).job(new, job.id, 10).waiting for job in page)
 
 
 def test_a_migration_between_two_steps_of_opening_a_shard_is_no_damage(store, monkeypatch):
     push(store, "1", ("a", 1), queue=(old := QueueSpec("q", shards=2)))
-    write = store.client.each
+    each = store.client.each
 
-    def write_after_migration(calls):
+    def each_after_migration(calls, *kept):
         monkeypatch.undo()
         reshard(store.mover(old), old, 3)
-        return write(calls)
+        return each(calls, *kept)
 
-    monkeypatch.setattr(store.client, "each", write_after_migration)
+    monkeypatch.setattr(store.client, "each", each_after_migration)
     with pytest.raises(QueueResharded):
-        Registry(store.client).open_shards(old, old.shard_refs(), store.mover)
+        registry.open_shards(store.client, old, old.shard_refs(), Repairs(store.client), store.mover)
 
 
 def test_a_caller_opens_shards_whose_mover_has_died(store, client):

@@ -6,11 +6,10 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.client import FakeClockClient
 from celery_lowkiq.store.listings import Listing
-from celery_lowkiq.store.node_reports import NodeReports
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import NodeReports, Pausing
 from tests.store.helpers import take
 from tests.store.test_policies import Shard
 
@@ -62,7 +61,9 @@ def test_its_diagnosis_has_the_time_of_its_next_token(clocked):
     shard.push("1")
     shard.run()
     shard.push("1")
-    found = NodeReports(clocked).facts(shard.spec, "1", rate=None, max_retries=None, read=lambda _: None)
+    found = NodeReports(clocked.client).facts(
+        shard.spec, "1", rate=None, max_retries=None, read=lambda _: None
+    )
     assert found.id_token_at - found.now == pytest.approx(NEXT, abs=0.1 * NEXT)
 
 
@@ -212,10 +213,10 @@ def test_a_paused_id_waits_for_its_token_when_it_is_resumed(clocked):
     pausing = Pausing(clocked.client)
     shard.push("1")
     shard.run()
-    pausing.pause_ids(shard.spec, ["1"])
+    pausing.switch_ids(shard.spec, ["1"], paused=True)
     shard.push("1")
     assert shard.claim() == ()
-    pausing.resume_ids(shard.spec, ["1"])
+    pausing.switch_ids(shard.spec, ["1"], paused=False)
     assert shard.claim() == ()
     assert due_in(shard) == NEXT
 

@@ -11,12 +11,12 @@ from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.actions import Actions, Pausing, queue_damages, repair_queue
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import DEAD, Actions, queue_damages, repair_queue
 from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
+from tests.bound import Pausing, Queries
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 from tests.waiting import eventually
 
@@ -44,7 +44,7 @@ def everywhere(store):
         end(store, lease, claim(store, lease, 1), disposition, retry_count=3, delay=1000.0, error=b"boom")
     push(store, "runs", ("a", 1.0), perform_in=1.0)
     claim(store, lease, 1)
-    Pausing(store.client).pause_ids(ONE, ["held"])
+    Pausing(store.client).switch_ids(ONE, ["held"], paused=True)
     push(store, "plain", ("a", 1.0))
     push(store, "later", ("a", 1.0), perform_in=FAR)
     push(store, "held", ("a", 1.0))
@@ -76,10 +76,10 @@ def run_all(store, lease):
 
 def drained(store, lease):
     """What runs when everything is let go, also what was dead."""
-    Pausing(store.client).resume_ids(ONE, ["held"])
-    actions = Actions(store)
+    Pausing(store.client).switch_ids(ONE, ["held"], paused=False)
+    actions = Actions(store.client)
     actions.run_now_all(ONE)
-    actions.requeue_all(ONE)
+    actions.requeue(ONE, DEAD)
     return run_all(store, lease)
 
 
@@ -135,7 +135,7 @@ def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, ca
     lease = everywhere(store)
     push(store, "ahead", ("a", 5e9))
     before = claim(store, lease, 1)
-    Pausing(store.client).pause(ONE)
+    Pausing(store.client).switch_queue(ONE, paused=True)
     known = client.hgetall(KEYS["meta"])
     client.delete(KEYS["meta"])
     store.push(ONE, [NewJob("ahead", b"made")])
@@ -147,7 +147,7 @@ def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, ca
     assert int(meta[b"claim"]) == before.number
     assert (meta[b"queue_paused"], meta[b"queue_pause"]) == (known[b"queue_paused"], known[b"queue_pause"])
     assert claim(store, took_over(store)).jobs == ()
-    Pausing(store.client).resume(ONE)
+    Pausing(store.client).switch_queue(ONE, paused=False)
     assert "plain" in run_all(store, took_over(store))
 
 
@@ -207,7 +207,7 @@ def test_a_lost_registry_is_written_again_with_the_number_of_the_shards(store, c
     other = RedisStore(client)
     other.push(QueueSpec("orders", shards=7), [NewJob(str(n), b"y", 2.0) for n in range(40)])
     assert client.hget(queue_key("orders"), "shards") == b"4"
-    assert Queries(store).stats(FOUR).length == 40
+    assert Queries(store.client).stats(FOUR).length == 40
     assert queue_damages(store.client, FOUR) == []
 
 
@@ -265,12 +265,12 @@ def test_what_was_pushed_while_long_jobs_had_lost_their_record_is_united_with_th
 
 def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, client):
     everywhere(store)
-    Pausing(store.client).pause_ids(ONE, ["ranked"])
+    Pausing(store.client).switch_ids(ONE, ["ranked"], paused=True)
     client.delete(KEYS["due_paused"], KEYS["failed"])
     repair_queue(store.client, ONE)
-    (failed,) = Queries(store).jobs(ONE, Listing("retry_count")).items
+    (failed,) = Queries(store.client).jobs(ONE, Listing("retry_count")).items
     assert (failed.id, failed.error) == ("failed", b"boom")
-    job = Queries(store).job(ONE, "ranked").waiting
+    job = Queries(store.client).job(ONE, "ranked").waiting
     assert (job.priority, job.paused) == (5, True)
 
 
@@ -279,7 +279,7 @@ def test_a_lost_priority_becomes_that_of_the_queue(store, client):
     store.push(queue, [NewJob("urgent", b"a", 1.0, priority=7)])
     client.delete(KEYS["by_priority"])
     repair_queue(store.client, queue)
-    assert Queries(store).job(queue, "urgent").waiting.priority == 3
+    assert Queries(store.client).job(queue, "urgent").waiting.priority == 3
 
 
 def test_beside_a_living_owner_a_repair_gives_nothing_up_that_runs(store, client):
@@ -316,13 +316,13 @@ def test_payloads_of_a_long_job_come_back_with_its_id(store, client):
 def test_an_id_whose_pause_was_lost_is_paused_again(store, client, caplog):
     """O6: also when a push has laid its job where it is not paused; nothing of it is taken for lost."""
     lease = take(store)
-    Pausing(store.client).pause_ids(ONE, ["held"])
+    Pausing(store.client).switch_ids(ONE, ["held"], paused=True)
     push(store, "held", ("a", 1.0))
     client.delete(KEYS["paused"])
     push(store, "held", ("b", 2.0))
     assert run_all(store, lease) == {}
     assert "LOST" not in caplog.text
-    Pausing(store.client).resume_ids(ONE, ["held"])
+    Pausing(store.client).switch_ids(ONE, ["held"], paused=False)
     assert run_all(store, lease) == {"held": ["a", "b"]}
 
 
@@ -446,6 +446,6 @@ def test_a_long_job_that_is_deleted_was_not_lost(store, caplog):
         return reply
 
     store.client.call = between
-    assert Actions(store).delete(ONE, ["long"]) == 1
+    assert Actions(store.client).delete(ONE, ["long"]) == 1
     assert claims == [()]
     assert "LOST" not in caplog.text

@@ -12,14 +12,14 @@ from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import Disposition, Layout, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from celery_lowkiq.store import mover as strays
-from celery_lowkiq.store.actions import Actions, Pausing
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import ID_KEYS, SHARD_KEYS, queue_key
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.resharding import reshard
+from tests.bound import Pausing, Queries
 from tests.store.helpers import contents, stats
 from tests.store.resharding import (
     NAME,
@@ -107,7 +107,7 @@ def test_everything_of_an_id_moves(store, client):
     for name, (command, value) in BY_HAND.items():
         getattr(client, command)(key(name), job_id, value)
     client.zadd(key("buckets"), {job_id: 9e15})
-    Pausing(store.client).pause_ids(ONE, [other])
+    Pausing(store.client).switch_ids(ONE, [other], paused=True)
     store.push(ONE, [NewJob(other, b"1", 5.0, 9e9, priority=4)])
     client.zadd(key("due_prioritized"), {(ranked := someone(3, 1)): 9e9})
     client.zadd(key("by_priority"), {ranked: 5 * 2**34 + 9e9})
@@ -290,14 +290,14 @@ def moved_meanwhile(store, client, queue, job_id, *payloads, **when):
     until(client, mover, "move")
     assert pushed(store, moved, job_id, *payloads, **when) == 1
     until(client, mover, "idle")
-    return Queries(store).job(replace(queue, shards=2), job_id).waiting
+    return Queries(store.client).job(replace(queue, shards=2), job_id).waiting
 
 
 def a_failed_job(store, queue, job_id):
     lease = owned(store, queue, 0)
     store.push(queue, [NewJob(job_id, b"older", perform_in=1.0)])
     fails(store, queue, lease)
-    return Queries(store).job(queue, job_id).waiting.perform_in
+    return Queries(store.client).job(queue, job_id).waiting.perform_in
 
 
 def test_a_failed_job_keeps_its_time_and_retry_count(store, client):
@@ -329,7 +329,7 @@ def test_a_call_moves_a_debounced_job_at_most_by_debounce_max(store, client, mos
     queue = replace(ONE, policies=Policies(debounce=1e5, debounce_max=most))
     job_id = someone(2, 1)
     store.push(queue, [NewJob(job_id, b"older")])
-    before = Queries(store).job(queue, job_id).waiting.perform_in
+    before = Queries(store.client).job(queue, job_id).waiting.perform_in
     job = moved_meanwhile(store, client, queue, job_id, b"newer")
     assert (job.perform_in > before) is late
     assert [payload.data for payload in job.payloads] == [b"older", b"newer"]
@@ -368,12 +368,12 @@ def test_an_import_is_never_refused_and_drops_nothing(store, client):
 
 def test_a_paused_id_stays_paused(store, client):
     job_id = someone(2, 1)
-    Pausing(store.client).pause_ids(ONE, [job_id])
+    Pausing(store.client).switch_ids(ONE, [job_id], paused=True)
     store.push(ONE, [NewJob(job_id, b"x", perform_in=1.0)])
     queue = resharded(store, ONE, 2)
     lease = owned(store, queue, 1)
     assert claimed(store, queue, lease).jobs == ()
-    Pausing(store.client).resume_ids(queue, [job_id])
+    Pausing(store.client).switch_ids(queue, [job_id], paused=False)
     assert [job.id for job in claimed(store, queue, lease).jobs] == [job_id]
 
 
@@ -382,9 +382,9 @@ def test_what_an_operator_does_leaves_a_job_that_is_moved_where_it_is(store, cli
     store.push(ONE, [NewJob(stays, b"x", perform_in=9e9)])
     mover, moved = begun(store, ONE, 2), in_migration(ONE, 2)
     until(client, mover, "move")
-    Pausing(store.client).pause_ids(moved, [stays])
-    Pausing(store.client).resume_ids(moved, [stays])
-    Actions(store).run_now(moved, [stays])
+    Pausing(store.client).switch_ids(moved, [stays], paused=True)
+    Pausing(store.client).switch_ids(moved, [stays], paused=False)
+    Actions(store.client).run_now(moved, [stays])
     assert client.zrange(key("moving"), 0, -1) == [stays.encode()]
     lease = owned(store, moved, 0)
     assert claimed(store, moved, lease).jobs == ()
@@ -394,7 +394,7 @@ def test_what_an_operator_does_leaves_a_job_that_is_moved_where_it_is(store, cli
 
 def test_the_pause_of_a_queue_holds_in_new_shards(store, client):
     store.push(ONE, [NewJob("any", b"x")])
-    Pausing(store.client).pause(ONE)
+    Pausing(store.client).switch_queue(ONE, paused=True)
     queue = resharded(store, ONE, 2)
     assert stats(store, queue).paused == 2
 
@@ -449,7 +449,7 @@ def test_the_pause_of_a_removed_shard_ends_with_it(store, client):
     lease = owned(store, two, 1)
     running = claimed(store, two, lease)
     store.push(two, [NewJob(name, b"x", perform_in=1.0) for name in names[1:]])
-    assert pausing.pause_shard(two, 1)
+    assert pausing.switch_shard(two, 1, paused=True)
     mover = begun(store, two, 1)
     until(client, mover, "move")
     ended(store, two, lease, running, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
@@ -460,7 +460,7 @@ def test_the_pause_of_a_removed_shard_ends_with_it(store, client):
     ended(store, ONE, lease, moved)
     queue = resharded(store, ONE, 2)
     assert stats(store, queue).paused == 0
-    assert not pausing.resume_shard(queue, 1)
+    assert not pausing.switch_shard(queue, 1, paused=False)
 
 
 def test_the_pause_of_a_shard_that_stays_holds_for_jobs_that_come_to_it(store, client):
@@ -468,11 +468,11 @@ def test_the_pause_of_a_shard_that_stays_holds_for_jobs_that_come_to_it(store, c
     queue = resharded(store, ONE, 2)
     store.push(queue, [NewJob(job_id := someone(2, home=1), b"x", perform_in=1.0)])
     pausing = Pausing(store.client)
-    assert pausing.pause_shard(queue, 0)
+    assert pausing.switch_shard(queue, 0, paused=True)
     queue = resharded(store, queue, 1)
     lease = owned(store, queue, 0)
     assert claimed(store, queue, lease).jobs == ()
-    assert pausing.resume_shard(queue, 0)
+    assert pausing.switch_shard(queue, 0, paused=False)
     assert job_id in {job.id for job in claimed(store, queue, lease).jobs}
 
 

@@ -11,10 +11,11 @@ import pytest
 from celery_lowkiq.rules.errors import NotAbortable, StoreUnavailable
 from celery_lowkiq.rules.models import Layout, NewJob, shard_of
 from celery_lowkiq.rules.resharding import Phase
-from celery_lowkiq.store.actions import Pausing, queue_damages, repair_queue
+from celery_lowkiq.store import registry
+from celery_lowkiq.store.actions import queue_damages, repair_queue
 from celery_lowkiq.store.keys import FORMAT, SHARD_KEYS, queue_key
 from celery_lowkiq.store.mover import Migrations, Mover
-from celery_lowkiq.store.registry import Registry
+from tests.bound import Pausing
 from tests.store.helpers import contents
 from tests.store.resharding import (
     NAME,
@@ -72,7 +73,7 @@ def test_a_queue_whose_own_key_is_lost_between_two_seals_ends_its_migration(stor
     until(client, mover, "seal")
     run(store, "seal", 2, gen=1, shards="1>3", sealed="3")
     client.delete(queue_key(NAME))
-    Registry(store.client).registered(ONE)
+    registry.registered(store.client, ONE)
     until(client, mover, "idle")
     assert runs_of(store, replace(ONE, shards=3)) == {"1": ["x"]}
 
@@ -91,7 +92,7 @@ def test_a_queue_whose_own_key_is_older_than_its_shards_follows_them(store, clie
 
 def test_a_queue_whose_own_key_is_lost_in_a_migration_stays_paused(store, client):
     store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
-    Pausing(store.client).pause(ONE)
+    Pausing(store.client).switch_queue(ONE, paused=True)
     mover = begun(store, ONE, 3)
     until(client, mover, "flip")
     run(store, "fence", 0, gen=1, route="1>3")
@@ -102,7 +103,7 @@ def test_a_queue_whose_own_key_is_lost_in_a_migration_stays_paused(store, client
     until(client, mover, "idle")
     queue = replace(ONE, shards=3)
     assert runs_of(store, queue) == {}
-    Pausing(store.client).resume(queue)
+    Pausing(store.client).switch_queue(queue, paused=False)
     assert len(runs_of(store, queue)) == 21
 
 
@@ -358,7 +359,7 @@ def test_a_queue_that_has_lost_a_migration_that_ended_is_in_none(store, client):
     until(client, mover, "idle")
     resharded(store, ONE, 2)
     client.restore(queue_key(NAME), 0, before, replace=True)
-    assert Registry(store.client).registered(two).layout.route == "2"
+    assert registry.registered(store.client, two).layout.route == "2"
     fields = ("gen", "migration", "phase", "format", "migration_paused")
     assert client.hmget(queue_key(NAME), *fields) == [b"2", b"1>2", b"idle", b"%d" % FORMAT, None]
     assert runs_of(store, resharded(store, two, 3)) == {f"id-{n}": ["x"] for n in range(20)}
@@ -413,7 +414,7 @@ def test_a_migration_that_may_take_another_one_back_is_not_taken_back(store, cli
     until(client, mover, "move")
     if lost == "its own key":
         client.delete(queue_key(NAME))
-        Registry(store.client).registered(ONE)
+        registry.registered(store.client, ONE)
     else:
         assert migrations.restart(2, Phase.MOVE)
     if lost == "its own key":
@@ -435,8 +436,8 @@ def test_a_queue_is_registered_as_its_retired_shards_say(store, client):
     before = client.dump(queue_key(NAME))
     resharded(store, replace(ONE, shards=4), 1)
     client.restore(queue_key(NAME), 0, before, replace=True)
-    registry = Registry(WithoutFirst(store.client))
-    assert registry.registered(replace(ONE, shards=4)).layout == Layout(1)
+    client_of_others = WithoutFirst(store.client)
+    assert registry.registered(client_of_others, replace(ONE, shards=4)).layout == Layout(1)
     assert client.hmget(queue_key(NAME), "shards", "gen", "migration") == [b"1", b"1", b"4>1"]
     assert len(runs_of(store, ONE)) == 20
 

@@ -8,12 +8,11 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch
 from celery_lowkiq.rules.models import NewJob, ShardRef
-from celery_lowkiq.store.actions import Pausing
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.repairs import Repairs
+from tests.bound import Pausing, Queries
 from tests.store.resharding import (
     NAME,
     ONE,
@@ -89,7 +88,7 @@ def test_a_fence_hides_many_jobs_with_priorities_in_steps(store, client, paused)
     """Between two of them, claims take what is left, and find no key that differs from others."""
     jobs = [NewJob(f"id-{number}", b"1", 1.0, priority=number % 10) for number in range(3500)]
     if paused:
-        Pausing(store.client).pause_ids(ONE, [job.id for job in jobs])
+        Pausing(store.client).switch_ids(ONE, [job.id for job in jobs], paused=True)
     store.push(ONE, jobs)
     lease, taken, replies = owned(store, ONE, 0), set(), []
     while not replies or replies[-1][-1]:
@@ -114,7 +113,9 @@ def test_a_queue_with_many_priorities_is_moved(store):
     store.push(ONE, jobs)
     queue = resharded(store, ONE, 2)
     found = {
-        job.id: job.priority for n in (0, 1) for job in Queries(store).waiting_of(queue.shard_refs()[n], 1)
+        job.id: job.priority
+        for n in (0, 1)
+        for job in Queries(store.client).waiting_of(queue.shard_refs()[n], 1)
     }
     assert found == {job.id: job.priority for job in jobs}
 

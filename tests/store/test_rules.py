@@ -11,16 +11,16 @@ from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
 PAST = 1000.0
 
 
 def job(store: RedisStore, job_id: str, queue: QueueSpec = ONE):
-    return Queries(store).job(queue, job_id).waiting
+    return Queries(store.client).job(queue, job_id).waiting
 
 
 def test_rule_1_an_id_lies_in_shard_crc32_modulo_shards(store):
@@ -28,7 +28,7 @@ def test_rule_1_an_id_lies_in_shard_crc32_modulo_shards(store):
     for job_id in ("1", "42", "é😀", "a:b{c}"):
         assert shard_of(job_id, 7) == zlib.crc32(job_id.encode()) % 7
         push(store, job_id, ("x", 1), queue=queue)
-        stats = Queries(store).shard_stats(queue)
+        stats = Queries(store.client).shard_stats(queue)
         assert stats[shard_of(job_id, 7)].length > 0
     assert sum(one.length for one in stats) == 4
 
@@ -94,7 +94,7 @@ def test_rule_4_back_from_the_morgue(store):
     push(store, "1", ("dead", 1), perform_in=PAST)
     end(store, lease, claim(store, lease), Disposition.BURY, error=b"boom")
     push(store, "1", ("new", 2), perform_in=9e9)
-    assert Actions(store).requeue(ONE, ["1"]) == 1
+    assert Actions(store.client).requeue(ONE, ["1"]) == 1
     back = claim(store, lease).jobs[0]
     assert [(p.data, p.score) for p in back.payloads] == [(b"dead", 1), (b"new", 2)]
     assert back.retry_count == -1
@@ -135,7 +135,7 @@ def test_rule_7_a_failure_is_one_change(store, client):
             if command.get("client_type") != "lua" and name not in ("CLIENT", "HELLO"):
                 commands.append(name)
     assert commands in (["EVALSHA"], ["EVALSHA", "SCRIPT", "EVALSHA"])
-    stats = Queries(store).stats(ONE)
+    stats = Queries(store.client).stats(ONE)
     assert (stats.busy, stats.length, stats.morgue_length, stats.failed) == (0, 1, 1, 1)
 
 
@@ -159,7 +159,7 @@ def test_rule_8_a_job_that_kills_its_owners_goes_to_the_morgue(store):
         claim(store, take(store, owner=owner))
     lease = take(store, owner="f")
     assert dead(store, "1") == [("killer", 1)]
-    assert Queries(store).job(ONE, "1").dead.error == ONE.poison_error
+    assert Queries(store.client).job(ONE, "1").dead.error == ONE.poison_error
     assert contents(claim(store, lease)) == {"1": [("innocent", 2)]}
 
 
@@ -288,7 +288,7 @@ def test_jobs_of_two_claims_are_settled_together(store):
         claims.append(claim(store, lease, in_hand=None))
     settlements = [Settlement(job.id, each.number, Disposition.DONE) for each in claims for job in each.jobs]
     assert store.settle(ONE, lease, settlements).accepted == {"1", "2"}
-    assert Queries(store).stats(ONE).busy == 0
+    assert Queries(store.client).stats(ONE).busy == 0
 
 
 @pytest.mark.parametrize("number", [10**14, 2**53 - 10_000])
@@ -322,7 +322,7 @@ def test_a_delay_beyond_all_numbers_loses_nothing(store, delay):
     push(store, "1", ("a", 1), perform_in=1.0)
     lease = take(store)
     settled = end(store, lease, claim(store, lease), Disposition.RETRY, delay=delay)
-    job = Queries(store).job(ONE, "1").waiting
+    job = Queries(store.client).job(ONE, "1").waiting
     assert settled.now + 9e8 < job.perform_in < settled.now + 2e9
 
 
@@ -360,7 +360,7 @@ def test_a_former_owners_settle_deletes_nothing_of_the_new_one(store):
     again = claim(store, heir)
     with pytest.raises(NotOwner):
         end(store, former, claimed)
-    assert Queries(store).stats(ONE).busy == 1
+    assert Queries(store.client).stats(ONE).busy == 1
     assert end(store, heir, again).accepted == {"1"}
 
 
@@ -387,4 +387,4 @@ def test_a_failure_repeated_after_a_lost_reply_leaves_one_copy(store):
         end(store, lease, claimed, Disposition.DIE, error=b"boom")
     assert dead(store, "1") == [("a", 1)]
     assert waiting(store, "1") == [("b", 2)]
-    assert Queries(store).stats(ONE).failed == 1
+    assert Queries(store.client).stats(ONE).failed == 1

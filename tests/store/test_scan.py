@@ -8,10 +8,8 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Layout, NewJob
 from celery_lowkiq.rules.resharding import Migration, Phase
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.claims import scan
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.dump_load import dump_entries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
@@ -19,6 +17,7 @@ from celery_lowkiq.store.mover import StraySearch
 from celery_lowkiq.store.records import dump_cursor
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
+from tests.bound import Pausing, Queries
 from tests.store.helpers import ONE, SHARD
 
 IDS = {f"id-{number}" for number in range(3000)}
@@ -46,7 +45,7 @@ def restart(server):
 
 
 def test_a_listing_by_id_misses_nothing(server, store):
-    queries, found, after = Queries(store), set(), None
+    queries, found, after = Queries(store.client), set(), None
     for number in range(1000):
         page = queries.jobs(ONE, Listing(limit=100, after=after))
         found |= {job.id for job in page.items}
@@ -76,11 +75,11 @@ def test_the_same_server_repeats_nothing(store):
 @pytest.mark.parametrize("rest", ["7.no-name", "7.a b", "7", "x.1", f"{2**64}.a", "7.a\n"])
 def test_cursors_that_no_listing_returned(store, rest):
     with pytest.raises(InvalidCall, match="after="):
-        Queries(store).jobs(ONE, Listing(after=dump_cursor(0, rest.encode())))
+        Queries(store.client).jobs(ONE, Listing(after=dump_cursor(0, rest.encode())))
 
 
 def test_what_a_migration_must_move_is_found(server, store):
-    Pausing(store.client).pause_ids(ONE, IDS)
+    Pausing(store.client).switch_ids(ONE, IDS, paused=True)
     migration, search = Migration(1, Phase.MOVE, Layout(2, 1)), StraySearch()
     steps = 0
     while not search.is_done(0):

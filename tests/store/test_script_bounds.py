@@ -77,7 +77,7 @@ def test_large_jobs_are_claimed_one_after_the_other_beside_small_and_failed_ones
 def test_the_bytes_of_all_jobs_of_a_step_are_limited(store, client, name):
     push_large(store, 4)
     ids = [f"{n:04}" for n in range(4)]
-    actions = Actions(store)
+    actions = Actions(store.client)
     if name != "bury":
         actions.bury(ONE, ids, b"reason")
     bounds = {"merge": "min", "policy": "", "limit": 500, "max_bytes": LARGE + 1}
@@ -138,7 +138,7 @@ def test_a_script_reads_no_more_bytes_of_a_long_job_than_its_limit_and_one_step(
     elif name == "dump":
         asked = payloads_read(client, lambda: found.extend(dumped(store)))
     else:
-        asked = payloads_read(client, lambda: Actions(store).delete(ONE, ["long"]))
+        asked = payloads_read(client, lambda: Actions(store.client).delete(ONE, ["long"]))
         assert stats(store).length == 0
     assert [payload.data for payload in found] == ([] if name == "delete" else payloads)
     assert sum(asked) >= len(payloads)
@@ -150,7 +150,7 @@ def test_the_payload_of_a_job_is_not_read_to_delete_it(store, client):
     """50 ids of a step with 2 MB each stopped Redis for 60 ms."""
     push_large(store, 4)
     client.config_resetstat()
-    assert Actions(store).delete(ONE, [f"{n:04}" for n in range(4)]) == 4
+    assert Actions(store.client).delete(ONE, [f"{n:04}" for n in range(4)]) == 4
     # Of the shard.
     assert client.info("commandstats")["cmdstat_hget"]["calls"] < 4
     assert stats(store).length == 0

@@ -8,10 +8,10 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
 from celery_lowkiq.store import listings
-from celery_lowkiq.store.actions import Actions, Pausing
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
+from tests.bound import Pausing, Queries
 from tests.store.helpers import claim, take
 
 QUEUE = QueueSpec("searched", shards=3, batch_size=1000)
@@ -47,8 +47,8 @@ def queries(store, request, monkeypatch):
         )
         due = shard_keys(QUEUE.shard_refs()[shard])["due"]
         store.client.commands([("ZADD", due, "XX", 1000 + n, one) for one, n in numbers.items()])
-    Pausing(store.client).pause_ids(QUEUE, [*PAUSED])
-    return Queries(store)
+    Pausing(store.client).switch_ids(QUEUE, [*PAUSED], paused=True)
+    return Queries(store.client)
 
 
 def pages(read, **options):
@@ -114,7 +114,7 @@ def test_the_rest_of_a_step_is_left_to_the_next_page(queries):
 
 @pytest.mark.parametrize("by", ["id", "updated_at"])
 def test_filters_of_the_dead_combine(store, queries, by):
-    actions = Actions(store, lambda *_: None)
+    actions = Actions(store.client, lambda *_: None)
     actions.bury(QUEUE, [f"id-{n:02d}" for n in range(100)], b"by hand")
     client = store.client
     for shard in QUEUE.shard_refs():

@@ -12,10 +12,10 @@ from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Sh
 from celery_lowkiq.rules.signatures import KeyRing, split_record
 from celery_lowkiq.store.actions import Actions, Signed
 from celery_lowkiq.store.call_records import digest, jobs_with_calls
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.records import id_bytes
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, end, take
 from tests.store.resharding import resharded, someone
 
@@ -36,7 +36,7 @@ def pushed(store, signer, data, score, queue=ONE):
 
 def found(store, queue=ONE, job_id="1"):
     """Payload, score, and which ring has signed it."""
-    job = Queries(store).job(queue, job_id, 1000).waiting
+    job = Queries(store.client).job(queue, job_id, 1000).waiting
     return [(p.data, p.score, signed_by(p, queue, job_id)) for p in job.payloads]
 
 
@@ -96,9 +96,9 @@ def test_a_failed_job_and_a_requeued_one_keep_their_signatures(store, others):
     assert first(store) == (b"a", 1.0, OLD)
     lease = take(store)
     end(store, lease, claim(store, lease), Disposition.BURY)
-    dead = Queries(store).job(ONE, "1", 1000).dead
+    dead = Queries(store.client).job(ONE, "1", 1000).dead
     assert signed_by(dead.payloads[0]) is OLD
-    Actions(store).requeue(ONE, ["1"])
+    Actions(store.client).requeue(ONE, ["1"])
     assert first(store) == (b"a", 1.0, OLD)
     assert len(found(store)) == others + 1
 
@@ -129,8 +129,8 @@ def signature(data, score, ring=NEW, records=()):
 def test_an_edit_binds_the_score_if_the_old_payload_did(store, others, score):
     pushed(store, OLD, b"a", score)
     (known,) = [each for each in found(store) if each[0] == b"a"]
-    assert Actions(store).edit(ONE, "1", b"a", b"b", signature(b"b", known[1]))
-    job = Queries(store).job(ONE, "1", 1000).waiting
+    assert Actions(store.client).edit(ONE, "1", b"a", b"b", signature(b"b", known[1]))
+    job = Queries(store.client).job(ONE, "1", 1000).waiting
     (payload,) = [p for p in job.payloads if p.data == b"b"]
     assert (payload.score, signed_by(payload)) == (known[1], NEW)
     assert payload.signature[:1] == (b"s" if score is None else b"S")
@@ -138,21 +138,21 @@ def test_an_edit_binds_the_score_if_the_old_payload_did(store, others, score):
 
 def test_an_edit_of_a_payload_whose_score_has_changed_binds_none(store, others):
     pushed(store, OLD, b"a", 5.0)
-    assert Actions(store).edit(ONE, "1", b"a", b"b", signature(b"b", 6.0))
+    assert Actions(store.client).edit(ONE, "1", b"a", b"b", signature(b"b", 6.0))
     assert first(store) == (b"b", 5.0, NEW)
 
 
 def test_an_edit_without_a_key_leaves_no_signature(store, others):
     pushed(store, OLD, b"a", 5.0)
-    assert Actions(store).edit(ONE, "1", b"a", b"b")
+    assert Actions(store.client).edit(ONE, "1", b"a", b"b")
     assert first(store) == (b"b", 5.0, None)
 
 
 def test_dead_payloads_are_signed_as_they_are(store, others):
     pushed(store, None, b"a", 5.0)
-    Actions(store).bury(ONE, ["1"], b"why")
-    assert Actions(store).edit_dead(ONE, "1", b"a", b"a", signature(b"a", 5.0))
-    dead = Queries(store).job(ONE, "1", 1000).dead
+    Actions(store.client).bury(ONE, ["1"], b"why")
+    assert Actions(store.client).edit_dead(ONE, "1", b"a", b"a", signature(b"a", 5.0))
+    dead = Queries(store.client).job(ONE, "1", 1000).dead
     assert (dead.payload_count, signed_by(dead.payloads[0])) == (others + 1, NEW)
 
 
@@ -194,10 +194,10 @@ def test_a_shard_is_marked_with_its_first_signature(store):
 def test_whatever_brings_the_first_signature_marks_the_shard(store, how):
     pushed(store, None, b"a", 1.0)
     if how == "edit":
-        Actions(store).edit(ONE, "1", b"a", b"b", signature(b"b", 1.0))
+        Actions(store.client).edit(ONE, "1", b"a", b"b", signature(b"b", 1.0))
     elif how == "edit_dead":
-        Actions(store).bury(ONE, ["1"], b"why")
-        Actions(store).edit_dead(ONE, "1", b"a", b"b", signature(b"b", 1.0))
+        Actions(store.client).bury(ONE, ["1"], b"why")
+        Actions(store.client).edit_dead(ONE, "1", b"a", b"b", signature(b"b", 1.0))
     else:
         (entry,) = dump_entries(store, ONE)
         signed = entry.payloads[0]._replace(signature=OLD.sign_payload("orders", b"1", b"a", 1.0))
@@ -217,6 +217,6 @@ def test_a_signed_job_takes_the_short_way_of_a_claim(store):
 def test_a_signature_takes_24_bytes(store):
     pushed(store, None, b"a", 1.0)
     plain = store.client.redis.hget(KEYS["jobs"], "1")
-    Actions(store).delete(ONE, ["1"])
+    Actions(store.client).delete(ONE, ["1"])
     pushed(store, OLD, b"a", 1.0)
     assert len(store.client.redis.hget(KEYS["jobs"], "1")) == len(plain) + 24

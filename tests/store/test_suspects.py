@@ -13,8 +13,8 @@ from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Merge, NewJob, Settlement
 from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation
 from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, ids_of, push, take
 
 OWNERS = (f"owner-{number}" for number in itertools.count())
@@ -96,7 +96,7 @@ def test_a_killer_is_found_and_its_neighbours_never_buried(store):
         runs += payloads
         end(store, lease, claimed)
     assert deaths == 1 + 1 + ONE.max_crashes
-    (buried,) = Queries(store).morgue(ONE).items
+    (buried,) = Queries(store.client).morgue(ONE).items
     assert ([p.data for p in buried.payloads], buried.error) == ([b"killer"], ONE.poison_error)
     assert sorted(runs) == sorted(b"good %d" % n for n in range(3) for _ in range(4))
 
@@ -355,7 +355,7 @@ def test_a_suspicion_ends_when_none_of_its_payloads_is_left(store, client):
     die_with(store, 2)
     lease = take(store, owner=next(OWNERS))
     assert run_behind(store, lease, 0) == (1, True)
-    assert Actions(store).edit(ONE, "1", b"killer", None)
+    assert Actions(store.client).edit(ONE, "1", b"killer", None)
     push(store, "1", ("more", 5))
     assert run_behind(store, lease, 1) == (2, False)
     assert not client.exists(shard_keys(SHARD)["crash_marks"])
@@ -411,7 +411,7 @@ def test_a_suspect_that_somebody_takes_out_of_the_queue_leaves_no_mark(store, en
     take(store, owner=next(OWNERS))
     marks = shard_keys(SHARD)["crash_marks"]
     assert store.client.redis.exists(marks)
-    assert end_it(Actions(store))
+    assert end_it(Actions(store.client))
     assert not store.client.redis.exists(marks)
 
 
@@ -420,7 +420,7 @@ def test_a_suspect_that_runs_keeps_its_mark_when_what_waits_behind_it_is_deleted
     die_with(store)
     claim(store, take(store, owner=next(OWNERS)))
     push(store, "1", ("y", 2))
-    assert Actions(store).delete(ONE, ["1"]) == 1
+    assert Actions(store.client).delete(ONE, ["1"]) == 1
     assert store.client.redis.hexists(shard_keys(SHARD)["crash_marks"], "1")
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Settlement
 from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.records import MAX_TRY_BYTES, try_text
 from celery_lowkiq.store.repairs import Repairs
+from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, push, take
 
 
@@ -25,7 +25,7 @@ def fail(store, lease, text, disposition=Disposition.RETRY, retry_count=0, bad=(
 
 
 def texts(store, job_id="1"):
-    return [one.error for one in Queries(store).tries(ONE, job_id)]
+    return [one.error for one in Queries(store.client).tries(ONE, job_id)]
 
 
 def is_forgotten(store):
@@ -37,7 +37,7 @@ def test_each_try_is_logged_with_its_time_number_and_node(store):
     lease = take(store, owner="celery@host-1234-abcdef012345")
     for number in range(3):
         fail(store, lease, b"error %d" % number, retry_count=number)
-    tries = Queries(store).tries(ONE, "1")
+    tries = Queries(store.client).tries(ONE, "1")
     assert [(one.retry_count, one.node, one.error) for one in tries] == [
         (number, "celery@host-1234", f"error {number}") for number in range(3)
     ]
@@ -72,21 +72,21 @@ def test_in_the_morgue_it_stays_until_the_job_is_deleted(store):
     claimed = claim(store, lease)
     store.settle(ONE, lease, [Settlement("1", claimed.number, Disposition.DONE)])
     assert texts(store) == ["x", "y"]
-    Actions(store).delete_dead(ONE, ["1"])
+    Actions(store.client).delete_dead(ONE, ["1"])
     assert is_forgotten(store)
 
 
 def test_a_job_that_is_deleted_takes_it_along(store):
     push(store, "1", ("a", 1))
     fail(store, take(store), b"x")
-    Actions(store).delete(ONE, ["1"])
+    Actions(store.client).delete(ONE, ["1"])
     assert is_forgotten(store)
 
 
 def test_a_job_without_its_last_payload_takes_it_along(store):
     push(store, "1", ("a", 1))
     fail(store, take(store), b"x")
-    assert Actions(store).edit(ONE, "1", b"a", None)
+    assert Actions(store.client).edit(ONE, "1", b"a", None)
     assert is_forgotten(store)
 
 
@@ -121,7 +121,7 @@ def test_of_a_dead_payload_it_stays_when_the_waiting_job_is_deleted_and_the_othe
     lease = take(store)
     fail(store, lease, b"x")
     fail(store, lease, b"y", Disposition.DIE)
-    actions = Actions(store)
+    actions = Actions(store.client)
     assert actions.delete(ONE, ["1"]) == 1
     assert texts(store) == ["x", "y"]
     push(store, "1", ("c", 3))
@@ -137,7 +137,7 @@ def test_of_a_running_job_it_stays_when_what_waits_behind_it_is_deleted(store):
     fail(store, lease, b"x")
     claim(store, lease)
     push(store, "1", ("b", 2))
-    assert Actions(store).delete(ONE, ["1"]) == 1
+    assert Actions(store.client).delete(ONE, ["1"]) == 1
     assert texts(store) == ["x"]
 
 
@@ -150,5 +150,5 @@ def test_a_repair_reads_retry_count_and_error_from_the_log(store):
     for lost in ("failed", "errors"):
         store.client.redis.delete(keys[lost])
         Repairs(store.client).mend(ONE, SHARD)
-        (job,) = Queries(store).jobs(ONE, Listing("retry_count")).items
+        (job,) = Queries(store.client).jobs(ONE, Listing("retry_count")).items
         assert (job.retry_count, job.error) == (2, b"error 2" if lost == "errors" else b"error")

@@ -95,10 +95,12 @@ def test_what_leaves_the_queue_is_counted_no_more(store, action, sizes):
         push_calls(store, f"{n}", size)
     push_calls(store, "stays", 2)
     ids = [f"{n}" for n in range(len(sizes))]
-    Actions(store).delete(ONE, ids) if action == "delete" else Actions(store).bury(ONE, ids, b"reason")
+    Actions(store.client).delete(ONE, ids) if action == "delete" else Actions(store.client).bury(
+        ONE, ids, b"reason"
+    )
     assert stats(store).calls == 2
     if action == "bury":
-        Actions(store).requeue(ONE, ids)
+        Actions(store.client).requeue(ONE, ids)
         assert stats(store).calls == 2 + sum(sizes)
     assert claim(store, lease).jobs
     assert stats(store).calls == 0

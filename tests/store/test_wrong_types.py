@@ -13,7 +13,6 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import Disposition, NewJob
 from celery_lowkiq.rules.tracking import NewCall, began
 from celery_lowkiq.store import keys
-from celery_lowkiq.store.actions import Pausing
 from celery_lowkiq.store.call_records import digest
 from celery_lowkiq.store.keys import (
     KEY_TYPES,
@@ -26,6 +25,7 @@ from celery_lowkiq.store.keys import (
 )
 from celery_lowkiq.store.script import PROBES, load, lua_files
 from celery_lowkiq.store.trackers import TrackerStore
+from tests.bound import Pausing
 from tests.store.helpers import ONE, SHARD, claim, end, everything, push, take
 
 SCRIPTS = sorted(name.removesuffix(".lua") for name in lua_files() if not name.startswith("lib/"))
@@ -269,7 +269,7 @@ def a_shard_without_a_number(store):
 
 
 def a_paused_shard(store):
-    Pausing(store.client).pause_shard(ONE, 0)
+    Pausing(store.client).switch_shard(ONE, 0, paused=True)
     state = an_idle_shard(store)
     store.push(ONE, [NewJob("ranked", b"x", priority=5)])
     return state
@@ -288,7 +288,7 @@ def a_shard_with_jobs_everywhere(store):
     running = claim(store, lease, 1)
     store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
     store.push(ONE, [NewJob("recorded", b"x", record=b"of a call"), NewJob("ranked", b"x", priority=5)])
-    Pausing(store.client).pause_ids(ONE, ["held", "runs"])
+    Pausing(store.client).switch_ids(ONE, ["held", "runs"], paused=True)
     push(store, "held", ("a", 1))
     (seen,) = store.observe([SHARD])
     return State(lease.epoch, seen.counter, running.number, died.epoch, seen.server)

@@ -16,7 +16,7 @@ from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
 from celery_lowkiq.store import records
 from celery_lowkiq.store.claims import claimed
-from celery_lowkiq.store.leases import heartbeat_reply
+from celery_lowkiq.store.node_reports import heartbeat_reply
 from celery_lowkiq.store.redis_store import _due
 
 numbers = st.from_regex(r"\A[0-9]{1,20}(\.[0-9]{1,20})?\Z") | st.sampled_from(

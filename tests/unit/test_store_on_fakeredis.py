@@ -7,10 +7,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
-from celery_lowkiq.store.actions import Actions
-from celery_lowkiq.store.counts import Queries
+from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Queries
 
 QUEUE = QueueSpec("orders", shards=1, batch_size=10)
 (SHARD,) = QUEUE.shard_refs()
@@ -36,8 +36,8 @@ def test_the_way_of_a_job(store):
         Settlement("2", claim.number, Disposition.DONE),
     ]
     assert store.settle(QUEUE, lease, settlements).accepted == {"1", "2"}
-    assert Queries(store).morgue(QUEUE).items[0].payloads[0].data == b"a"
-    assert Actions(store).requeue_all(QUEUE) == 1
+    assert Queries(store.client).morgue(QUEUE).items[0].payloads[0].data == b"a"
+    assert Actions(store.client).requeue(QUEUE, DEAD) == 1
     assert store.renew([lease]) == [lease]
     assert store.release(lease)
 

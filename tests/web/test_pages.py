@@ -16,7 +16,7 @@ from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.rules.text import TRACEBACK
 from celery_lowkiq.rules.views import Counters, Stats
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.leases import sample_call
+from celery_lowkiq.store.node_reports import sample_call
 
 PAGES = [
     "/",

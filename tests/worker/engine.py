@@ -15,9 +15,9 @@ from celery_lowkiq.rules.claims import lag
 from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import NewJob, QueueSpec
 from celery_lowkiq.store.connect import connect
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.worker.runtime import Runtime
+from tests.bound import Queries
 from tests.unit.fakes import FakeHost, FakeRunner
 from tests.waiting import eventually
 
@@ -82,7 +82,7 @@ class Engine:
         eventually(self._idle, seconds)
 
     def _idle(self) -> bool:
-        stats = Queries(self.pushes).stats(QUEUE)
+        stats = Queries(self.pushes.client).stats(QUEUE)
         return stats.length == stats.busy == 0 and stats.processed == len(self._pushed)
 
     def lost_or_doubled(self) -> dict[str, int]:

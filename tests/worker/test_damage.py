@@ -12,8 +12,9 @@ import redis
 
 from celery_lowkiq.rules.errors import ShardDamaged
 from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef, shard_of
-from celery_lowkiq.store.actions import Pausing, repair_queue
+from celery_lowkiq.store.actions import repair_queue
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
+from tests.bound import Pausing
 from tests.waiting import eventually
 from tests.worker.engine import QUEUE, Engine
 
@@ -85,13 +86,13 @@ def test_a_key_is_deleted_under_load(redis_server, client, caplog, key):
     runs, pushed = Runs(), []
     with Engine(redis_server, runner=runs) as engine:
         eventually(lambda: client.hget(shard_keys(DAMAGED)["lease"], "owner"))
-        Pausing(engine.pushes.client).pause_ids(QUEUE, ["3", "5"])
+        Pausing(engine.pushes.client).switch_ids(QUEUE, ["3", "5"], paused=True)
         for turn in range(6):
             pushed += load(engine, 100, 100 * turn)
             before = sum(runs.done.values())
             client.delete(shard_keys(DAMAGED)[key])
             eventually(lambda before=before: sum(runs.done.values()) > before)
-        Pausing(engine.pushes.client).resume_ids(QUEUE, ["3", "5"])
+        Pausing(engine.pushes.client).switch_ids(QUEUE, ["3", "5"], paused=False)
 
         def lost():
             return sum(int(count) for count in LOST.findall(caplog.text))

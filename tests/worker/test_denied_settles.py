@@ -10,7 +10,8 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.models import Disposition, Failure, Settlement
-from celery_lowkiq.store.counts import FailureReader, Queries
+from celery_lowkiq.store.counts import failure_groups
+from tests.bound import Queries
 from tests.unit.meters import Tally
 from tests.waiting import eventually
 from tests.worker.engine import QUEUE, Engine
@@ -75,8 +76,8 @@ def test_a_failed_run_is_counted_once_however_often_its_settle_is_tried(admin, o
         engine.push(1)
         eventually(lambda: tally.refusals > 3)
         admin.execute_command("ACL", "SETUSER", LOGIN["username"], "+zscore")
-        eventually(lambda: Queries(engine.pushes).stats(QUEUE).dead == 1)
-        (group,) = FailureReader(engine.pushes.client).groups(QUEUE)
+        eventually(lambda: Queries(engine.pushes.client).stats(QUEUE).dead == 1)
+        (group,) = failure_groups(engine.pushes.client, QUEUE)
     assert group.count == 1
 
 

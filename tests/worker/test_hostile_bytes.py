@@ -14,8 +14,8 @@ from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.codec import MARK, Codec
 from celery_lowkiq.rules.errors import UndecodablePayload
 from celery_lowkiq.rules.models import NewJob
-from celery_lowkiq.store.counts import Queries
 from celery_lowkiq.store.keys import KEY_TYPES, shard_keys
+from tests.bound import Queries
 from tests.waiting import eventually
 from tests.worker.celery_runner import celery_runner
 from tests.worker.engine import QUEUE, Engine
@@ -103,7 +103,7 @@ class Node:
         return ids
 
     def idle(self):
-        stats = Queries(self.store).stats(QUEUE)
+        stats = Queries(self.store.client).stats(QUEUE)
         return stats.length == stats.busy == 0
 
 

@@ -1,0 +1,32 @@
+"""Functions of the store with a client bound: short words for tests."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from celery_lowkiq.store import actions, counts, node_reports
+from celery_lowkiq.store.client import Client
+
+
+class _Bound:
+    module: ModuleType
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(getattr(self.module, name), self._client)
+
+
+class Queries(_Bound):
+    module = counts
+
+
+class NodeReports(_Bound):
+    module = node_reports
+
+
+class Pausing(_Bound):
+    module = actions
