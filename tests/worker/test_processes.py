@@ -310,12 +310,12 @@ def test_a_call_has_time_limits_of_its_own(app, start, ledger):
     limited = app.tasks["limited"]
     hard = limited.apply_async(("1", "gate"), time_limit=0.3)
     with pytest.raises(TimeLimitExceeded) as raised:
-        hard.get(timeout=30)
+        hard.get(timeout=90)
     assert raised.value.args == (0.3,)
     # Without any.
     soft = app.tasks["act"].apply_async(("2", "softly"), soft_time_limit=0.3)
     with pytest.raises(SoftTimeLimitExceeded):
-        soft.get(timeout=30)
+        soft.get(timeout=90)
 
 
 @pytest.mark.full
@@ -325,7 +325,7 @@ def test_limits_are_set_at_run_time(app, start, ledger):
     assert reply == [{"ok": "time limits set successfully"}]
     result = app.tasks["act"].delay("1", "gate")
     with pytest.raises(TimeLimitExceeded):
-        result.get(timeout=30)
+        result.get(timeout=90)
     (refused,) = command(app, "time_limit", "w0@test", task_name="in thread", hard=0.5)
     assert refused["error"].startswith("time_limit: its lane runs it in a thread")
 
