@@ -61,11 +61,11 @@ def table_of(columns: Columns, items: Iterable[Any]) -> str:
     return table(list(columns), ([text(one) for text in columns.values()] for one in items))
 
 
-def end_listing(away: Mapping[str, str]) -> None:
+def end_listing(unreachable: Mapping[str, str]) -> None:
     """Say on stderr which shards a listing lacks, by the address of their master; exit with status 1 then."""
-    for sentence in lacking(away):
+    for sentence in lacking(unreachable):
         write_text(escaped(sentence), err=True)
-    if away:
+    if unreachable:
         raise click.exceptions.Exit(FAILED)
 
 

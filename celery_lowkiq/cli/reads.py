@@ -138,10 +138,10 @@ def listing_command(
         ordered = inspector.queue(queue)
         read = getattr(ordered.raw(decoded=True) if json_ else ordered, name)
         options: dict[str, Any] = {"by": by, "prefix": prefix, "reverse": reverse, **bounds(from_, reverse)}
-        away: dict[str, str] = {}
-        found = all_items(read, away, limit=PAGE, payload_limit=PAYLOADS, **options)
+        unreachable: dict[str, str] = {}
+        found = all_items(read, unreachable, limit=PAGE, payload_limit=PAYLOADS, **options)
         write_listing(found, limit, columns, json_)
-        end_listing(away)
+        end_listing(unreachable)
 
     run.__doc__ = text
     by = click.option("--by", type=click.Choice(sorts), default=sorts[0], show_default=True)
@@ -260,7 +260,7 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
     if watch is None:
         found = read()
         _show_counts(found, json_)
-        if found.damaged or found.away or found.denied:
+        if found.damaged or found.unreachable or found.denied:
             raise click.exceptions.Exit(FAILED)
     else:
         _watch_counts(read, watch, json_)
@@ -309,7 +309,7 @@ def _show_counts(found: OverviewJson | ShardsJson, json_: bool) -> None:
         write_text(_queues_text(found))
     for error in found.damaged.values():
         write_text(escaped(error), err=True)
-    for master, lost in found.away.items():
+    for master, lost in found.unreachable.items():
         write_text(escaped(f"{master} {_reason(master, found.denied)}: nothing here counts {lost}"), err=True)
     for error in found.denied.values():
         write_text(escaped(error), err=True)
@@ -346,8 +346,8 @@ def _busiest(total: Stats) -> list[str]:
 
 def _shard_row(queue: str, shard: ShardReport, denied: Mapping[str, str]) -> list[str]:
     stats = shard.stats
-    if shard.away is not None:
-        state = f"{shard.away} {_reason(shard.away, denied)}"
+    if shard.unreachable is not None:
+        state = f"{shard.unreachable} {_reason(shard.unreachable, denied)}"
         return [queue, str(shard.index), *("-",) * (len(SHARDS) - 3), state]
     per_minute = "-" if shard.jobs_per_minute is None else f"{shard.jobs_per_minute:.1f}"
     states = ["paused"] if shard.paused_since is not None else []
@@ -438,8 +438,8 @@ def _known(number: int | None) -> str:
 
 
 def _trouble(master: Master) -> str:
-    if master.away is not None:
-        return f"unreachable: {master.away}"
+    if master.unreachable is not None:
+        return f"unreachable: {master.unreachable}"
     return "" if master.refuses is None else f"refuses: {master.refuses}"
 
 
@@ -540,7 +540,7 @@ def failures(inspector: Inspector, queue: str | None, failure: str, json_: bool)
     else:
         write_text("none", err=True)
     _write_limits(found)
-    end_listing({address: shards for one in found.values() for address, shards in one.away.items()})
+    end_listing({address: shards for one in found.values() for address, shards in one.unreachable.items()})
     if failure and not groups:
         raise click.exceptions.Exit(FAILED)
 
@@ -706,14 +706,14 @@ def held(inspector: Inspector, queue: str, json_: bool) -> None:
 
     Requeue or delete the dead payload, or let the id go on.
     """
-    away: dict[str, str] = {}
-    found: Iterator[HeldId] = all_items(inspector.queue(queue).held_ids, away)
+    unreachable: dict[str, str] = {}
+    found: Iterator[HeldId] = all_items(inspector.queue(queue).held_ids, unreachable)
     texts = (
         (one, f"{escaped(one.id)} since {moment(one.since)}{', and paused' if one.paused else ''}")
         for one in found
     )
     write_lines(texts, json_)
-    end_listing(away)
+    end_listing(unreachable)
 
 
 # ``paused``: the pauses of a queue.
@@ -726,8 +726,8 @@ def paused(inspector: Inspector, queue: str, json_: bool) -> None:
     """The pauses of QUEUE, of its shards and of its ids, with their times."""
     ordered = inspector.queue(queue)
     now = ordered.paused()
-    away = dict(now.away)
-    pauses = _paused(ordered, now, away)
+    unreachable = dict(now.unreachable)
+    pauses = _paused(ordered, now, unreachable)
     write_lines(
         (
             ({kind: name, "since": since}, f"{kind} {escaped(str(name))} since {moment(since)}")
@@ -735,15 +735,17 @@ def paused(inspector: Inspector, queue: str, json_: bool) -> None:
         ),
         json_,
     )
-    end_listing(away)
+    end_listing(unreachable)
 
 
-def _paused(queue: OrderedQueue, now: Paused, away: dict[str, str]) -> Iterator[tuple[str, str | int, float]]:
+def _paused(
+    queue: OrderedQueue, now: Paused, unreachable: dict[str, str]
+) -> Iterator[tuple[str, str | int, float]]:
     if now.queue is not None:
         yield "queue", queue.name, now.queue
     for shard, since in sorted(now.shards.items()):
         yield "shard", shard, since
-    for one in all_items(queue.paused_ids, away):
+    for one in all_items(queue.paused_ids, unreachable):
         yield "id", one.id, one.since
 
 

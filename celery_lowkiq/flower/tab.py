@@ -161,7 +161,7 @@ def _queue(inspector: Inspector, name: str, after: str | None) -> dict[str, Any]
         "stats": queue.stats(),
         "paused": queue.paused(),
         "dead": page.items,
-        "notes": lacking(page.away),
+        "notes": lacking(page.unreachable),
         "next": page.next,
         "payloads": _payloads,
     }

@@ -354,7 +354,7 @@ def _match_plan(queue: OrderedQueue, target: Target, *, dead: bool) -> str:
     found = _matches(queue, target, dead=dead)
     kind = "dead" if dead else "failed"
     plan = f"{found.count:,} {kind} jobs match: searched {found.searched:,} of {found.jobs:,}."
-    return " ".join([plan, *lacking(found.away)])
+    return " ".join([plan, *lacking(found.unreachable)])
 
 
 def matching(

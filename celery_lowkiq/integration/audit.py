@@ -115,8 +115,8 @@ class Audit:
         logger.info("%s", line_of(entry))
         try:
             write_entry(context_of(self._app).store.client, _stored(entry))
-        except StoreError as away:
-            logger.error("%s %s: this entry is in no audit log of Redis: %s", entry.action, state, away)
+        except StoreError as error:
+            logger.error("%s %s: this entry is in no audit log of Redis: %s", entry.action, state, error)
 
     def around(self, change: Change, act: Callable[[], int]) -> int:
         """Do what a change asks for, with an entry before and after it. ``act`` returns a count of jobs.

@@ -56,7 +56,7 @@ class Overview:
     """Counts of all queues, by name, their sum, and numbers of shards.
 
     A queue with an unreadable shard is in ``damaged`` and has no counts. Those of the others, and the sum,
-    lack the shards of masters that are ``away``.
+    lack the shards of masters that are ``unreachable``.
     """
 
     total: Stats
@@ -66,7 +66,7 @@ class Overview:
     #: Queues that move to another number of shards.
     migrating: Mapping[str, Layout] = field(default_factory=dict)
     #: Names of the shards that are not counted, by the address of their master.
-    away: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Histories:
 class FoundId(dict[str, ShownPlaces]):
     """The queues that have a job of an id, with its places.
 
-    On a cluster, ``away`` has the names of the id's shards that were not read, by the address of their
-    master.
+    On a cluster, ``unreachable`` has the names of the id's shards that were not read, by the address of
+    their master.
     """
 
-    away: Mapping[str, str] = MappingProxyType({})
+    unreachable: Mapping[str, str] = MappingProxyType({})
 
 
 class Inspector:
@@ -154,7 +154,7 @@ class Inspector:
         Takes two round trips for each queue of the app. A queue where the id's shard is damaged is left out:
         :meth:`overview` names it. Raises InvalidCall.
         """
-        found, away = FoundId(), dict[ShardRef, str]()
+        found, unreachable = FoundId(), dict[ShardRef, str]()
         for name, queue in self.queues().items():
             try:
                 places = queue.job(job_id, payload_limit=1)
@@ -163,11 +163,11 @@ class Inspector:
             except StoreUnavailable as error:
                 self._client.check_reachable([error])
                 shard = ShardRef(name, queue.shard_of(job_id))
-                away[shard] = self._client.master_name(shard)
+                unreachable[shard] = self._client.master_name(shard)
             else:
                 if places.waiting or places.processing or places.dead:
                     found[name] = places
-        found.away = by_master(away)
+        found.unreachable = by_master(unreachable)
         return found
 
     def task(self, queue: str) -> Any:
@@ -193,7 +193,9 @@ class Inspector:
             shards=shards,
             damaged=damaged,
             migrating=_migrating(specs),
-            away=by_master({state.shard: state.away for state in states if state.away is not None}),
+            unreachable=by_master(
+                {state.shard: state.unreachable for state in states if state.unreachable is not None}
+            ),
         )
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
@@ -216,7 +218,7 @@ class Inspector:
             total=found.total,
             rates=past.rates(now),
             damaged={name: str(error) for name, error in found.damaged.items()},
-            away=found.away,
+            unreachable=found.unreachable,
             nodes=None if lanes is None else len(lanes),
             lanes=None if lanes is None else sum(map(len, lanes)),
             lanes_busy=None
@@ -229,7 +231,7 @@ class Inspector:
         """Return the shards of all queues, or of the named ones, as a record for JSON. Raises InvalidCall."""
         queues: list[QueueShardsJson] = []
         damaged: dict[str, str] = {}
-        away: dict[ShardRef, str] = {}
+        unreachable: dict[ShardRef, str] = {}
         reads = self.partial()
         for spec in self._specs(names):
             try:
@@ -239,8 +241,12 @@ class Inspector:
                 damaged[spec.name] = str(error)
             else:
                 queues.append(QueueShardsJson(spec.name, by_load(shards)))
-                away |= {ShardRef(spec.name, one.index): one.away for one in shards if one.away is not None}
-        return ShardsJson(queues, damaged, by_master(away), reads.denied)
+                unreachable |= {
+                    ShardRef(spec.name, one.index): one.unreachable
+                    for one in shards
+                    if one.unreachable is not None
+                }
+        return ShardsJson(queues, damaged, by_master(unreachable), reads.denied)
 
     @property
     def _client(self) -> Client:

@@ -280,16 +280,16 @@ class QueueJson:
 class OverviewJson:
     """All queues; a damaged one is in ``damaged`` with its error. Nodes and lanes: those that are alive.
 
-    On a cluster, ``away`` has the shards that are not counted, by the address of their master. Nodes and
-    lanes are null while the master with their reports is unreachable. A master that denies a right of the
-    user counts as unreachable, and is in ``denied`` with its error.
+    On a cluster, ``unreachable`` has the shards that are not counted, by the address of their master. Nodes
+    and lanes are null while the master with their reports is unreachable. A master that denies a right of
+    the user counts as unreachable, and is in ``denied`` with its error.
     """
 
     queues: tuple[QueueJson, ...]
     total: Stats
     rates: Rates | None
     damaged: Mapping[str, str]
-    away: Mapping[str, str]
+    unreachable: Mapping[str, str]
     nodes: int | None
     lanes: int | None
     lanes_busy: int | None
@@ -308,13 +308,13 @@ class QueueShardsJson:
 class ShardsJson:
     """The shards of all queues; a queue that cannot be read is in ``damaged`` with its error.
 
-    On a cluster, ``away`` has the shards of masters that are unreachable, by their address; ``denied`` the
-    errors of those that deny a right of the user.
+    On a cluster, ``unreachable`` has the shards of unreachable masters, by address; ``denied`` the errors of
+    masters that deny a right of the user.
     """
 
     queues: Sequence[QueueShardsJson]
     damaged: Mapping[str, str]
-    away: Mapping[str, str]
+    unreachable: Mapping[str, str]
     denied: Mapping[str, str]
 
 

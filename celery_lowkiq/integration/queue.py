@@ -381,14 +381,14 @@ class Failures:
     """The groups of a queue, the last seen first. ``searched`` of ``jobs`` failing and dead jobs were
     counted.
 
-    On a cluster, ``away`` has the names of the shards whose jobs are in no count, by the address of their
-    master. ``unknown``: the queue's own master is unreachable, so that only groups of the jobs are known.
+    On a cluster, ``unreachable`` has the names of the shards whose jobs are in no count, by the address of
+    their master. ``unknown``: the queue's own master is unreachable, so only groups of the jobs are known.
     """
 
     groups: tuple[FailureGroup, ...]
     searched: int
     jobs: int
-    away: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
     unknown: bool = False
 
 
@@ -396,14 +396,14 @@ class Failures:
 class Matches:
     """How many of the ``searched`` jobs match, of all ``jobs``; ``ids`` of the first ones.
 
-    ``away``: see :class:`Failures`.
+    ``unreachable``: see :class:`Failures`.
     """
 
     count: int
     searched: int
     jobs: int
     ids: tuple[str, ...]
-    away: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -604,8 +604,8 @@ class OrderedQueue:
         - ``payload_limit`` (10): maximum number of payloads of each job.
         - ``payload_bytes``: maximum size of each payload (default: no limit); a cut payload is not decoded.
 
-        On a cluster, ``away`` names the shards that this page, or a page before, lacks because their masters
-        were unreachable. Begin again without ``after`` for a listing with all shards.
+        On a cluster, ``unreachable`` names the shards that this page, or a page before, lacks because their
+        masters were unreachable. Begin again without ``after`` for a listing with all shards.
 
         Filters, for sorted pages: ``state`` (due, scheduled, paused or held), ``age`` (``">2h"``: due for
         more than 2 hours, ``"<30min"``: for less), and ``failure``, the fingerprint of its error. Where no
@@ -675,7 +675,7 @@ class OrderedQueue:
     def paused(self) -> Paused:
         """Return since when (Unix s) the queue and its shards are paused, and the number of paused ids.
 
-        On a cluster, ``away`` names the shards that are missing.
+        On a cluster, ``unreachable`` names the shards that are missing.
         """
         return counts.paused(self._client, self.stored_spec())
 
@@ -705,7 +705,7 @@ class OrderedQueue:
         shown = (one for one in groups.values() if fingerprint in ("", one.fingerprint))
         by_time = sorted(shown, key=lambda one: (-(one.last_seen or 0), one.fingerprint))
         jobs = sum(counts.count_failures(reads, dead=dead) for dead in (True, False))
-        return Failures(tuple(by_time), searched, jobs, reads.away, unknown=stored is None)
+        return Failures(tuple(by_time), searched, jobs, reads.unreachable, unknown=stored is None)
 
     def matching(self, wanted: FailureFilter, *, dead: bool, limit: int | None = SEARCHED) -> Matches:
         """Find the dead jobs, or the waiting ones that failed, that match. Searches ``limit`` of them."""
@@ -717,7 +717,9 @@ class OrderedQueue:
             if _matches(wanted, found):
                 count += 1
                 ids += [found.job.id] if count <= SHOWN_IDS else []
-        return Matches(count, searched, counts.count_failures(reads, dead=dead), tuple(ids), reads.away)
+        return Matches(
+            count, searched, counts.count_failures(reads, dead=dead), tuple(ids), reads.unreachable
+        )
 
     def change_matching(
         self,

@@ -166,8 +166,8 @@ class TrackedCalls:
         news = [ended(run, over=False, success=False, text=text) for _, run in self._running]
         try:
             self._tracker_store.update(news)
-        except StoreError as away:
-            package_logger.warning("the interruption of a run was not reported to trackers: %s", away)
+        except StoreError as error:
+            package_logger.warning("the interruption of a run was not reported to trackers: %s", error)
 
     def ended(
         self,

@@ -71,13 +71,13 @@ FIGURES = (
     Figure(
         "lowkiq_master_up",
         "1 if the master answered this scrape, and executes scripts",
-        lambda one: one.away is None and one.refuses is None,
+        lambda one: one.unreachable is None and one.refuses is None,
     ),
     Figure("lowkiq_master_shards", "Shards of all queues on the master", lambda one: one.shard_count),
     Figure(
         "lowkiq_master_used_memory_bytes",
         "Memory that the master uses",
-        lambda one: None if one.away else one.server.used_memory,
+        lambda one: None if one.unreachable else one.server.used_memory,
     ),
     Figure("lowkiq_master_replicas", "Replicas connected to the master", lambda one: one.server.replicas),
 )
@@ -171,7 +171,7 @@ class QueueCollector(Collector):
                 yield GaugeMetricFamily(*UP, value=0)
                 return
             self._log_problem("; ".join(_problems(states, reads.denied)))
-            unowned = self._unowned(state for state in states if not (state.damage or state.away))
+            unowned = self._unowned(state for state in states if not (state.damage or state.unreachable))
         by_queue = {queue: list(group) for queue, group in groupby(states, lambda state: state.shard.queue)}
         yield GaugeMetricFamily(*UP, value=1)
         yield from _figures(by_queue)
@@ -181,11 +181,13 @@ class QueueCollector(Collector):
         if nodes is not None:
             overdue = dict.fromkeys(by_queue, 0) | Counter(run.shard.queue for run in overdue_runs(nodes))
             yield gauge_of("lowkiq_runs_overdue", "Runs that take too long: see lowkiq doctor", overdue)
-        away = {queue: sum(1 for state in group if state.away) for queue, group in by_queue.items()}
+        unreachable = {
+            queue: sum(1 for state in group if state.unreachable) for queue, group in by_queue.items()
+        }
         yield gauge_of(
             "lowkiq_shards_unreachable",
             "Shards in no other figure: their masters are unreachable or deny a right",
-            away,
+            unreachable,
         )
 
     def _log_problem(self, problem: str) -> None:
@@ -219,7 +221,7 @@ UP = ("lowkiq_redis_up", "1 if Redis answered this scrape")
 
 def _problems(states: Sequence[ShardState], denied: Mapping[str, str]) -> Iterator[str]:
     yield from (str(state.damage) for state in states if state.damage)
-    lost = by_master({state.shard: state.away for state in states if state.away is not None})
+    lost = by_master({state.shard: state.unreachable for state in states if state.unreachable is not None})
     yield from (
         f"{shards} lie on {master}. {denied[master]}"
         if master in denied

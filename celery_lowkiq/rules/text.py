@@ -135,9 +135,9 @@ def by_master(shards: Mapping[ShardRef, str]) -> dict[str, str]:
     return {address: shard_names(group) for address, group in groups}
 
 
-def lacking(away: Mapping[str, str]) -> list[str]:
+def lacking(unreachable: Mapping[str, str]) -> list[str]:
     """Sentences about the shards that a listing lacks, given by the address of their master."""
-    return [f"{master} was unreachable: this lacks {names}." for master, names in away.items()]
+    return [f"{master} was unreachable: this lacks {names}." for master, names in unreachable.items()]
 
 
 def escaped(text: str) -> str:

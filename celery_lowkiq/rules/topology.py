@@ -236,7 +236,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Master:
-    """A server that stores shards. ``away``: why it is unreachable, ``server`` is unknown then."""
+    """A server that stores shards. ``unreachable``: why it is unreachable, ``server`` is unknown then."""
 
     #: Host and port, path, or name behind sentinels. A failover does not change the name.
     address: str
@@ -245,7 +245,7 @@ class Master:
     slots: int | None = None
     #: Number of shards of each queue.
     shards: Mapping[str, int] = field(default_factory=dict)
-    away: str | None = None
+    unreachable: str | None = None
     #: True if it is unreachable because it refuses user or password.
     login_refused: bool = False
     #: Why it refuses all scripts, though it answers.
@@ -292,7 +292,7 @@ class Topology:
         """True if each shard has a master that answers."""
         if self.unassigned:
             return False
-        return all(master.away is None and master.refuses is None for master in self.masters)
+        return all(master.unreachable is None and master.refuses is None for master in self.masters)
 
     @property
     def lacks_replicas(self) -> bool:
@@ -304,14 +304,16 @@ class Topology:
         """Largest difference between the clocks of two masters in s, as far as it exceeds what was measured
         along with it.
         """
-        known = [master.server for master in self.masters if master.away is None]
+        known = [master.server for master in self.masters if master.unreachable is None]
         least = max((server.ahead - server.give_or_take for server in known), default=0.0)
         return max(0.0, least - min((server.ahead + server.give_or_take for server in known), default=0.0))
 
 
 def check_topology(topology: Topology) -> Iterator[Finding]:
     """Yield the findings about the masters."""
-    known = replace(topology, masters=tuple(master for master in topology.masters if master.away is None))
+    known = replace(
+        topology, masters=tuple(master for master in topology.masters if master.unreachable is None)
+    )
     for check in (version, eviction, persistence, clock):
         yield from _of_each(known, check)
     yield from _refused(known)
@@ -382,7 +384,7 @@ def _refused(topology: Topology) -> Iterator[Finding]:
 
 def _masters(topology: Topology) -> Iterator[Finding]:
     for master in topology.masters:
-        if reason := master.away or master.refuses:
+        if reason := master.unreachable or master.refuses:
             waiting = counted(master.shard_count, "shard waits", "shards wait")
             text = f"{sentence(reason)} Its {waiting}."
             yield Finding(ERROR, f"master {master.address}", text, _advice(master))
@@ -406,7 +408,7 @@ def _advice(master: Master) -> str:
             "The server is up: `celery -A proj lowkiq acl --cluster` writes the rights of the user, and ACL "
             "SETUSER creates it there. Look at the other nodes, too: a replica that is promoted needs it."
         )
-    if master.away is None:
+    if master.unreachable is None:
         return "It is up: bring the masters back that are unreachable, or see its log."
     return "Start it, or let the cluster promote a replica of it."
 

@@ -314,13 +314,13 @@ class StoredGroup:
 class Paused:
     """When (Unix s) a queue and single shards were paused, and the number of paused ids.
 
-    ``away``: as for :class:`ShardsPage`.
+    ``unreachable``: as for :class:`ShardsPage`.
     """
 
     queue: float | None
     shards: Mapping[int, float]
     ids: int
-    away: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -345,14 +345,14 @@ class ShardState:
     """A shard at one moment: its counts, and its lease (which names no server).
 
     Both are empty if there is a ``damage``, which says why they could not be read, and if the shard's master
-    is ``away``: its address then.
+    is ``unreachable``: its address then.
     """
 
     shard: ShardRef
     stats: Stats
     lease: LeaseState
     damage: ShardDamaged | None = None
-    away: str | None = None
+    unreachable: str | None = None
 
 
 def sum_of_states(states: Iterable[ShardState]) -> Stats | ShardDamaged:
@@ -384,11 +384,11 @@ class Page(Generic[T]):
 class ShardsPage(Page[T]):
     """Part of a listing of what lies in the shards of a queue.
 
-    ``away``: on a cluster, the names of the shards that this page or one before lacks because their masters
-    were unreachable, by the address of the master.
+    ``unreachable``: on a cluster, the names of the shards that this page or one before lacks because their
+    masters were unreachable, by the address of the master.
     """
 
-    away: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -405,21 +405,21 @@ class SearchPage(ShardsPage[T]):
     def map(self, function: Callable[[T], U]) -> SearchPage[U]:
         """Return the page with the function applied to each item."""
         items = tuple(map(function, self.items))
-        return SearchPage(items, self.next, self.away, self.searched, self.total)
+        return SearchPage(items, self.next, self.unreachable, self.searched, self.total)
 
 
 def all_items(
-    read: Callable[..., Page[U]], away: dict[str, str] | None = None, **options: Any
+    read: Callable[..., Page[U]], unreachable: dict[str, str] | None = None, **options: Any
 ) -> Iterator[U]:
     """Yield the items of all pages of a listing; ``read`` gets ``after`` and the options.
 
-    ``away`` gets that of a :class:`ShardsPage`.
+    ``unreachable`` gets that of a :class:`ShardsPage`.
     """
     after: str | None = None
     while True:
         page = read(after=after, **options)
-        if away is not None and isinstance(page, ShardsPage):
-            away.update(page.away)
+        if unreachable is not None and isinstance(page, ShardsPage):
+            unreachable.update(page.unreachable)
         yield from page.items
         after = page.next
         if after is None:
@@ -517,7 +517,7 @@ class NodeReport:
 class ShardReport:
     """A shard, its owner's name, and the owner's last report about it. Times are Unix s of Redis's clock.
 
-    Of a shard whose master is ``away``, nothing else is known.
+    Nothing else is known of a shard with an ``unreachable`` master.
     """
 
     index: int
@@ -541,7 +541,7 @@ class ShardReport:
     #: The lane of its owner that lists it; None: no lane does.
     lane: str | None = None
     #: Address of its master, while that is unreachable.
-    away: str | None = None
+    unreachable: str | None = None
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def _read(cluster: ClusterMap, sent: _Sent, commands: Sequence[Command], is_late
 
 def _note_answers(outages: Outages, sent: _Sent, commands: Sequence[Command], replies: Sequence[Any]) -> None:
     # A node that has just started refuses all for a second.
-    if outages.away and not all(map(may_follow, replies)):
+    if outages.unreachable and not all(map(may_follow, replies)):
         outages.answered(sent.address, sent.at)
     for address, what in list(outages.refusing) if outages.refusing else ():
         if address != sent.address:
@@ -321,7 +321,7 @@ class ClusterClient(Client):
     def is_unreachable(self, shard: ShardRef) -> bool:
         """True if a shard's master has not answered lately, or its slot has none. Raises StoreError."""
         address = self._map()[slot_of(shard_keys(shard)["meta"])]
-        return address is None or address in self.cluster.outages.away
+        return address is None or address in self.cluster.outages.unreachable
 
     def _map(self) -> Sequence[Address | None]:
         try:
@@ -336,7 +336,7 @@ class ClusterClient(Client):
     def apart(self) -> redis.Redis:
         """Return a client of one master that answers soon: the cluster carries what is published to all.
 
-        The master of the last one that was lost is asked last: it may be silent, and not known to be.
+        The master of the last one that was lost is asked last: it may be unresponsive, and not known to be.
         """
         return self.cluster.apart(find_near(self.cluster, last=self._lost))
 
@@ -354,7 +354,7 @@ class ClusterClient(Client):
     def is_lost(self, client: redis.Redis) -> bool:
         """True if the client's node does not answer, or is no master any more."""
         address = _address_of(client)
-        return address in self.cluster.outages.away or address not in self.cluster.slots()
+        return address in self.cluster.outages.unreachable or address not in self.cluster.slots()
 
     def note_lost(self, client: redis.Redis) -> None:
         """Ask another master first for the next subscription."""

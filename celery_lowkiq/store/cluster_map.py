@@ -83,10 +83,10 @@ class Outages:
 
     def __init__(self) -> None:
         #: By node. A node that never comes back is removed when the map has no slots for it.
-        self.away: dict[Address, Outage] = {}
+        self.unreachable: dict[Address, Outage] = {}
         #: Unresponsive nodes: they accept a connection but do not reply. Only the thread that reads the map
         #: sends to them again.
-        self.silent: set[Address] = set()
+        self.unresponsive: set[Address] = set()
         #: Commands that were sent before these times say nothing about the node any more; infinite for a node
         #: that was replaced.
         self._ended_at: dict[Address, float] = {}
@@ -101,22 +101,22 @@ class Outages:
             if sent_at <= self._ended_at.get(address, -math.inf):
                 return
             if isinstance(error, exceptions.TimeoutError):
-                self.silent.add(address)
-            if outage := self.away.get(address):
-                self.away[address] = outage._replace(last=max(sent_at, outage.last))
+                self.unresponsive.add(address)
+            if outage := self.unreachable.get(address):
+                self.unreachable[address] = outage._replace(last=max(sent_at, outage.last))
                 return
             if isinstance(error, NotAsked):
                 # It has answered since.
                 return
             had = [slot for slot, master in enumerate(slots) if master == address]
-            self.away[address] = Outage(sent_at, time.monotonic(), had, sent_at)
+            self.unreachable[address] = Outage(sent_at, time.monotonic(), had, sent_at)
         # The setting cluster-require-full-coverage decides if the other masters go on.
         logger.error("Redis %s is unreachable: %s Its shards wait.", text_of(address), sentence(str(error)))
 
     def answered(self, address: Address, sent_at: float) -> None:
         """Note that a node answered what was sent at a monotonic time; after an outage, log it."""
         with self._lock:
-            outage = self.away.get(address)
+            outage = self.unreachable.get(address)
             if outage is None:
                 return
             # The node may have answered an earlier command before it became unreachable.
@@ -130,7 +130,7 @@ class Outages:
         what, text, sent_at = refused
         with self._lock:
             # A node that has just started refuses all for a second.
-            if address in self.away and what == COMMANDS:
+            if address in self.unreachable and what == COMMANDS:
                 return
             if sent_at <= self._accepted_at.get((address, what), -math.inf):
                 return
@@ -159,12 +159,12 @@ class Outages:
             for address, ended_at in self._ended_at.items():
                 if ended_at == math.inf and address in masters:
                     self._ended_at[address] = time.monotonic()
-            gone = {address: self.away[address] for address in self.away.keys() - masters}
+            gone = {address: self.unreachable[address] for address in self.unreachable.keys() - masters}
             now = time.monotonic()
             for address in gone:
                 self._end(address)
                 self._ended_at[address] = math.inf
-            self.silent &= masters
+            self.unresponsive &= masters
             # The map of a node that has not heard of a failover yet lacks the new master.
             self.refusing = {
                 key: known
@@ -181,8 +181,8 @@ class Outages:
             )
 
     def _end(self, address: Address) -> float:
-        self.silent.discard(address)
-        del self.away[address]
+        self.unresponsive.discard(address)
+        del self.unreachable[address]
         self._ended_at[address] = now = time.monotonic()
         return now
 
@@ -370,7 +370,7 @@ class ClusterMap:
 
     def check_responsive(self, address: Address) -> None:
         """Raise NotAsked for an unresponsive node; the thread of the map tries it again."""
-        if address in self.outages.silent:
+        if address in self.outages.unresponsive:
             self.refresh()
             raise NotAsked(address)
 
@@ -406,7 +406,7 @@ class ClusterMap:
     def _read(self) -> None:
         known = list({address for address in self._slots or () if address})
         random.shuffle(known)
-        known.sort(key=self.outages.away.__contains__)
+        known.sort(key=self.outages.unreachable.__contains__)
         found, error = self._fullest(dict.fromkeys([*known, *self._seeds]))
         if found and self._slots and not _count(found):
             found = None
@@ -471,12 +471,12 @@ class ClusterMap:
     def _ask_unresponsive(self) -> None:
         # Not for longer than other threads wait: they would find the node unresponsive again.
         seconds = min(ASK_SECONDS, self.connection_kwargs.get("socket_timeout") or ASK_SECONDS)
-        for address in list(self.outages.silent):
+        for address in list(self.outages.unresponsive):
             with contextlib.suppress(Exception):
                 # A refusal is an answer, too: the node may deny the map only.
                 with contextlib.suppress(exceptions.ResponseError, *REFUSED):
                     self._slots_reported_by(address, seconds)
-                self.outages.silent.discard(address)
+                self.outages.unresponsive.discard(address)
 
     def refusing_replicas(self) -> list[Address]:
         """Return the replicas that refuse user or password, sorted. One that does not answer is left out."""

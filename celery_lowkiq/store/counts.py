@@ -180,7 +180,7 @@ def _page_of(
     reader = ListingReader(reads, kind.dead, fingerprint_of)
     found = reader.page(indexes, listing) if indexes else reader.scan(listing)
     items = tuple(kind.read(reads, found.entries, listing))
-    return SearchPage(items, reads.cursor(found.next), reads.away, found.searched, found.total)
+    return SearchPage(items, reads.cursor(found.next), reads.unreachable, found.searched, found.total)
 
 
 @reads_replies
@@ -241,7 +241,7 @@ def shard_states(client: Client, queues: Iterable[QueueSpec]) -> list[ShardState
         if shard in found
         else ShardState(shard, Stats(), LeaseState(), damaged[shard])
         if shard in damaged
-        else ShardState(shard, Stats(missing=1), LeaseState(), away=client.master_name(shard))
+        else ShardState(shard, Stats(missing=1), LeaseState(), unreachable=client.master_name(shard))
         for shard in calls
     ]
 
@@ -267,7 +267,7 @@ def paused(client: Client, queue: QueueSpec) -> Paused:
         queue=float(queue_since) if queue_since else None,
         shards={index: float(since) for index, (since, _) in enumerate(times) if since},
         ids=sum(count or 0 for count in rest[len(keys) :]),
-        away=reads.away,
+        unreachable=reads.unreachable,
     )
 
 
@@ -293,7 +293,7 @@ def held_ids(
 
 def _page_of_ids(client: Client, kind: Kind[T], queue: QueueSpec, listing: Listing) -> ShardsPage[T]:
     page = _page_of(client, kind, queue, listing, kind.indexes["id"])
-    return ShardsPage(page.items, page.next, page.away)
+    return ShardsPage(page.items, page.next, page.unreachable)
 
 
 def _peeks(entries: Sequence[IndexEntry], names: dict[str, str], listing: Listing) -> list[ScriptCall]:

@@ -103,8 +103,10 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
         for shard in queue.shard_refs():
             shards[client.master_of(shard)][queue.name] += 1
     masters = [_master(each, shards[each.address]) for each in asked]
-    if all(master.away is not None for master in masters):
-        raise StoreUnavailable(masters[0].away if masters else "Redis is not available: no master has a slot")
+    if all(master.unreachable is not None for master in masters):
+        raise StoreUnavailable(
+            masters[0].unreachable if masters else "Redis is not available: no master has a slot"
+        )
     all_shards = [shard for queue in stored for shard in queue.shard_refs()]
     refused, refusing = refused_commands(client, all_shards)
     place = client.behind_sentinels()
@@ -112,7 +114,7 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
         replace(
             one,
             refused=refused.get(one.address, {}),
-            refuses=None if one.away else refusing.get(one.address),
+            refuses=None if one.unreachable else refusing.get(one.address),
             place=place,
         )
         for one in masters
@@ -127,13 +129,13 @@ def _master(asked: Asked, shards: Mapping[str, int]) -> Master:
     clock, refused = asked.ask({"time": ("TIME",)})
     after = time.time()
     lost = errors.get("info"), refused.get("time")
-    if away := next((error for error in lost if isinstance(error, StoreUnavailable)), None):
+    if outage := next((error for error in lost if isinstance(error, StoreUnavailable)), None):
         return Master(
             asked.address,
             slots=asked.slots,
             shards=shards,
-            away=str(away),
-            login_refused=isinstance(away, LoginRefused),
+            unreachable=str(outage),
+            login_refused=isinstance(outage, LoginRefused),
         )
     settings = [as_text(found[name]) for name in names if name in found]
     config = {name: value for setting in settings for name, value in setting.items()}

@@ -59,7 +59,7 @@ class ShardReads:
         return {shard: self.client.master_name(shard) for shard in found}
 
     @property
-    def away(self) -> dict[str, str]:
+    def unreachable(self) -> dict[str, str]:
         """The names of the shards that were left out, by the address of their master."""
         return by_master(self.missing)
 

@@ -356,8 +356,8 @@ def shards(client: Client, queue: QueueSpec) -> tuple[ShardReport, ...]:
         per_minute = shard_rates(parse_counters(found["counters"]), processed, seconds_of_time(found["time"]))
     return tuple(
         _shard_report(reports, state, rate, *told[state.shard])
-        if state.away is None and state.shard in told
-        else ShardReport(state.shard.index, Stats(missing=1), away=client.master_name(state.shard))
+        if state.unreachable is None and state.shard in told
+        else ShardReport(state.shard.index, Stats(missing=1), unreachable=client.master_name(state.shard))
         for state, rate in zip(states, per_minute, strict=True)
     )
 

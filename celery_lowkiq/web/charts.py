@@ -43,7 +43,7 @@ class Cell:
     move: str = ""
     unsorted: int = 0
     #: True if nothing is known of the shard, because its master is unreachable.
-    away: bool = False
+    unreachable: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class LaneMap:
     @property
     def unowned(self) -> int:
         """Number of shards without a living owner, as far as their masters respond."""
-        return sum(cell.kind == "unowned" and not cell.away for row in self.rows for cell in row.cells)
+        return sum(cell.kind == "unowned" and not cell.unreachable for row in self.rows for cell in row.cells)
 
 
 def lane_map(
@@ -170,13 +170,13 @@ def _sum_of(name: str, rows: Sequence[Row]) -> Row:
 def cell_of(shard: ShardReport, migration: MigrationState | None = None) -> Cell:
     """Return the cell of a shard: its colour, and its state as text."""
     move, unsorted = _move(shard, migration) if migration else ("", 0)
-    away, runs = shard.away is not None, shard.running is not None
-    return Cell(shard.index, _kind(shard), _text(shard, move), runs, move, unsorted, away)
+    unreachable, runs = shard.unreachable is not None, shard.running is not None
+    return Cell(shard.index, _kind(shard), _text(shard, move), runs, move, unsorted, unreachable)
 
 
 def _kind(shard: ShardReport) -> str:
     stats = shard.stats
-    if shard.away is not None or shard.owner is None or shard.alive is False:
+    if shard.unreachable is not None or shard.owner is None or shard.alive is False:
         return "unowned"
     if shard.paused_since is not None:
         return "paused"
@@ -206,8 +206,8 @@ def _moves(migration: MigrationState, serving: Iterable[NodeReport]) -> Moves:
 
 
 def _text(shard: ShardReport, move: str) -> str:
-    if shard.away is not None:
-        return f"Shard {shard.index} · {plain(shard.away)} is unreachable"
+    if shard.unreachable is not None:
+        return f"Shard {shard.index} · {plain(shard.unreachable)} is unreachable"
     parts = [f"Shard {shard.index}", f"{shard.stats.length:,} waiting"]
     parts += [{"old": "will be removed", "new": "new"}[move]] if move else []
     parts += [f"{shard.moving:,} to sort"] if shard.moving else []

@@ -58,7 +58,7 @@ class QueueLook:
     """Counts of a queue; ``unowned``: number of its shards without a living owner.
 
     For a queue with a damaged shard both are unknown, and ``damage`` is the error. Both lack the shards of
-    masters that are ``away``.
+    masters that are ``unreachable``.
     """
 
     name: str
@@ -69,7 +69,7 @@ class QueueLook:
     #: While its jobs move to another number of shards.
     migrating: Layout | None = None
     #: Addresses of masters, with the names of the shards.
-    away: Mapping[str, str] = field(default_factory=dict)
+    unreachable: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def unread(self) -> bool:
@@ -84,7 +84,9 @@ class QueueLook:
     def troubled(self) -> bool:
         """True if it needs attention."""
         stats = self.stats
-        return bool(self.unowned or stats.paused or stats.held or stats.backlog or self.damage or self.away)
+        return bool(
+            self.unowned or stats.paused or stats.held or stats.backlog or self.damage or self.unreachable
+        )
 
     @property
     def paused(self) -> bool:
@@ -113,10 +115,12 @@ def _queue(name: str, shards: list[ShardState], owners: Collection[str] | None) 
     stats = sum_of_states(shards)
     if not isinstance(stats, Stats):
         return QueueLook(name, len(shards), Stats(), 0, str(stats))
-    there = [state for state in shards if state.away is None]
+    there = [state for state in shards if state.unreachable is None]
     unowned = sum(state.lease.owner not in owners for state in there) if owners is not None else 0
-    away = by_master({state.shard: state.away for state in shards if state.away is not None})
-    return QueueLook(name, len(shards), stats, unowned, away=away)
+    unreachable = by_master(
+        {state.shard: state.unreachable for state in shards if state.unreachable is not None}
+    )
+    return QueueLook(name, len(shards), stats, unowned, unreachable=unreachable)
 
 
 # The pages that read.
@@ -173,7 +177,7 @@ def search(request: Request) -> Response:
     # An id may begin or end with a space, which mostly is one copied too many.
     if not found and typed != sought and (other := inspector.find(typed)):
         sought, found = typed, other
-    if len(found) == 1 and not found.away:
+    if len(found) == 1 and not found.unreachable:
         return RedirectResponse(link(request, "/job", queue=next(iter(found)), id=sought), 303)
     return page(request, "search.html", sought=sought, found=found)
 
@@ -200,7 +204,13 @@ def queue(request: Request) -> Response:
         hints=shown.shard_hints(shards) if listed == "shards" else (),
         by_load=by_load,
         map=lane_map(shown.name, shards, nodes or (), migration),
-        away=by_master({ShardRef(shown.name, one.index): one.away for one in shards if one.away is not None}),
+        unreachable=by_master(
+            {
+                ShardRef(shown.name, one.index): one.unreachable
+                for one in shards
+                if one.unreachable is not None
+            }
+        ),
         nodes_unknown=nodes is None,
         state_of=lambda job: job_state(job.perform_in, paused=job.paused, held=job.held, now=now),
         states=STATES.get(listed, ()),

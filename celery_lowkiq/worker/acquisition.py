@@ -36,7 +36,7 @@ SLICE = 500
 #: Seconds between two tries at shards whose master is unreachable: a replica takes its place, and
 #: announcements of shards that are released meanwhile may be lost. Not after a lease time, when the outage is
 #: a long one.
-AWAY_RETRY = 0.25
+UNREACHABLE_RETRY = 0.25
 #: Seconds between two lines of progress; what takes less is not logged.
 PROGRESS_INTERVAL = 5.0
 
@@ -145,7 +145,7 @@ class Acquisition:
         """Return seconds until one of these shards may be free; infinite for no shards."""
         now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
         if any(now - since < lease_seconds for since in self._away.values()):
-            return AWAY_RETRY
+            return UNREACHABLE_RETRY
         watches = (self._table.watch(shard) for shard in shards if shard in self._read)
         return min((one.seconds_to_observation(now, lease_seconds) for one in watches), default=math.inf)
 

@@ -231,7 +231,7 @@ def batches_to_claim(mean: float | None, most: int) -> int:
 class ClaimWindow:
     """Batches that wait, run, and are settled together.
 
-    The lane starts batches and adds settlements; the reaper takes away batches that wait for too long.
+    The lane starts batches and adds settlements; the reaper removes batches that wait for too long.
     """
 
     def __init__(self, owned: OwnedShard, claim: Claim, claimed_at: float) -> None:
@@ -332,7 +332,7 @@ class Lane:
 
     One condition guards the lane's shards and their due times; an idle lane waits on it. Ownership changes
     the shards, the waker records pushes, and each lane polls for all idle lanes. The claims belong to the
-    lane's thread; the reaper takes away only batches that have not started.
+    lane's thread; the reaper removes only batches that have not started.
     """
 
     def __init__(self, name: str, ctx: WorkerContext, scheduler: Scheduler, peers: Sequence[Lane]) -> None:

@@ -122,7 +122,7 @@ class LeaseTable:
     # -- shards that are to be released
 
     def leave(self, shard: ShardRef) -> OwnedShard:
-        """Start no new batch of a shard; it is to be released, by the settle of its batch or right away."""
+        """Start no new batch of a shard; it is to be released, by the settle of its batch or at once."""
         self._lanes[shard].drop(shard)
         owned = self._owned[shard]
         owned.leaving = True

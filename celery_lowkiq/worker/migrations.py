@@ -65,7 +65,7 @@ class Migrations:
 
     def _turn(self, movers: dict[str, Mover], queues: Sequence[QueueSpec]) -> float:
         """Do a turn of each queue; return how many seconds to wait then: Redis has other work, too."""
-        moved, pause, away = False, 0.0, None
+        moved, pause, outage = False, 0.0, None
         began_at = self._ctx.clock.monotonic()
         for queue in queues:
             known, retry_at = self._refused.get(queue.name, ("", began_at))
@@ -78,13 +78,13 @@ class Migrations:
                 self._refused.pop(queue.name, None)
             except StoreUnavailable as error:
                 # On a cluster, others may be on masters that answer.
-                away = error
+                outage = error
             except LowkiqError as error:
                 if str(error) != known:
                     logger.error("queue %s does not move: %s", queue.name, error)
                 self._refused[queue.name] = (str(error), began_at + REFUSED_RETRY)
-        if away is not None:
-            raise away
+        if outage is not None:
+            raise outage
         if moved:
             self._look = LOOK
             return pause

@@ -13,7 +13,7 @@ from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.leases import RENEWALS_PER_LEASE, moves
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Resize, agreed, migrating, resize
-from celery_lowkiq.worker.acquisition import AWAY_RETRY, Acquisition
+from celery_lowkiq.worker.acquisition import UNREACHABLE_RETRY, Acquisition
 from celery_lowkiq.worker.context import WorkerContext
 from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.lease_table import LeaseTable
@@ -72,12 +72,14 @@ class Rebalancing:
         self._lanes = lanes
         self._membership = membership
 
-    def share(self, served: Collection[str], away: Collection[ShardRef], go_on: Callable[[], bool]) -> bool:
+    def share(
+        self, served: Collection[str], unreachable: Collection[ShardRef], go_on: Callable[[], bool]
+    ) -> bool:
         """Release surplus shards, each when its batch has ended, while ``go_on()``.
 
         A surplus shard is served until its turn comes, because a release may wait for a master that is
-        unreachable. ``away``: shards whose leases were not renewed because their master is unreachable; they
-        are released later. Returns whether all were tried. Raises StoreError.
+        unreachable. ``unreachable``: shards of unreachable masters, whose leases were not renewed; they are
+        released later. Returns whether all were tried. Raises StoreError.
         """
         table = self._table
         for shard in table.staying():
@@ -89,7 +91,7 @@ class Rebalancing:
             if not go_on():
                 return False
             owned = table.leave(shard)
-            if not table.in_use(shard) and shard not in away:
+            if not table.in_use(shard) and shard not in unreachable:
                 self._release(owned)
         return True
 
@@ -155,16 +157,16 @@ class Resizing:
             self._table.deal_again(self._deal(list(self._queues.values())))
         self._routes |= changed
 
-    def leave_given_elsewhere(self, away: Collection[ShardRef]) -> None:
+    def leave_given_elsewhere(self, unreachable: Collection[ShardRef]) -> None:
         """Leave shards of moving queues whose lease another server gave, to be acquired anew.
 
         A failover may have lost claims of what runs, so nothing leaves such a shard (``export.lua``) until
-        its batch has ended and this server has given a lease. ``away``: shards whose master is unreachable.
+        its batch has ended and this server has given a lease. ``unreachable``: shards of unreachable masters.
         """
         moving = [
             owned
             for owned in self._table.owned()
-            if owned.queue.former_shards is not None and not owned.leaving and owned.shard not in away
+            if owned.queue.former_shards is not None and not owned.leaving and owned.shard not in unreachable
         ]
         states = self._store.observe([owned.shard for owned in moving]) if moving else []
         for owned, state in zip(moving, states, strict=True):
@@ -326,7 +328,7 @@ class Ownership:
         self._ctx.outage.request_started()
         self._renew_at = self._ctx.clock.monotonic() + self._ctx.lease_seconds / RENEWALS_PER_LEASE
         try:
-            away = self._renew(stopping=False)
+            unreachable = self._renew(stopping=False)
             self._masters.check()
             self._update_served()
             routes = self._membership.update()
@@ -335,9 +337,9 @@ class Ownership:
             if self._ctx.auto_reshard and self._membership.shared:
                 self._auto_reshard.check(routes)
             self._resizing.give_up()
-            self._resizing.leave_given_elsewhere(away)
+            self._resizing.leave_given_elsewhere(unreachable)
             done = self._rebalancing.share(
-                self._served, away, lambda: self._ctx.clock.monotonic() < self._renew_at
+                self._served, unreachable, lambda: self._ctx.clock.monotonic() < self._renew_at
             )
             done = self._acquire() and done
             self._losses.check(self._wanted())
@@ -353,7 +355,7 @@ class Ownership:
         if not done:
             return 0.0
         seconds_to_observation = self._acquisition.seconds_to_observation(self._wanted())
-        seconds_to_renewal = AWAY_RETRY if self._may_be_renewed(away) else math.inf
+        seconds_to_renewal = UNREACHABLE_RETRY if self._may_be_renewed(unreachable) else math.inf
         return min(
             self._ctx.lease_seconds / RENEWALS_PER_LEASE,
             seconds_to_observation,
@@ -361,10 +363,10 @@ class Ownership:
             self._membership.seconds_to_silence(),
         )
 
-    def _may_be_renewed(self, away: Collection[ShardRef]) -> bool:
+    def _may_be_renewed(self, unreachable: Collection[ShardRef]) -> bool:
         """True if the lease of an unreachable shard lasts: a master may answer before its end."""
         now = self._ctx.clock.monotonic()
-        return any(owned.shard in away and now < owned.deadline for owned in self._table.owned())
+        return any(owned.shard in unreachable and now < owned.deadline for owned in self._table.owned())
 
     def _move(self, queues: Sequence[str]) -> None:
         nodes = max((len(self._membership.lanes_by_node(queue)) for queue in queues), default=1)
@@ -372,7 +374,7 @@ class Ownership:
 
     def _renew(self, stopping: bool) -> set[ShardRef]:
         """Renew the leases; return the shards whose master is unreachable."""
-        away = set()
+        unreachable = set()
         for gone in self._ctx.mailbox.take_gone():
             self._forget(gone)
         # The lease of an overdue batch that strict exclusion is to end runs out.
@@ -388,7 +390,7 @@ class Ownership:
         for owned, lease in zip(renewing, renewed, strict=True):
             if lease is None:
                 # Only its own master is unreachable: its lease runs out unless that is back in time.
-                away.add(owned.shard)
+                unreachable.add(owned.shard)
                 if sent_at >= owned.deadline:
                     owned.lost.set()
                 continue
@@ -399,7 +401,7 @@ class Ownership:
                 self._table.lane_of(owned.shard).refresh()
         self._ctx.meter.renewed(sum(map(bool, renewed)))
         self._ctx.exclusion.renewed()
-        return away
+        return unreachable
 
     def _forget(self, owned: OwnedShard) -> None:
         if self._table.forget(owned) and not owned.release_sent:
@@ -477,12 +479,12 @@ class Ownership:
 
     def _release_turn(self) -> None:
         """Do one turn; after a StoreError the next one repeats what is left."""
-        away: StoreUnavailable | None = None
+        outage: StoreUnavailable | None = None
         try:
             self._membership.leave()
         except StoreUnavailable as error:
             # On a cluster, of the master with the queue's own keys: shards may be on others.
-            away = error
+            outage = error
         for owned in self._table.owned():
             if self._table.lane_of(owned.shard).crashed and self._table.in_use(owned.shard):
                 # Not marked as stopping: the batch that ran counts as crashed.
@@ -491,9 +493,9 @@ class Ownership:
         silent = self._renew(stopping=True)
         self._losses.check(())
         if not self._release_unused(silent):
-            away = StoreUnavailable("Redis is not available: masters of shards to release are unreachable")
-        if away is not None:
-            raise away
+            outage = StoreUnavailable("Redis is not available: masters of shards to release are unreachable")
+        if outage is not None:
+            raise outage
         if self._table.owned():
             self._membership.update()
 

@@ -76,7 +76,7 @@ class Store(Protocol):
     def release(self, lease: Lease, unsettled: bool = False) -> bool | None:
         """Give the shard up. Return False when jobs are still in processing, or on another server than the
         lease names, unless ``unsettled`` leaves the jobs to the next owner; None when the shard's master is
-        away. Raises NotOwner.
+        unreachable. Raises NotOwner.
         """
 
     def exchange(

@@ -122,28 +122,32 @@ def test_listings_are_of_what_answers_and_name_what_is_missing(cluster, store, o
             (Listing(by="retry_count", pause="free"), filled.here("failing")),
         ):
             page = queries.jobs(QUEUE, listing)
-            assert (ids_of(page), page.away, page.next) == (ids, filled.away, None), listing
+            assert (ids_of(page), page.unreachable, page.next) == (ids, filled.away, None), listing
         for listing in (Listing(), Listing(by="updated_at"), Listing(by="updated_at", prefix="dead")):
             page = queries.morgue(QUEUE, listing)
-            assert (ids_of(page), page.away) == (filled.here("dead"), filled.away)
+            assert (ids_of(page), page.unreachable) == (filled.here("dead"), filled.away)
         for page, state in (
             (queries.processing(QUEUE), "running"),
             (queries.paused_ids(QUEUE), "waiting"),
         ):
-            assert (ids_of(page), page.away) == (filled.here(state), filled.away)
-        assert queries.held_ids(QUEUE).away == filled.away
+            assert (ids_of(page), page.unreachable) == (filled.here(state), filled.away)
+        assert queries.held_ids(QUEUE).unreachable == filled.away
         paused = queries.paused(QUEUE)
-        assert (paused.queue, paused.ids, paused.away) == (None, len(filled.here("waiting")), filled.away)
+        assert (paused.queue, paused.ids, paused.unreachable) == (
+            None,
+            len(filled.here("waiting")),
+            filled.away,
+        )
         for dead, state in ((True, "dead"), (False, "failing")):
             reads = ShardReads(store.client, QUEUE)
             found = {job.id for jobs in failed_jobs(reads, dead=dead) for job in jobs}
-            assert (found, reads.away) == (filled.here(state), filled.away)
+            assert (found, reads.unreachable) == (filled.here(state), filled.away)
             assert count_failures(reads, dead=dead) == len(found)
         assert (queries.failure_groups(QUEUE) is None) == of_queue
         assert queries.about_failure(QUEUE, "0123456789abcdef") is None
     page = queries.jobs(QUEUE, Listing(by="perform_in"))
     assert ids_of(page) == {*filled.by_state["waiting"], *filled.by_state["failing"]}
-    assert page.away == {}
+    assert page.unreachable == {}
 
 
 @pytest.mark.parametrize("by", ["id", "perform_in", "filtered"])
@@ -157,8 +161,8 @@ def test_a_page_after_an_outage_names_what_a_page_before_lacked(cluster, store, 
             if number == since:
                 outage.enter_context(filled.away_for_now())
             page = Queries(store.client).jobs(QUEUE, Listing(limit=5, after=after, **listing))
-            assert named.items() <= page.away.items()
-            named, after, number = page.away, page.next, number + 1
+            assert named.items() <= page.unreachable.items()
+            named, after, number = page.unreachable, page.next, number + 1
             found |= ids_of(page)
             if number > since and named:
                 outage.close()

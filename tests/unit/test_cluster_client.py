@@ -291,7 +291,7 @@ def test_a_master_that_is_silent_is_asked_by_the_thread_of_the_map_alone(cluster
     assert len(node.heard) == asked
     frozen.set()
     eventually(lambda: results(client, A, B) == [1, 1], 10)
-    assert not client.cluster.outages.away
+    assert not client.cluster.outages.unreachable
 
 
 def test_a_dead_master_that_was_replaced_is_away_no_more(cluster, client, monkeypatch):
@@ -299,9 +299,9 @@ def test_a_dead_master_that_was_replaced_is_away_no_more(cluster, client, monkey
     results(client, A)
     cluster.nodes[0].stop()
     results(client, A)
-    assert client.cluster.outages.away
+    assert client.cluster.outages.unreachable
     cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
-    eventually(lambda: results(client, A) == [1] and not client.cluster.outages.away, 10)
+    eventually(lambda: results(client, A) == [1] and not client.cluster.outages.unreachable, 10)
 
 
 def test_a_connection_that_is_cut_after_the_write_is_replaced_once(cluster, client):

@@ -39,7 +39,7 @@ def test_an_answer_from_before_an_outage_does_not_end_it(cluster, client, caplog
         assert isinstance(results(client, A)[0], StoreUnavailable)
         noted.set()
         assert found.result() == [1, 1]
-    assert set(client.cluster.outages.away) == {first.address}
+    assert set(client.cluster.outages.unreachable) == {first.address}
     assert first_words(caplog) == ["is unreachable"]
 
 
@@ -52,8 +52,8 @@ def test_a_timeout_from_before_the_end_of_an_outage_begins_no_other_one(cluster,
     node.answer = lambda words: number(1)
     assert results(client, A) == [1]
     outages.lost(node.address, exceptions.TimeoutError("late"), before, slots)
-    assert not outages.away
-    assert not outages.silent
+    assert not outages.unreachable
+    assert not outages.unresponsive
     assert first_words(caplog) == ["is unreachable", "is back"]
 
 
@@ -107,7 +107,7 @@ def test_who_took_the_slots_of_a_master_is_named(cluster, make_client, monkeypat
     results(client, A)
     late.cluster.refresh = lambda: None
     cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
-    eventually(lambda: results(client, A) == [1] and not client.cluster.outages.away, 10)
+    eventually(lambda: results(client, A) == [1] and not client.cluster.outages.unreachable, 10)
     assert late.cluster.slots()[slot_of(A)] == gone.address
     assert isinstance(results(late, A)[0], StoreUnavailable)
     eventually(lambda: len(caplog.messages) == 2)

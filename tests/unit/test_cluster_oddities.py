@@ -59,7 +59,7 @@ def test_several_silent_masters_cost_one_timeout(cluster, make_client):
     assert watch.seconds < 0.75 * ONE_TIMEOUT
     assert answers[2] == 1
     assert all(isinstance(answer, StoreUnavailable) for answer in answers[:2])
-    assert client.cluster.outages.silent == {node.address for node in cluster.nodes[:2]}
+    assert client.cluster.outages.unresponsive == {node.address for node in cluster.nodes[:2]}
     thaw.set()
 
 
@@ -113,7 +113,7 @@ def test_threads_that_have_all_connections_are_no_outage(cluster, caplog):
     assert watch.seconds < 0.5 * ONE_TIMEOUT
     assert isinstance(refused, StoreUnavailable)
     assert answered == 1
-    assert not client.cluster.outages.away
+    assert not client.cluster.outages.unreachable
     assert not caplog.records
     pool.keep(taken)
     assert results(client, A) == [1]
@@ -149,7 +149,7 @@ def test_an_outage_has_the_name_of_the_node_that_was_asked(cluster, client, monk
     del client.cluster._pools[cluster.nodes[0].address]
     client.cluster.connection_kwargs["socket_timeout"] = 0.2
     assert isinstance(results(client, A)[0], StoreUnavailable)
-    assert set(client.cluster.outages.away) == {cluster.nodes[0].address}
+    assert set(client.cluster.outages.unreachable) == {cluster.nodes[0].address}
     assert results(client, A) == [1]
     frozen.set()
 
@@ -261,9 +261,9 @@ def test_a_redirection_with_a_foreign_slot_is_of_its_command(cluster, client):
 def test_a_master_that_has_just_answered_is_not_away_again(cluster, client, caplog):
     """A thread that was told that it is silent notes that after another one has noted the answer."""
     results(client, A, B)
-    client.cluster.outages.silent.add(cluster.nodes[0].address)
+    client.cluster.outages.unresponsive.add(cluster.nodes[0].address)
     assert isinstance(results(client, A, B)[0], StoreUnavailable)
-    assert not client.cluster.outages.away
+    assert not client.cluster.outages.unreachable
     assert not caplog.records
     eventually(lambda: results(client, A, B) == [1, 1])
 

@@ -244,7 +244,7 @@ def test_a_silent_master_that_refuses_has_answered(
     client.cluster._seeds[:] = [cluster.nodes[1].address]
     node.answer = lambda words: late.wait(10) and number(1)
     assert isinstance(results(client, A)[0], StoreUnavailable)
-    assert node.address in client.cluster.outages.silent
+    assert node.address in client.cluster.outages.unresponsive
     reply = node._reply
     node._reply = lambda words: refused if words[0] == command else reply(words)
     late.set()
@@ -270,9 +270,9 @@ def test_a_process_that_asks_all_the_time_knows_the_end(cluster, client, caplog)
     node.answer = lambda words: None
     results(client, A)
     address = node.address
-    outage = client.cluster.outages.away[address]
+    outage = client.cluster.outages.unreachable[address]
     # An hour of attempts.
-    client.cluster.outages.away[address] = outage._replace(since=outage.since - 3600.0)
+    client.cluster.outages.unreachable[address] = outage._replace(since=outage.since - 3600.0)
     results(client, A)
     node.answer = lambda words: number(1)
     results(client, A)

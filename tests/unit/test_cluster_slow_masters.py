@@ -90,7 +90,7 @@ def test_a_master_that_answers_after_the_timeout_costs_no_second_one(cluster, ma
         before = len(asked)
         client.cluster.refresh()
         eventually(lambda: len(asked) > before and "lowkiq-cluster-map" not in threads())
-        return node.address in client.cluster.outages.silent
+        return node.address in client.cluster.outages.unresponsive
 
     assert all(is_asked_again() for _ in range(3))
     late.set()

@@ -375,7 +375,7 @@ def test_a_lease_whose_master_was_away_is_renewed_soon(node):
 
 
 def test_a_master_that_stays_away_costs_no_more_turns_after_a_lease_time(node, monkeypatch):
-    monkeypatch.setattr(acquisition, "AWAY_RETRY", 0.0)
+    monkeypatch.setattr(acquisition, "UNREACHABLE_RETRY", 0.0)
     store = Masters()
     store.away = {THERE}
     one = node(store=store, lease_seconds=1.0, poll_interval=0.05).start()

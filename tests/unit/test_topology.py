@@ -64,7 +64,7 @@ def test_what_differs_names_its_masters():
 
 
 def test_a_master_that_is_away():
-    topology = changed(cluster(WELL, WELL), 1, away="Redis is not available: refused", server=Server())
+    topology = changed(cluster(WELL, WELL), 1, unreachable="Redis is not available: refused", server=Server())
     finding = found(topology)["master m1:1"]
     assert (finding.level, finding.text) == (ERROR, "Redis is not available: refused. Its 16 shards wait.")
     assert set(found(topology)) == {"master m1:1"}
@@ -72,7 +72,7 @@ def test_a_master_that_is_away():
 
 def test_a_master_that_refuses_the_login_needs_the_user():
     """The advice was to start it."""
-    topology = changed(cluster(WELL, WELL), 1, away="it refuses", login_refused=True)
+    topology = changed(cluster(WELL, WELL), 1, unreachable="it refuses", login_refused=True)
     finding = found(topology)["master m1:1"]
     assert finding.advice.startswith("The server is up: `celery -A proj lowkiq acl --cluster` writes the ")
 
@@ -231,7 +231,7 @@ def test_a_short_lease_needs_no_node_timeout_that_is_too_short_for_a_slow_networ
 
 @pytest.mark.parametrize("text", ["Redis is not available: refused", "Redis is not available: refused."])
 def test_a_sentence_ends_once(text):
-    topology = changed(cluster(WELL, WELL), 1, away=text, server=Server())
+    topology = changed(cluster(WELL, WELL), 1, unreachable=text, server=Server())
     assert found(topology)["master m1:1"].text == "Redis is not available: refused. Its 16 shards wait."
     topology = changed(cluster(WELL), 0, refused={"TIME in scripts": text})
     assert "refused. No call can be stored" in found(topology)["commands"].text
@@ -239,7 +239,7 @@ def test_a_sentence_ends_once(text):
 
 def test_what_is_whole():
     assert cluster(WELL, WELL).is_whole
-    assert not changed(cluster(WELL, WELL), 1, away="gone").is_whole
+    assert not changed(cluster(WELL, WELL), 1, unreachable="gone").is_whole
     assert not changed(cluster(WELL, WELL), 1, slots=0).is_whole
     assert changed(cluster(WELL, WELL), 1, slots=0).unassigned == 8192
     assert Topology(Kind.SERVER, (Master("redis:6379", WELL),), 10.0).is_whole

@@ -68,7 +68,7 @@ def test_other_listings(browser, listing):
     assert get(browser, f"/{listing}", queue="record") == {
         "items": [],
         "next": None,
-        "away": {},
+        "unreachable": {},
         "searched": None,
         "total": None,
     }

@@ -97,7 +97,7 @@ def test_a_master_that_is_away_is_named_beside_the_others(settings, visit, app):
         cluster.servers[1].kill()
 
         def named():
-            found = {m["address"]: m["away"] for m in browser.get("/api/v1/masters").json()["masters"]}
+            found = {m["address"]: m["unreachable"] for m in browser.get("/api/v1/masters").json()["masters"]}
             return [address for address, away in found.items() if away]
 
         gone = "{}:{}".format(*cluster.addresses[1])
@@ -189,13 +189,13 @@ def check_listings(app, browser, record, homes, gone, cluster):
     away, sentence = {address: f"{name}/{lost}"}, f"{address} was unreachable: this lacks {name}/{lost}."
 
     page = queue.jobs("perform_in", limit=1000)
-    assert ({job.id for job in page.items}, page.away) == (here, away)
+    assert ({job.id for job in page.items}, page.unreachable) == (here, away)
     found = browser.get("/api/v1/jobs", params={"queue": name, "limit": 500, "age": "<1h"}).json()
-    assert ({job["id"] for job in found["items"]}, found["away"]) == (here, away)
+    assert ({job["id"] for job in found["items"]}, found["unreachable"]) == (here, away)
     for path in ("morgue", "retries", "processing", "paused_ids", "held_ids", "failures"):
-        assert browser.get(f"/api/v1/{path}", params={"queue": name}).json()["away"] == away
+        assert browser.get(f"/api/v1/{path}", params={"queue": name}).json()["unreachable"] == away
     wanted = {"queue": name, "list": "morgue", "error": "*"}
-    assert browser.get("/api/v1/matches", params=wanted).json()["away"] == away
+    assert browser.get("/api/v1/matches", params=wanted).json()["unreachable"] == away
     assert len(browser.get("/api/v1/shards", params={"queue": name}).json()["shards"]) == len(homes)
     for listed in ("jobs", "retries", "morgue", "processing", "paused", "held", "shards"):
         shown = browser.get("/queue", params={"queue": name, "list": listed})
@@ -259,7 +259,7 @@ def check_missing(app, browser, record, before, homes, gone, cluster):
     assert (stats.length, stats.missing) == (known, len(lost))
     assert [one.missing for one in record.ordered_queue.shard_stats()] == [home == gone for home in homes]
     found = browser.get("/api/v1/queues").json()
-    assert shards in found["away"][address]
+    assert shards in found["unreachable"][address]
     (queue,) = (one for one in found["queues"] if one["name"] == name)
     assert (queue["shards"], queue["stats"]["length"], queue["stats"]["missing"]) == (
         len(homes),
@@ -279,7 +279,7 @@ def check_missing(app, browser, record, before, homes, gone, cluster):
     assert f"{address} is unreachable: nothing here counts {shards}" in shown.stderr
     of_shards = CliRunner().invoke(stats_command, [name, "--shards", "--json"], obj=Context(app))
     (listed,) = json.loads(of_shards.stdout)["queues"]
-    assert {one["index"] for one in listed["shards"] if one["away"] == address} == {*lost}
+    assert {one["index"] for one in listed["shards"] if one["unreachable"] == address} == {*lost}
     assert sum(one["stats"]["length"] for one in listed["shards"]) == known
 
     figures, label = read_metrics(app), f'{{queue="{name}"}}'
