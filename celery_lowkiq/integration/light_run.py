@@ -123,15 +123,15 @@ class PlainRequest(RunRequest):
 
     def keep_shown(self) -> None:
         """Keep how the arguments are shown now, before the function may change them."""
-        shown = show_arguments(self.rules.task, self.arguments, is_small(self.batch))
+        shown = show_arguments(self.task, self.arguments, is_small(self.batch))
         self.__dict__["shown"] = shown
 
     @cached_property
     def shown(self) -> tuple[str, str]:
         """The arguments in events and logs."""
         # Decoded anew: the function may have changed them.
-        arguments = self.rules.task.call_form.of_run(self.run.decode_again())
-        return show_arguments(self.rules.task, arguments, is_small(self.batch))
+        arguments = self.task.call_form.of_run(self.run.decode_again())
+        return show_arguments(self.task, arguments, is_small(self.batch))
 
     @cached_property
     def decoded(self) -> DecodedBatch:
@@ -160,7 +160,7 @@ class PlainRequest(RunRequest):
         place = self.call.record.headers
         return {
             **NO_CALL,
-            "ignore_result": bool(self.rules.task.ignore_result),
+            "ignore_result": bool(self.task.ignore_result),
             **{name: place[name] for name in READ_BY_BACKENDS if name in place},
         }
 
