@@ -40,7 +40,7 @@ def test_a_reply_that_leaves_something_out_cannot_be_read(store, monkeypatch):
     monkeypatch.setattr(store.client, "calls", lambda calls: [[[]] for _ in calls])
     with pytest.raises(UnexpectedReply):
         store.beat(["orders", "payments"], "me 1", 1, 1)
-    monkeypatch.setattr(store.client, "answers", lambda calls: [[b"server", []] for _ in calls])
+    monkeypatch.setattr(store.client, "calls", lambda calls: [[b"server", []] for _ in calls])
     with pytest.raises(UnexpectedReply):
         store.observe([SHARD])
 

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.views import NodeReport, NodeUpdate
 from celery_lowkiq.store import records
 from celery_lowkiq.store.claims import claimed
 from celery_lowkiq.store.node_reports import heartbeat_reply
-from celery_lowkiq.store.redis_store import _due
+from celery_lowkiq.store.redis_store import RedisStore
 
 numbers = st.from_regex(r"\A[0-9]{1,20}(\.[0-9]{1,20})?\Z") | st.sampled_from(
     ["-1", "1e3", "inf", "nan", ".5", "5."]
@@ -61,6 +61,11 @@ def test_what_a_lane_compares_is_a_number(number, unwanted):
         claimed(WISH, reply)
 
 
+def next_due(reply):
+    client = SimpleNamespace(each=lambda *_: ({0: reply}, {}), each_part=lambda *_: ([], []))
+    return RedisStore.next_due.__wrapped__(SimpleNamespace(client=client), [ShardRef("q", 0)])
+
+
 @pytest.mark.parametrize("now", [b"nan", b"inf", b"-inf"])
 def test_the_time_of_a_reply_is_one(now):
     """A lane and the thread of the leases calculate with it: one ended for NaN, and with it the worker."""
@@ -69,7 +74,7 @@ def test_the_time_of_a_reply_is_one(now):
     for read in (
         lambda: claim(now=now),
         lambda: heartbeat_reply(client, NodeUpdate(REPORT, 1.0), [now]),
-        lambda: _due([now, b""]),
+        lambda: next_due([now, b""]),
     ):
         with pytest.raises(ValueError, match="no time"):
             read()

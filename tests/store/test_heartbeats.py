@@ -1,4 +1,4 @@
-"""Tests of ``store/leases.py``."""
+"""Heartbeats and reports of nodes, and samples of queues: ``store/node_reports.py``."""
 
 from __future__ import annotations
 
