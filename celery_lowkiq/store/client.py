@@ -251,8 +251,9 @@ class Client:
         self, found: dict[K, Any], errors: dict[K, StoreError], kept: type[StoreError] = StoreUnavailable
     ) -> Outcomes[K]:
         """Return both parts. Raises errors as :meth:`each` does."""
-        self.check_reachable(errors.values())
-        raise_refused([one for one in errors.values() if not isinstance(one, (StoreUnavailable, kept))])
+        if errors:
+            self.check_reachable(errors.values())
+            raise_refused([one for one in errors.values() if not isinstance(one, (StoreUnavailable, kept))])
         return found, errors
 
     def _replies(self, commands: Sequence[Command], readable: bool) -> list[Any]:

@@ -64,12 +64,8 @@ class MovingShards:
     def call(self, name: str, index: int, rest: Sequence[bytes] = (), /, **args: Any) -> ScriptCall:
         return load(name).call(shard_keys(self.ref(index)), rest, **args)
 
-    def send(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Send scripts. Raises StoreError when one is refused."""
-        return self._client.all(calls)
-
     def send_here(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        """Send scripts as :meth:`send` does. The reply of an unreachable master is None."""
+        """Send scripts. The reply of an unreachable master is None."""
         found, unreachable = self._client.each(dict(enumerate(calls)))
         lost = [shard_of_key(calls[n].keys[0]) for n in unreachable]
         self._owners.doubted(shard.index for shard in lost if shard is not None)
@@ -517,7 +513,7 @@ class Mover:
             "score": max(int(score) for _, _, score, *_ in closed),
             "last_call": max(int(call) for _, _, _, call, *_ in closed),
         }
-        opened = self._shards.send([self._open_call(stored, index, floors) for index in migration.shards])
+        opened = self.client.all([self._open_call(stored, index, floors) for index in migration.shards])
         # Some are sealed already when the queue's own key was lost.
         routes = [(route, migration.sealed(index)) for index in migration.shards]
         return all(
@@ -530,9 +526,9 @@ class Mover:
         fences = [
             self._shards.call("fence", index, gen=migration.gen, route=route) for index in migration.shards
         ]
-        closed = self._shards.send(fences)
+        closed = self.client.all(fences)
         while left := [place for place, (*_, is_left) in enumerate(closed) if is_left]:
-            again = self._shards.send([fences[place] for place in left])
+            again = self.client.all([fences[place] for place in left])
             for place, reply in zip(left, again, strict=True):
                 closed[place] = reply
         return closed
@@ -582,7 +578,7 @@ class Mover:
         if stored.is_paused:
             return self._pause(migration, moves)
         if staying := [index for index, found in moves.items() if found.staying]:
-            self._shards.send([self._shards.call("hold", index, gen=migration.gen) for index in staying])
+            self.client.all([self._shards.call("hold", index, gen=migration.gen) for index in staying])
             return True
         if any(has_leavers(migration, index, moves[index]) for index in self._finished.intersection(moves)):
             # Another mover has found that out, and has closed the shard again.
@@ -623,7 +619,7 @@ class Mover:
         staying, done = paused_turn(migration, moves)
         stays = [self._shards.release("stay", migration, *of_shard) for of_shard in staying.items()]
         relays = [self._shards.release("relay", migration, *of_shard) for of_shard in done.relays.items()]
-        parted = self._shards.send(stays)
+        parted = self.client.all(stays)
         rest = [
             Export(index, migration.layout.home(job_id), (job_id,))
             for index, ids in zip(staying, parted, strict=True)
@@ -711,7 +707,7 @@ class Mover:
         ends = {"shards": migration.layout.route, "gen": migration.gen}
         seals = [self._shards.call("seal", n, sealed=migration.sealed(n), **ends) for n in migration.shards]
         servers = self._servers(migration.shards)
-        replies = self._shards.send(seals)
+        replies = self.client.all(seals)
         if all(sealed and not left for sealed, left in replies):
             # The end stands in the queue's own key, which on a cluster is another master's: a failover that
             # loses a seal would leave a shard in a migration that nobody goes on with.
@@ -726,7 +722,7 @@ class Mover:
             for n, found in moves.items()
             if found.moving
         ]
-        self._shards.send(relays)
+        self.client.all(relays)
         return bool(relays)
 
     # -- Redis

@@ -102,12 +102,12 @@ def _opens_after_each_fence(self, stored):
     migration = stored.migration
     for index in migration.shards:
         fence = self._shards.call("fence", index, gen=migration.gen, route=migration.layout.route)
-        ((_, gen, score, call, *_),) = self._shards.send([fence])
+        ((_, gen, score, call, *_),) = self.client.all([fence])
         if int(gen) != migration.gen:
             return False
         floors = {"score": int(score), "last_call": int(call)}
         opens = [self._open_call(stored, n, floors) for n in migration.shards]
-        opened = self._shards.send(opens)
+        opened = self.client.all(opens)
     return all(route != b"closed" for route, _ in opened)
 
 
