@@ -75,7 +75,7 @@ def test_every_script_is_loaded_by_the_store():
     assert {
         name
         for name in SCRIPTS
-        if not re.search(rf'(load|owned|_steps|_move|call|release)\(\s*"{name}"', texts)
+        if not re.search(rf'(load|owned|_steps|_move|_switch|call|release)\((client,)?\s*"{name}"', texts)
     } == set()
 
 
