@@ -113,7 +113,7 @@ class PlainRequest(RunRequest):
         # The function may change the lists that it gets.
         given = {job_id: payloads[:] for job_id, payloads in payloads_by_id.items()}
         self.arguments: Arguments = rules.task.call_form.of_run(given)
-        self.task = rules.task
+        self.task: Any = rules.task
         self.rules = rules
         self._consumer = consumer
         self._payloads_by_id = payloads_by_id

@@ -336,8 +336,8 @@ class CallRequest(RunRequest):
         play: Callable[[], Any] | None = None,
     ) -> None:
         """``play`` replaces the task function: it returns or raises the outcome of the call."""
-        self.task = task
-        self.arguments = task.call_form.of_run(payloads)
+        self.task: Any = task
+        self.arguments: Arguments = task.call_form.of_run(payloads)
         self._consumer = consumer
         self._is_active = False
         self.headers = _headers(record, task, self.shown, retries, {"lowkiq_play": play})

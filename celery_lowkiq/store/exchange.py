@@ -104,7 +104,7 @@ class _Limited:
 
 
 #: Errors by their codes; redis-py 5.0 gives these to its own client of a cluster only.
-OF_CLUSTER = {
+OF_CLUSTER: dict[str, type[Exception]] = {
     "ASK": exceptions.AskError,
     "CLUSTERDOWN": exceptions.ClusterDownError,
     "MOVED": exceptions.MovedError,
