@@ -37,7 +37,7 @@ from celery_lowkiq.rules.errors import (
     UndecodablePayload,
     UnknownTracker,
 )
-from celery_lowkiq.rules.failures import FailureFilter
+from celery_lowkiq.rules.job_filter import FailureFilter
 
 if TYPE_CHECKING:
     from celery_lowkiq.integration.inspector import Inspector

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
-from celery_lowkiq.rules.failures import FailureFilter
+from celery_lowkiq.rules.job_filter import FailureFilter
 from celery_lowkiq.rules.models import Disposition, Settlement
 
 from ..bench import Bench

@@ -21,7 +21,7 @@ from celery_lowkiq.integration.queue import (
     read_text,
 )
 from celery_lowkiq.rules.errors import InvalidCall, LowkiqError
-from celery_lowkiq.rules.failures import age_bounds
+from celery_lowkiq.rules.job_filter import age_bounds
 from celery_lowkiq.rules.models import MAX_SHARDS
 from celery_lowkiq.rules.redaction import MASK
 from celery_lowkiq.rules.text import count_of, duration, lacking

@@ -61,6 +61,7 @@ class Call(NamedTuple):
 
     id: str
     payload: Any = ""
+    #: None: Redis makes one of its clock (``push.lua``).
     score: float | None = None
     perform_in: float | None = None
     delay: float | None = None

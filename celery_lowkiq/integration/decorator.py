@@ -24,7 +24,8 @@ from celery_lowkiq.integration.options import (
     naming,
 )
 from celery_lowkiq.integration.settings import read_setting
-from celery_lowkiq.integration.task import OrderedTask, R, given_options, names_from_settings
+from celery_lowkiq.integration.task import OrderedTask
+from celery_lowkiq.integration.task_classes import R, given_options, names_from_settings
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.validators import invalid
 

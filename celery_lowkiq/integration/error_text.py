@@ -12,7 +12,7 @@ from typing import NamedTuple
 from celery_lowkiq.integration.safe_logging import FRAMEWORK, cut, format_traceback, traceback_parts
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.integration.settings import Settings, format_message
-from celery_lowkiq.rules.failures import fingerprint, mark_error, read_mark
+from celery_lowkiq.rules.fingerprints import fingerprint, mark_error, read_mark
 from celery_lowkiq.rules.models import Failure
 from celery_lowkiq.rules.text import TRACEBACK, last_error_line
 

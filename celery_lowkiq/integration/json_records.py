@@ -23,7 +23,7 @@ from celery_lowkiq.integration.gate import Gate
 from celery_lowkiq.integration.messages import masked_beginning, masked_payload, may_have_secrets
 from celery_lowkiq.rules.diagnosis import Reason, Why
 from celery_lowkiq.rules.errors import UndecodablePayload
-from celery_lowkiq.rules.failures import read_mark
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Job, Payload, ShardRef
 from celery_lowkiq.rules.policies import MOST_URGENT
 from celery_lowkiq.rules.redaction import MASK, Redactor

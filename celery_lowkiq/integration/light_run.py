@@ -18,7 +18,6 @@ from celery_lowkiq.integration.call_form import Arguments
 from celery_lowkiq.integration.current import StackTop, running_task
 from celery_lowkiq.integration.decisions import ENDS_WORKER, ById, RunRules, call_user_code
 from celery_lowkiq.integration.decode import DecodedBatch, decode_plain, is_small, plain_batch
-from celery_lowkiq.integration.held_results import HeldResult, ResultBuffers, encode
 from celery_lowkiq.integration.records import PLACE, CallRecord
 from celery_lowkiq.integration.request import (
     IGNORED_RESULT,
@@ -28,6 +27,7 @@ from celery_lowkiq.integration.request import (
     show_arguments,
     succeeded,
 )
+from celery_lowkiq.integration.result_writes import HeldResult, ResultBuffers, encode
 from celery_lowkiq.integration.run import Run, report, requeued, was_requeued
 from celery_lowkiq.integration.run_logs import log_success, plain_success
 from celery_lowkiq.rules.basics import cached_property, compose

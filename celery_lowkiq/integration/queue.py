@@ -57,16 +57,9 @@ from celery_lowkiq.rules.errors import (
     NotMigrating,
     UndecodablePayload,
 )
-from celery_lowkiq.rules.failures import (
-    ANY,
-    DEAD_STATES,
-    WAITING_STATES,
-    FailureFilter,
-    age_seconds,
-    read_mark,
-    text_fingerprint,
-)
+from celery_lowkiq.rules.fingerprints import read_mark, text_fingerprint
 from celery_lowkiq.rules.health import Hint
+from celery_lowkiq.rules.job_filter import ANY, DEAD_STATES, WAITING_STATES, FailureFilter, age_seconds
 from celery_lowkiq.rules.models import Job, Layout, Payload, QueueSpec, ShardRef, StoredRecord
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost

@@ -14,8 +14,8 @@ from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.json_records import PlacesJson, ShownDeadJob, ShownJob, places_json
 from celery_lowkiq.integration.queue import Failures, Matches, OrderedQueue, read_filter
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.failures import ANY, DEAD_STATES, WAITING_STATES, FailureFilter
 from celery_lowkiq.rules.health import Hint
+from celery_lowkiq.rules.job_filter import ANY, DEAD_STATES, WAITING_STATES, FailureFilter
 from celery_lowkiq.rules.resharding import MigrationState
 from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import (

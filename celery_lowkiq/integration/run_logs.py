@@ -25,7 +25,7 @@ from celery_lowkiq.rules.text import escaped, moment, shortened
 
 # Logs failed jobs: a line for each, with the traceback of a new error.
 #
-# The lines replace Celery's own about the same run, which know neither jobs nor retries: see ``log_filter``.
+# The lines replace Celery's own about the same run, which know neither jobs nor retries: see ``BatchFilter``.
 
 #: Celery's logger of how runs end.
 logger: logging.Logger = logging.getLogger("celery.app.trace")
@@ -102,7 +102,7 @@ def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
 # Log filter: adds queue, shard and ids to Celery's own line about each run.
 #
 # It does so as the line is written, so that a disabled level costs nothing. It drops Celery's lines about
-# failed runs: ``failure_log`` writes one for each job.
+# failed runs: ``log_failures`` writes one for each job.
 
 #: Celery's logger of how runs end.
 TRACE = "celery.app.trace"
@@ -115,7 +115,7 @@ OF_BATCH = frozenset({"queue", "shard", "jobs", "ids"})
 
 
 class BatchFilter(logging.Filter):
-    """Completes Celery's lines about runs, and drops those that ``failure_log`` replaces."""
+    """Completes Celery's lines about runs, and drops those that ``log_failures`` replaces."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Add queue, shard and ids to a line about a run, and the runtime in s where it has none.

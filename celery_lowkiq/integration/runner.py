@@ -15,12 +15,12 @@ from celery.worker import state
 from celery_lowkiq.integration.app import AppContext
 from celery_lowkiq.integration.decisions import RunRules, call_user_code, policy_of, return_batch
 from celery_lowkiq.integration.decode import DecodedBatch, RunJob
-from celery_lowkiq.integration.finish import BatchCalls, CallFinisher
-from celery_lowkiq.integration.held_results import ResultBuffers
 from celery_lowkiq.integration.light_run import PlainRequest, PlainRuns
 from celery_lowkiq.integration.loops import Loops
+from celery_lowkiq.integration.recorded_calls import BatchCalls, CallFinisher
 from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.integration.request import IGNORED_RESULT, CallRequest, RunRequest
+from celery_lowkiq.integration.result_writes import ResultBuffers
 from celery_lowkiq.integration.run import Run, TrackedCalls, report, traced
 from celery_lowkiq.integration.run_logs import being_written, log_failures, wait_for_lines
 from celery_lowkiq.integration.safe_logging import safe_logger as logger

@@ -19,7 +19,7 @@ from celery_lowkiq.integration.gate import EXPECTED, Mode
 from celery_lowkiq.integration.gate import SETTING as KEYS
 from celery_lowkiq.integration.gate import read_setting as read_keys_setting
 from celery_lowkiq.integration.safe_logging import format_traceback
-from celery_lowkiq.rules import claims, leases
+from celery_lowkiq.rules import claims, shares
 from celery_lowkiq.rules.basics import cached_property
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.redaction import Redactor, redactor_of
@@ -216,8 +216,8 @@ RunIn = Literal["thread", "process"]
 
 SCHEDULERS: dict[str, Any] = {"lag": claims.lag, "seq": claims.seq, "weighted": claims.weighted}
 SPLITTERS: dict[str, Any] = {
-    "lease": leases.lease_splitter,
-    "default": leases.default_splitter,
+    "lease": shares.lease_splitter,
+    "default": shares.default_splitter,
 }
 
 
@@ -237,6 +237,7 @@ def _do_nothing(error: BaseException) -> None:
 class Settings(WebSettings):
     """The settings of an app, read and checked. A name here is a Celery setting without its prefix."""
 
+    #: ``redis_params.source_of`` decides where the store is.
     url: str | None = setting(
         None,
         text("the URL of a Redis").or_none(),
@@ -326,7 +327,7 @@ class Settings(WebSettings):
         "How long a due job may be passed by for [more urgent ones](policies.md#priority-of-a-call). Jobs "
         "that are due for longer come first, the oldest before all.",
     )
-    splitter: leases.Splitter = setting(
+    splitter: shares.Splitter = setting(
         "lease", function(SPLITTERS), "The shards that a worker wants, see [splitters](#splitters)."
     )
     reshard: Reshard = setting(

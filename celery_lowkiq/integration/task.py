@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, overload
 from uuid import UUID
 
 from celery import Celery
 from celery._state import get_current_task, get_current_worker_task
-from celery.app.task import Task
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult, EagerResult
 from celery.utils.serialization import raise_with_context
 from celery.worker.strategy import default
-from kombu.exceptions import KombuError
-from kombu.utils.imports import symbol_by_name
 from kombu.utils.uuid import uuid
 from typing_extensions import TypeVar
 
 from celery_lowkiq.integration import eager
 from celery_lowkiq.integration.app import AppContext, OrderedTaskMarker, add_step, context_of, ordered_tasks
-from celery_lowkiq.integration.call_form import Arguments, BatchForm, CallForm, SignatureForm, check_arguments
+from celery_lowkiq.integration.broker_messages import BrokerMessageHandler
+from celery_lowkiq.integration.call_form import Arguments, BatchForm, CallForm, SignatureForm
 from celery_lowkiq.integration.call_threads import NoThreadFree
 from celery_lowkiq.integration.calls import (
     WORDS,
@@ -41,7 +34,6 @@ from celery_lowkiq.integration.calls import (
     bulk,
     due_now,
     lazy_result,
-    priority_of,
     read_delay,
     read_id,
     read_score,
@@ -55,7 +47,6 @@ from celery_lowkiq.integration.messages import (
     PASSED_ON,
     UNSTORABLE,
     HeaderValues,
-    MessagedCall,
     OnlyPassedOn,
     StoreProducer,
     StoreRouter,
@@ -63,20 +54,13 @@ from celery_lowkiq.integration.messages import (
     install,
     is_mocked,
     lost,
-    read_call,
-    read_header,
-    record_of,
     recorded_calls,
-    shown_by_sender,
     take_header,
     within,
 )
 from celery_lowkiq.integration.options import (
-    LIMITS,
     OPTIONS,
-    as_attributes,
     check_caller,
-    check_message,
     check_names_in_annotations,
     check_names_of,
     check_queue_name,
@@ -101,334 +85,29 @@ from celery_lowkiq.integration.publish import (
     publish,
 )
 from celery_lowkiq.integration.queue import OrderedQueue
-from celery_lowkiq.integration.records import (
-    DROPPED,
-    CallRecord,
-    fail,
-    finish_orphaned_calls,
-    store_state,
-    usable,
-)
+from celery_lowkiq.integration.records import DROPPED, finish_orphaned_calls, store_state
 from celery_lowkiq.integration.run import CallChanges, Run, changed_call, report
 from celery_lowkiq.integration.settings import celery_setting, read_setting
+from celery_lowkiq.integration.task_classes import (
+    CeleryTask,
+    R,
+    adapt_run,
+    adopt_on_commit,
+    given_options,
+    guard_before_start,
+    guard_call,
+    set_options,
+)
 from celery_lowkiq.integration.task_function import adapt_function
+from celery_lowkiq.integration.tracing import link_calls
 from celery_lowkiq.integration.tracking import Tracker, track, tracker_of
 from celery_lowkiq.rules.basics import cached_property, compose
-from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.diagnosis import Terms
-from celery_lowkiq.rules.errors import (
-    ConfigurationError,
-    InvalidCall,
-    LowkiqError,
-    QueueFull,
-    StoreError,
-    StoreUnavailable,
-)
-from celery_lowkiq.rules.links import links_fault
+from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
 from celery_lowkiq.rules.models import Merge, QueueSpec, StoredRecord
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
-from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.rules.validators import invalid, is_whole
-from celery_lowkiq.store.counts import has_job
 from celery_lowkiq.worker.forks import staying
-
-# Parts that an ordered task takes from foreign task classes: the user's own, and Django's.
-
-#: Celery's task class. To mypy it is Any, because celery-types lacks much that a subclass may rely on.
-CeleryTask: type[Task[..., Any]] = Task
-#: Result of a task's function.
-R = TypeVar("R", default=Any)
-
-
-def set_options(cls: Any, ordered: type) -> None:
-    """Let the options of all classes of a task hold, also the options of a class behind ``ordered``."""
-    for name, value in _given(cls, ordered).items():
-        if name in OPTIONS and inspect.getattr_static(cls, name) is not value:
-            setattr(cls, name, value)
-
-
-def given_options(cls: Any, ordered: type, app: Celery | None = None) -> dict[str, Any]:
-    """Options of a class that is neither ours nor Celery's, and of its bases, without the options that Celery
-    has set from the settings of ``app``.
-    """
-    filled = () if app is None else names_from_settings(cls, app)
-    given = {name: value for name, value in _given(cls, ordered).items() if name not in filled}
-    # Looked up as at run time: a method gets its self.
-    return {**given, "retry_in": object.__new__(cls).retry_in}
-
-
-def _given(cls: type, ordered: type) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if not issubclass(ordered, base):
-            found.update(as_attributes(vars(base), base.__qualname__))
-    return found
-
-
-def names_from_settings(task: Any, app: Celery) -> set[str]:
-    """Names of the options that have the value which Celery sets from the app's settings."""
-    return {name for name, setting in task.from_config if getattr(task, name) == app.conf[setting]}
-
-
-def guard_call(cls: Any, ordered: Any) -> None:
-    """Wrap a user-defined ``__call__``. Raises ConfigurationError for one that would never be called."""
-    call, ours = cls.__call__, ordered.__call__
-    hidden = _given(cls, ordered).get("__call__")
-    if call is ours and hidden is not None:
-        name = hidden.__qualname__
-        raise ConfigurationError(f"{name} would not be called: write its class before {ordered.__name__}")
-    if call is not ours and not hasattr(call, "guarded"):
-        cls.__call__ = _guarded(call, ours)
-
-
-def guard_before_start(cls: Any) -> None:
-    """Wrap a user-defined ``before_start``: an exception in it fails the run."""
-    before = cls.before_start
-    if before is CeleryTask.before_start or hasattr(before, "guarded"):
-        return
-
-    @functools.wraps(before)
-    def guard(self: Any, *args: Any) -> Any:
-        if getattr(self.request, "lowkiq_play", None) is not None:
-            return report(before, self, *args)
-        run = getattr(self.request, "lowkiq_run", None)
-        return before(self, *args) if run is None else run.capture(lambda: before(self, *args))
-
-    guard.__dict__["guarded"] = True
-    cls.before_start = guard
-
-
-def _guarded(call: Any, ordered_call: Callable[..., Any]) -> Any:
-    """Wrap a user-defined ``__call__``: it is called for each run, and not when a call gets its outcome.
-
-    An exception that leaves it fails the run. When it has handled the exception of the function, or has not
-    called the function, the run succeeds.
-    """
-
-    @functools.wraps(call)
-    def guard(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self.request, "lowkiq_play", None) is not None:
-            return ordered_call(self, *args, **kwargs)
-        run = getattr(self.request, "lowkiq_run", None)
-        if run is None or self.request._protected:
-            return call(self, *args, **kwargs)
-        result = run.capture(lambda: call(self, *args, **kwargs))
-        if run.decided and (run.replay is not None or not run.has_failed):
-            return result
-        return run.capture(lambda: run.succeed(result if run.replay is None else run.replay()))
-
-    guard.__dict__["guarded"] = True
-    return guard
-
-
-def adapt_run(cls: Any, ordered: Any) -> None:
-    """Let ``self.run`` in a user-defined ``__call__``, as Flask's documentation has it, do what
-    ``super().__call__`` does.
-    """
-    own = inspect.getattr_static(cls, "run")
-    if cls.__call__ is ordered.__call__ or hasattr(own, "lowkiq_call"):
-        return
-
-    @functools.wraps(own)
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = self.request_stack.top
-        if request is None or request.called_directly or request._protected:
-            return own.__get__(self, type(self))(*args, **kwargs)
-        return ordered.__call__(self, *args, **kwargs)
-
-    run.__dict__.update(lowkiq_call=True, lowkiq_own=getattr(own, "lowkiq_own", own))
-    cls.run = run
-
-
-def adopt_on_commit(cls: type, app: Celery) -> None:
-    """Copy the methods that the app of a Django project has for tasks without a base of their own, and add
-    that of bulk calls.
-    """
-    for name in ("delay_on_commit", "apply_async_on_commit"):
-        method = getattr(app.Task, name, None)
-        if method is not None and not hasattr(cls, name):
-            setattr(cls, name, method)
-    if hasattr(cls, "delay_on_commit") and not hasattr(cls, "perform_async_on_commit"):
-        cls.perform_async_on_commit = _perform_async_on_commit  # type: ignore[attr-defined]
-
-
-def _perform_async_on_commit(self: Any, jobs: Iterable[Any], **options: Any) -> None:
-    """Call ``perform_async`` when the transaction is committed; at once outside of one.
-
-    The jobs are read now, and checked then.
-    """
-    transaction: Any = symbol_by_name("django.db:transaction")
-    transaction.on_commit(functools.partial(self.perform_async, list(jobs), **options))
-
-
-# Handles broker messages of an ordered task, from ``send_task`` or other processes: pushes the calls.
-
-#: Delay in s before a message is tried again, while the store is unreachable or the queue is full.
-RETRY_DELAY = 1.0
-SCORE_NEEDED = (
-    "score=None is invalid: expected a number for a call of {task} by name, because drop_stale= would take a "
-    "message that comes late for stale with lowkiq_message_score='sent'. Write "
-    "headers={{'lowkiq': {{'score': ...}}}}"
-)
-
-
-class BrokerMessageHandler:
-    """Celery's handler of task messages: pushes the call, then acknowledges the message."""
-
-    def __init__(self, task: Any, consumer: Any, plain: Callable[..., None] | None = None) -> None:
-        """``plain``: handles the messages of a task with ``by=`` while it is a plain one."""
-        self._task = task
-        self._consumer = consumer
-        self._plain = plain
-        self._waits = False
-        #: Messages in the order of their arrival; the first one is being handled, or waits for the store.
-        self._waiting: deque[tuple[Any, Any, Any, Any]] = deque()
-        self._lock = threading.RLock()
-
-    def __call__(self, message: Any, body: Any, ack: Any, reject: Any, *rest: Any, **options: Any) -> None:
-        """Handle a message. An ordered call raises nothing, because Celery would end the worker."""
-        if self._plain is not None and self._runs_plain(message, body):
-            self._plain(message, body, ack, reject, *rest, **options)
-            return
-        # Celery's timer may be a thread of its own.
-        with self._lock:
-            self._waiting.append((message, body, ack, reject))
-            if len(self._waiting) == 1:
-                self._handle_waiting()
-
-    def _handle_waiting(self) -> None:
-        with self._lock:
-            while self._waiting:
-                done = True
-                try:
-                    done = self._handle(*self._waiting[0])
-                finally:
-                    # Also after an error of the broker: else the messages behind it would wait for ever.
-                    if done:
-                        self._waiting.popleft()
-                if not done:
-                    # The broker would deliver a rejected message again at once. Later ones wait behind it.
-                    self._consumer.timer.call_after(RETRY_DELAY, self._handle_waiting, ())
-                    return
-
-    def _handle(self, message: Any, body: Any, ack: Any, reject: Any) -> bool:
-        """Return False while the store is unreachable or the queue is full: the message waits."""
-        errors = self._consumer.connection_errors
-        call = MessagedCall((), {}, {}, message.headers or {})
-        try:
-            properties = getattr(message, "properties", None) or {}
-            call = read_call(message.payload if body is None else body, message.headers, properties)
-            context = context_of(self._task.app)
-            publish(context, self._task, (self._checked(context, call, _priority(message)),))
-        except (StoreUnavailable, QueueFull, ConfigurationError) as error:
-            self._log_outage(error)
-            return False
-        except (InvalidCall, TypeError, ValueError, KeyError, KombuError) as error:
-            about = self._task.name, in_line(call.headers.get("id")), in_line(error)
-            logger.error("a message for %s, call %s, is rejected: %s", *about)
-            self._fail(call, error)
-            reject(logger, errors)
-        except Exception:
-            logger.exception("a message for %s goes back to its queue", self._task.name)
-            message.reject_log_error(logger, errors, requeue=True)
-        else:
-            self._log_outage(None)
-            ack(logger, errors)
-        return True
-
-    def _checked(self, context: AppContext, message: MessagedCall, priority: int | None) -> Call:
-        """The call of a message. Raises TypeError, InvalidCall, PayloadError."""
-        task = self._task
-        check_message(task.name, message.properties)
-        check_arguments(message.args, message.kwargs)
-        header = read_header(message.headers, task.app.timezone)
-        task_id = message.headers.get("id")
-        call: Call = task.call_of(
-            context,
-            message.args,
-            message.kwargs,
-            str(task_id or uuid()),
-            header,
-            eta=message.headers.get("eta"),
-            # A virtual transport gives a priority to each message.
-            priority=priority if header.priority is None else None,
-        )
-        if context.settings.message_score != "arrival" and call.score is None:
-            if task.queue_spec.policies.drop_stale is not None:
-                raise InvalidCall(SCORE_NEEDED.format(task=task.name))
-            call = call._replace(sent=header.sent)
-        if not task_id:
-            return call
-        warn_of_limits(task, dict(zip(LIMITS, message.headers.get("timelimit") or (), strict=False)))
-        return call._replace(record=record_of(task, message, "", shown_by_sender(task, message)))
-
-    def _fail(self, call: MessagedCall, error: Exception) -> None:
-        """Store the failure of a call. An error of the result backend must not stop other messages."""
-        task_id = call.headers.get("id")
-        if task_id:
-            try:
-                embed = {} if links_fault(call.embed) else call.embed
-                fail(self._task, CallRecord(str(task_id), usable(call.headers), embed), error)
-            except Exception:
-                about = in_line(task_id), self._task.name
-                logger.exception("could not record the failure of call %s of %s", *about)
-
-    def _log_outage(self, error: Exception | None) -> None:
-        """Log an outage once at its start, and once at its end."""
-        waited, self._waits = self._waits, error is not None
-        if error is not None and not waited:
-            logger.error("messages for %s wait in the worker: %s", self._task.name, error)
-        elif error is None and waited:
-            logger.info("messages for %s reach their queue again", self._task.name)
-
-    def _runs_plain(self, message: Any, body: Any) -> bool:
-        """Test that the task is a plain one, and the store has no call of the message's id left."""
-        try:
-            return self._task.is_plain and not self._is_stored(message, body)
-        except (InvalidCall, TypeError):
-            # It fails as a plain call does.
-            return True
-        except StoreError:
-            # The ordered queue takes it when the store is back, and logs the outage.
-            return False
-
-    def _is_stored(self, message: Any, body: Any) -> bool:
-        task = self._task
-        call = read_call(message.payload if body is None else body, message.headers or {})
-        job_id = task.checked_call(call.args, call.kwargs, None).id
-        return has_job(context_of(task.app).store.client, task.ordered_queue.stored_spec(), job_id)
-
-
-def _priority(message: Any) -> int | None:
-    """The priority of a message; virtual transports have it as delivery information, with 0 as default."""
-    places = (getattr(message, "properties", None), getattr(message, "delivery_info", None))
-    return next((found for each in places if each and (found := priority_of(each))), None)
-
-
-# OpenTelemetry: links the span of a run of several calls to the spans in which they were made.
-#
-# OpenTelemetry's own instrumentation of Celery's signals does all else; the headers that it gives to a call
-# come with the call's record. This module does nothing unless the process has imported OpenTelemetry.
-
-#: OpenTelemetry's default limit of links for a span.
-MOST_LINKS = 128
-
-
-def link_calls(calls: Callable[[], Iterable[CallRecord]]) -> None:
-    """Add a link for each call to the current span. Reads the calls only if there is one."""
-    if "opentelemetry.trace" not in sys.modules:
-        return
-    from opentelemetry import trace
-    from opentelemetry.context import Context
-    from opentelemetry.propagate import extract
-
-    span = trace.get_current_span()
-    if not span.is_recording():
-        return
-    for record in islice(calls(), MOST_LINKS):
-        caller = trace.get_current_span(extract(record.headers, Context())).get_span_context()
-        if caller.is_valid:
-            span.add_link(caller)
 
 
 def read_progress(

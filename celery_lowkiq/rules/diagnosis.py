@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import groupby, pairwise
 from typing import TypedDict
 
-from celery_lowkiq.rules.failures import masked
+from celery_lowkiq.rules.fingerprints import masked
 from celery_lowkiq.rules.health import expected
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.text import (

@@ -10,9 +10,9 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from celery_lowkiq.rules.errors import AccessDenied, ConfigurationError, LoginRefused, StoreError
-from celery_lowkiq.rules.leases import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.models import MAX_SHARDS, ShardRef
 from celery_lowkiq.rules.repairs import Damage
+from celery_lowkiq.rules.shares import ORPHAN_TIMEOUT_LEASES
 from celery_lowkiq.rules.text import count_of, duration, format_job_ids, listed, ranges, shard_names, since
 from celery_lowkiq.rules.topology import Topology, check_topology
 from celery_lowkiq.rules.views import (

@@ -11,7 +11,7 @@ from itertools import chain, groupby, islice
 from typing import Any
 
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.failures import read_mark
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.validators import invalid, is_whole, whole

@@ -26,7 +26,8 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.web.changes import begin, call_off, operation_of
 from celery_lowkiq.web.endpoints import Endpoint, ErrorJson, Params, body_of, field, json_response
-from celery_lowkiq.web.errors import Operation, Refused
+from celery_lowkiq.web.errors import Refused
+from celery_lowkiq.web.operations import Operation
 from celery_lowkiq.web.site import plain_queue_of, queue_of, site_of
 
 # The description of the JSON API, made from the endpoints, the actions and the types of the records.

@@ -21,8 +21,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.settings import SETTINGS, Network, Settings
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.web import api, changes, pages
-from celery_lowkiq.web import changes as job_page
+from celery_lowkiq.web import api, changes, job_page, pages
 from celery_lowkiq.web import pages as tracked
 from celery_lowkiq.web.api import description
 from celery_lowkiq.web.auth import Access, FindUser, Guard, Proxies, Roles, header, path_of, read_basic

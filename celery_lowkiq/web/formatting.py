@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from celery_lowkiq.integration.json_records import ShownPayload
-from celery_lowkiq.rules.failures import age_seconds
+from celery_lowkiq.rules.job_filter import age_seconds
 from celery_lowkiq.rules.text import duration
 
 #: Maximum length of one payload on a page, in characters.

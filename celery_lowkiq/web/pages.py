@@ -22,8 +22,8 @@ from celery_lowkiq.integration.queue import OrderedQueue, read_filter
 from celery_lowkiq.integration.reads import AFTER, AGES, LIMIT, MATCHED, SORTS, STATES, ListingQuery, Query
 from celery_lowkiq.integration.tracking import Tracker
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.failures import FailureFilter, job_state
 from celery_lowkiq.rules.health import by_load
+from celery_lowkiq.rules.job_filter import FailureFilter, job_state
 from celery_lowkiq.rules.models import Layout, ShardRef
 from celery_lowkiq.rules.text import by_master, ranges
 from celery_lowkiq.rules.topology import Kind
@@ -117,10 +117,13 @@ def _queue(name: str, shards: list[ShardState], owners: Collection[str] | None) 
         return QueueLook(name, len(shards), Stats(), 0, str(stats))
     there = [state for state in shards if state.unreachable is None]
     unowned = sum(state.lease.owner not in owners for state in there) if owners is not None else 0
-    unreachable = by_master(
-        {state.shard: state.unreachable for state in shards if state.unreachable is not None}
-    )
+    unreachable = _unreachable((state.shard, state.unreachable) for state in shards)
     return QueueLook(name, len(shards), stats, unowned, unreachable=unreachable)
+
+
+def _unreachable(shards: Iterable[tuple[ShardRef, str | None]]) -> dict[str, str]:
+    """The names of shards on unreachable masters, by their address."""
+    return by_master({shard: master for shard, master in shards if master is not None})
 
 
 # The pages that read.
@@ -204,13 +207,7 @@ def queue(request: Request) -> Response:
         hints=shown.shard_hints(shards) if listed == "shards" else (),
         by_load=by_load,
         map=lane_map(shown.name, shards, nodes or (), migration),
-        unreachable=by_master(
-            {
-                ShardRef(shown.name, one.index): one.unreachable
-                for one in shards
-                if one.unreachable is not None
-            }
-        ),
+        unreachable=_unreachable((ShardRef(shown.name, one.index), one.unreachable) for one in shards),
         nodes_unknown=nodes is None,
         state_of=lambda job: job_state(job.perform_in, paused=job.paused, held=job.held, now=now),
         states=STATES.get(listed, ()),

@@ -16,7 +16,8 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.redaction import Redactor
 from celery_lowkiq.web.auth import Access, address_of, user_of
 from celery_lowkiq.web.endpoints import Params
-from celery_lowkiq.web.errors import NotFound, Operations, Refused
+from celery_lowkiq.web.errors import NotFound, Refused
+from celery_lowkiq.web.operations import Operations
 
 
 @dataclass

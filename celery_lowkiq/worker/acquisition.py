@@ -16,8 +16,9 @@ from celery_lowkiq.rules.errors import (
     StoreError,
     StoreUnavailable,
 )
-from celery_lowkiq.rules.leases import LeaseWatch, Member, QuotaRoom, least_loaded_lane
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Lease, ShardRef
+from celery_lowkiq.rules.shares import Member, QuotaRoom, least_loaded_lane
 from celery_lowkiq.rules.text import shard_names
 from celery_lowkiq.worker.context import WorkerContext
 from celery_lowkiq.worker.lane import Lane

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, KeysView, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
-from celery_lowkiq.rules.leases import LeaseWatch, Member
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import Member
 from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.owned_shard import OwnedShard
 

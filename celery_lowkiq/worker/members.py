@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.errors import AccessDenied, StoreError, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.health import LONG_RUN, overdue_after, usual_run
-from celery_lowkiq.rules.leases import Member, Pool, QuotaRoom, quotas, surplus_shards
 from celery_lowkiq.rules.models import Batch, Lease, QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import Member, Pool, QuotaRoom, quotas, surplus_shards
 from celery_lowkiq.rules.views import (
     HOUR,
     LISTED_IDS,

@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.claims import Due, OpenClaims
 from celery_lowkiq.rules.errors import NotOwner, StoreError, StoreUnavailable
-from celery_lowkiq.rules.leases import RENEWALS_PER_LEASE, moves
+from celery_lowkiq.rules.leases import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Resize, agreed, migrating, resize
+from celery_lowkiq.rules.shares import moves
 from celery_lowkiq.worker.acquisition import UNREACHABLE_RETRY, Acquisition
 from celery_lowkiq.worker.context import WorkerContext
 from celery_lowkiq.worker.lane import Lane

@@ -8,8 +8,8 @@ from typing import Any
 
 from celery_lowkiq.rules.basics import Clock
 from celery_lowkiq.rules.claims import Scheduler
-from celery_lowkiq.rules.leases import Splitter, lease_splitter
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import Splitter, lease_splitter
 from celery_lowkiq.worker.context import OwnershipMailbox, RateLimiter, WorkerContext
 from celery_lowkiq.worker.lane import MAX_WAIT_BEHIND_RUN, Lane
 from celery_lowkiq.worker.members import running

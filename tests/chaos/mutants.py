@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_lowkiq.rules import leases
 from celery_lowkiq.rules import leases as watching
+from celery_lowkiq.rules import shares
 from celery_lowkiq.store import claims as batches
 from celery_lowkiq.store import records, redis_store
 from celery_lowkiq.store import script as scripts
@@ -119,7 +119,7 @@ MUTANTS = {
         frozenset({"takeover s"}),
     ),
     "a share that is kept for a node that has just begun": Mutant(
-        value(leases.Member, "is_new", lambda *_: False),
+        value(shares.Member, "is_new", lambda *_: False),
         frozenset({"kill"}),
         frozenset({"takeover s"}),
         # So long that a node begins before the lease ends of the one whose place it takes.

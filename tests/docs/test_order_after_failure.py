@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery, current_app
 
-from celery_lowkiq.rules.failures import FailureFilter
+from celery_lowkiq.rules.job_filter import FailureFilter
 from tests.docs.test_docs import blocks
 
 PAGE = "docs/order-after-failure.md"

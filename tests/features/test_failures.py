@@ -7,7 +7,8 @@ import json
 import pytest
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.rules.failures import FailureFilter, fingerprint
+from celery_lowkiq.rules.fingerprints import fingerprint
+from celery_lowkiq.rules.job_filter import FailureFilter
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.progress import Stop
 

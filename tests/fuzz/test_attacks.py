@@ -10,7 +10,7 @@
 | a key of another type | `tests/store/test_wrong_types.py`; `tests/worker/test_damage.py` |
 | announcements and remote control commands of somebody else | `tests/fuzz/test_messages.py` |
 | keys of another queue, by the name of a queue or an id | `tests/store/test_hostile.py` |
-| patterns (glob, Lua, regular expressions) in ids and searches | `tests/unit/test_failures.py` |
+| patterns (glob, Lua, regular expressions) in ids and searches | `tests/unit/test_fingerprints.py` |
 | lines and colours in logs and on terminals, by ids, users and reasons | `tests/cli/test_tracking.py` |
 | markup in ids, payloads, errors and names of trackers | `tests/web/test_hostile.py` |
 | labels of metrics by names of queues | |

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_lowkiq.rules.claims import ClaimRequest, Due, OpenClaims, SettleRequest, lag
 from celery_lowkiq.rules.errors import LowkiqError, StoreUnavailable
-from celery_lowkiq.rules.leases import EXIT_TIMEOUT, LeaseWatch, lease_splitter
+from celery_lowkiq.rules.leases import EXIT_TIMEOUT, LeaseWatch
 from celery_lowkiq.rules.models import (
     Batch,
     Disposition,
@@ -20,6 +20,7 @@ from celery_lowkiq.rules.models import (
     Settlement,
     ShardRef,
 )
+from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.rules.views import BeatResult, NodeUpdate, Running
 from celery_lowkiq.worker.owned_shard import Strict

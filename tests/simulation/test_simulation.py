@@ -12,8 +12,9 @@ from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.leases import LeaseWatch, Member
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.shares import Member
 from celery_lowkiq.worker.acquisition import Acquisition
 from celery_lowkiq.worker.lease_table import LeaseTable
 from tests.marks import first_often, other_each_time

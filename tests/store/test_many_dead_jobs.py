@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.failures import FailureFilter
+from celery_lowkiq.rules.job_filter import FailureFilter
 from celery_lowkiq.rules.models import Disposition, NewJob
 from tests.store.helpers import claim, end, take
 

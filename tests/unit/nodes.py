@@ -6,8 +6,8 @@ import threading
 
 from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.claims import lag
-from celery_lowkiq.rules.leases import Splitter, default_splitter
 from celery_lowkiq.rules.models import LeaseState, QueueSpec
+from celery_lowkiq.rules.shares import Splitter, default_splitter
 from celery_lowkiq.worker.runtime import Runtime
 from tests.unit.fakes import FakeHost, FakeRunner, FakeStore
 from tests.waiting import eventually

@@ -7,8 +7,9 @@ import logging
 import pytest
 
 from celery_lowkiq.rules.errors import ShardDamaged, ShardRepairing
-from celery_lowkiq.rules.leases import RENEWALS_PER_LEASE, default_splitter, lease_splitter
+from celery_lowkiq.rules.leases import RENEWALS_PER_LEASE
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import default_splitter, lease_splitter
 from celery_lowkiq.worker.acquisition import PROGRESS_INTERVAL, SLICE, AcquisitionProgress
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node

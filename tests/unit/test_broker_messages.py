@@ -13,9 +13,9 @@ from kombu.exceptions import ContentDisallowed
 
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.broker_messages import BrokerMessageHandler
 from celery_lowkiq.integration.messages import MessagedCall, read_call
 from celery_lowkiq.integration.records import CallRecord
-from celery_lowkiq.integration.task import BrokerMessageHandler
 from celery_lowkiq.rules.errors import InvalidCall, PayloadError, QueueFull, StoreUnavailable
 
 

@@ -10,7 +10,7 @@ import pytest
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_lowkiq import Again, BusinessFailure, ConfigurationError, InvalidCall, JobsFailed, ordered_task
-from celery_lowkiq.rules.failures import read_mark
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Recorded, RemovalReason
 from tests.unit.lanes import Lane, job
 

@@ -19,7 +19,7 @@ PACKAGE = Path(celery_lowkiq.__file__).parent
 #: that this one started.
 DECODERS = {
     "integration/codec.py": {"kombu.serialization", "kombu.utils.json"},
-    "integration/held_results.py": {"kombu.serialization", "kombu.utils.json"},
+    "integration/result_writes.py": {"kombu.serialization", "kombu.utils.json"},
     "integration/processes/child.py": {"pickle"},
     "integration/processes/messages.py": {"marshal", "pickle"},
     "integration/processes/process_runner.py": {"pickle"},

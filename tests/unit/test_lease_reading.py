@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import LeaseState
+from celery_lowkiq.rules.shares import lease_splitter
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import SHARDS, Node, once
 

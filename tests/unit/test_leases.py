@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.errors import NotOwner, StoreUnavailable
-from celery_lowkiq.rules.leases import (
+from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import (
     Member,
     Pool,
     QuotaRoom,
@@ -23,7 +24,6 @@ from celery_lowkiq.rules.leases import (
     quotas,
     surplus_shards,
 )
-from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.worker.members import Membership
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.fakes import FakeStore

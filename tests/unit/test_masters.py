@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, StoreUnavailable
-from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import Disposition, LeaseState, QueueSpec
+from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.worker import acquisition, lane
 from celery_lowkiq.worker import lane as claim_cycle
 from tests.unit.fakes import FakeStore

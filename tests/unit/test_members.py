@@ -8,8 +8,8 @@ import time
 import pytest
 
 from celery_lowkiq.rules.errors import LoginRefused, MasterDenies, StoreError, StoreFull, StoreUnavailable
-from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.rules.views import NodeReport, current
 from tests.unit.nodes import SHARDS, Q, part
 from tests.waiting import eventually

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from celery_lowkiq.integration.bootstep.node.proxy import NodeProxy
 from celery_lowkiq.integration.bootstep.node.server import Outbox
+from celery_lowkiq.integration.bootstep.node.supervisor import NodeSupervisor
 from tests.waiting import eventually
 
 #: The first descriptor that `select` refuses.
@@ -27,7 +27,7 @@ def pipe():
 
 @pytest.fixture
 def proxy(app, pipe):
-    made = NodeProxy(SimpleNamespace(app=app, hub=None, event_dispatcher=None), {}, ())
+    made = NodeSupervisor(SimpleNamespace(app=app, hub=None, event_dispatcher=None), {}, ())
     made._connection = pipe[0]
     return made
 

@@ -10,8 +10,8 @@ from celery import Celery
 from celery.worker import state
 
 from celery_lowkiq import InvalidCall, ordered_task
+from celery_lowkiq.integration.broker_messages import BrokerMessageHandler
 from celery_lowkiq.integration.records import KNOWN
-from celery_lowkiq.integration.task import BrokerMessageHandler
 from celery_lowkiq.rules.links import FIELDS
 from celery_lowkiq.rules.models import Disposition
 from tests.marks import first_often

@@ -10,7 +10,6 @@ import pytest
 
 from celery_lowkiq.rules import resharding
 from celery_lowkiq.rules.errors import QueueResharded, ShardDamaged, StoreUnavailable
-from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import Layout, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.resharding import (
@@ -36,6 +35,7 @@ from celery_lowkiq.rules.resharding import (
     turn,
     turns_of_round,
 )
+from celery_lowkiq.rules.shares import lease_splitter
 from tests.unit.fakes import FakeStore
 from tests.unit.nodes import Node, Q, once, part
 from tests.waiting import eventually

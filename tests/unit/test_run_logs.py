@@ -14,7 +14,7 @@ from celery_lowkiq import BusinessFailure, ById, JobsFailed
 from celery_lowkiq.integration import run_logs
 from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.run_logs import MOST_CHARACTERS, MOST_JOBS, MOST_TRACEBACKS
-from celery_lowkiq.rules.failures import read_mark
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Recorded
 from celery_lowkiq.rules.text import TRACEBACK, moment
 from tests.unit.lanes import Lane, job

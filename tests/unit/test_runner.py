@@ -20,7 +20,7 @@ from celery_lowkiq import Again, ConfigurationError, JobsFailed, OrderedTask, or
 from celery_lowkiq.integration import request
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.runner import CeleryRunner
-from celery_lowkiq.rules.failures import read_mark
+from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
 from celery_lowkiq.rules.text import last_error_line
 

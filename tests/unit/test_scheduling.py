@@ -10,8 +10,9 @@ import pytest
 
 from celery_lowkiq.rules import claims
 from celery_lowkiq.rules.basics import compose
-from celery_lowkiq.rules.leases import LeaseWatch, Member, default_splitter
+from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import Member, default_splitter
 
 A0, A1, A2 = (ShardRef("A", n) for n in range(3))
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.leases import default_splitter, lease_splitter
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef
+from celery_lowkiq.rules.shares import default_splitter, lease_splitter
 from celery_lowkiq.worker.acquisition import SLICE
 from tests.unit.nodes import Q, once
 from tests.waiting import eventually

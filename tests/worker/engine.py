@@ -12,8 +12,8 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.redis_params import SOCKET_TIMEOUTS
 from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.claims import lag
-from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.worker.runtime import Runtime

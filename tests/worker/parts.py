@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from celery_lowkiq.rules.leases import default_splitter
 from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.shares import default_splitter
 
 
 def first(shards: Sequence[ShardRef], lanes: int) -> list[tuple[ShardRef, ...]]:

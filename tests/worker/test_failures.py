@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.rules.failures import FailureFilter
+from celery_lowkiq.rules.job_filter import FailureFilter
 from tests.waiting import eventually
 
 

@@ -14,8 +14,8 @@ from celery_lowkiq.embedded import EmbeddedServer, find_server
 from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.claims import lag
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.connect import connect, connect_cluster
 from celery_lowkiq.store.keys import shard_keys

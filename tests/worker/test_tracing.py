@@ -143,7 +143,7 @@ def test_many_calls(lowkiq):
     )
 
 def test_what_cannot_be_read_does_not_stop_the_run(lowkiq, monkeypatch):
-    from celery_lowkiq.integration import task as module
+    from celery_lowkiq.integration import tracing as module
     monkeypatch.setattr(module, "islice", None)
     sync.delay("1", "a")
     sync.delay("1", "b")

@@ -29,8 +29,8 @@ from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.health import overdue_line
-from celery_lowkiq.rules.leases import lease_splitter
 from celery_lowkiq.rules.models import QueueSpec
+from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.rules.views import Running
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore

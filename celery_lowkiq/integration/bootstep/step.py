@@ -29,7 +29,7 @@ from celery_lowkiq.integration.bootstep.command_line import (
 )
 from celery_lowkiq.integration.bootstep.engine import Engine
 from celery_lowkiq.integration.bootstep.node.launch import NO_MODULE
-from celery_lowkiq.integration.bootstep.node.proxy import NodeProxy
+from celery_lowkiq.integration.bootstep.node.supervisor import NodeSupervisor
 from celery_lowkiq.integration.bootstep.shutdown import ConsumerShutdown
 from celery_lowkiq.integration.processes.app_reference import locate
 from celery_lowkiq.integration.processes.process_runner import runs_in_process
@@ -134,7 +134,7 @@ class OrderedQueues(bootsteps.StartStopStep):
         has no Redis, and for --autoscale with a thread pool; WorkerRefused for a wrong setting.
         """
         super().__init__(consumer, **options)
-        self._engine: Engine | NodeProxy | None = None
+        self._engine: Engine | NodeSupervisor | None = None
         #: A test may call ``reload()`` in another thread.
         self._starting = threading.Lock()
         self._stopping = False
@@ -231,9 +231,9 @@ class OrderedQueues(bootsteps.StartStopStep):
         self._log_service()
         self._late.watch()
 
-    def _make_engine(self, consumer: Any) -> Engine | NodeProxy:
+    def _make_engine(self, consumer: Any) -> Engine | NodeSupervisor:
         if self._processes:
-            return NodeProxy(consumer, self.tasks, self._served)
+            return NodeSupervisor(consumer, self.tasks, self._served)
         concurrency = consumer.controller.concurrency
         return Engine(consumer, self.tasks, self._served, concurrency, ConsumerShutdown(consumer))
 
@@ -267,9 +267,9 @@ class OrderedQueues(bootsteps.StartStopStep):
         return isinstance(self._engine, Engine)
 
     @property
-    def node(self) -> NodeProxy | None:
+    def node(self) -> NodeSupervisor | None:
         """The node process, if the lanes are in one."""
-        return self._engine if isinstance(self._engine, NodeProxy) else None
+        return self._engine if isinstance(self._engine, NodeSupervisor) else None
 
     @property
     def served(self) -> list[str]:

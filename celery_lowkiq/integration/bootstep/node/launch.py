@@ -45,7 +45,7 @@ COPIED_APP = "FORKED_BY_MULTIPROCESSING"
 class NodeProcess(subprocess.Popen[bytes]):
     """The node process, as the worker sees it."""
 
-    #: Writes to its :class:`.stop_order.StopOrder`.
+    #: Writes to its :class:`StopOrder`.
     stop_end: Connection
 
     def order_stop(self) -> None:

@@ -47,7 +47,7 @@ PART = 100
 #: Seconds between two reports of how many runs have begun.
 COUNTS = 1.0
 
-#: A kind, and its values; see ``NodeProxy``.
+#: A kind, and its values; see ``NodeSupervisor``.
 Message = tuple[Any, ...]
 
 

@@ -1,4 +1,4 @@
-"""Results that are held back and written together."""
+"""Results of light runs, held back and written together to the result backend."""
 
 from __future__ import annotations
 

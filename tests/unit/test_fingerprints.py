@@ -1,4 +1,4 @@
-"""Tests of ``rules/failures.py``."""
+"""Tests of ``rules/fingerprints.py``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ import pytest
 
 from celery_lowkiq.integration.queue import read_filter, read_rate
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.failures import (
-    FailureFilter,
-    age_seconds,
-    fingerprint,
-    mark_error,
-    masked,
-    read_mark,
-    text_fingerprint,
-)
+from celery_lowkiq.rules.fingerprints import fingerprint, mark_error, masked, read_mark, text_fingerprint
+from celery_lowkiq.rules.job_filter import FailureFilter, age_seconds
 
 # Fingerprints of failures: what makes two failures the same.
 

@@ -1,4 +1,4 @@
-"""The proxy of a node process in Celery's worker."""
+"""The supervisor of a node process in Celery's worker: starts it, again after its death, and passes on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ NO_ANSWER = "the node process, which serves the ordered queues, does not answer"
 NOT_READY = "the node process, which serves the ordered queues, is starting"
 
 
-class NodeProxy:
+class NodeSupervisor:
     """Stands in for an ``Engine`` in the worker's process, which has neither lanes nor threads for them.
 
     Celery forks this process again and again. A fork of a process with lanes may hang, on a lock that a

@@ -1,4 +1,4 @@
-"""Tests of ``integration/finish.py``."""
+"""Tests of ``integration/recorded_calls.py``."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from kombu import serialization
 from redis.exceptions import ConnectionError as Unreachable
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration import held_results
-from celery_lowkiq.integration import held_results as redis_results
-from celery_lowkiq.integration import held_results as result_buffer
+from celery_lowkiq.integration import result_writes
+from celery_lowkiq.integration import result_writes as redis_results
+from celery_lowkiq.integration import result_writes as result_buffer
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Disposition, Lease, ShardRef
@@ -229,7 +229,7 @@ def test_a_long_run_does_not_delay_the_results_before_it(lane):
 
 
 def test_a_result_that_has_not_waited_is_left_to_its_lane(lane, monkeypatch):
-    monkeypatch.setattr(held_results, "MAX_DELAY", 3600.0)
+    monkeypatch.setattr(result_writes, "MAX_DELAY", 3600.0)
     lane.run("a")
     lane.runner.write_late()
     assert lane.result("a") == ("PENDING", None)
@@ -242,7 +242,7 @@ def test_the_lane_writes_what_could_not_be_written_meanwhile(lane, monkeypatch):
         tried.append(args)
         raise Unreachable("away")
 
-    monkeypatch.setattr(held_results, "MAX_DELAY", -1.0)
+    monkeypatch.setattr(result_writes, "MAX_DELAY", -1.0)
     with monkeypatch.context() as patched:
         patched.setattr(lane.backend.client, "mget", fails)
         lane.run("a")

@@ -1,4 +1,4 @@
-"""The end of a run: each call of a merged job gets its result."""
+"""Recorded calls: each call of a job gets its result; calls that must not run end before."""
 
 from __future__ import annotations
 
