@@ -175,6 +175,10 @@ class ResultBuffer:
         """Hold a result back."""
         self._held.append(held)
 
+    def take(self) -> HeldResult | None:
+        """Take the only result, which the lane of this child process writes; None: there is none."""
+        return self._held.pop() if self._held else None
+
     def write_late(self, before: float) -> None:
         """Write what there is, if the first of it was added ``before`` this monotonic s."""
         if not self._writing.acquire(blocking=False):

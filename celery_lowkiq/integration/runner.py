@@ -20,7 +20,7 @@ from celery_lowkiq.integration.loops import Loops
 from celery_lowkiq.integration.recorded_calls import BatchCalls, CallFinisher
 from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.integration.request import IGNORED_RESULT, CallRequest, RunRequest
-from celery_lowkiq.integration.result_writes import ResultBuffers
+from celery_lowkiq.integration.result_writes import HeldResult, ResultBuffers, write
 from celery_lowkiq.integration.run import Run, TrackedCalls, report, traced
 from celery_lowkiq.integration.run_logs import being_written, log_failures, wait_for_lines
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
@@ -152,6 +152,20 @@ class CeleryRunner:
         if being_written:
             wait_for_lines()
         return self._buffers.own.flush()
+
+    def take_result(self) -> HeldResult | None:
+        """Take the result of the last run, if it is held back."""
+        return self._buffers.own.take()
+
+    def hold_result(self, held: HeldResult) -> tuple[Settlement, ...]:
+        """Hold back the result of a run in a child process. Returns its settlements, as :meth:`run` does."""
+        backend, buffer = self._rules[held.batch.queue.name].task.backend, self._buffers.own
+        if buffer.accepts(backend):
+            buffer.add(held)
+            return ()
+        # The lane holds results for another backend.
+        write(backend, [held.encoded], retry=True)
+        return held.done
 
     def write_late(self) -> None:
         """Write the results that wait behind long runs of their lanes."""

@@ -82,6 +82,16 @@ def test_an_outcome_arrives_as_it_was(settlements, dead):
     assert (received.number, received.is_spent) == (3, True)
 
 
+def test_a_held_result_ends_its_call():
+    held = messages.OutcomeMessage(messages.OUTCOME, 3, False, held=(b"key", "value", b"record"))
+    ((settlement,), dead) = messages.read_settlements(held, batch(PLAIN))
+    assert (settlement.disposition, settlement.ended, dead) == (
+        Disposition.DONE,
+        ((b"record", b"record"),),
+        [],
+    )
+
+
 def test_a_child_hears_of_each_revoked_call_once(monkeypatch):
     """Celery 5.7 keeps them in another form than Celery 5.6."""
     monkeypatch.setattr(state, "revoked", revoked := LimitedSet(maxlen=10))

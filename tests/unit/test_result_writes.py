@@ -92,6 +92,27 @@ def test_a_result_has_nothing_of_another_backend(lane, empty_redis):
     assert extended.backend.get_task_meta("b")["name"] == "t"
 
 
+def test_the_result_of_a_child_process_is_written_by_its_lane(lane, empty_redis):
+    """Together with others of the lane, unless these are for another backend."""
+    child = Lane(empty_redis.url)
+    assert child.run("a") == ()
+    held = child.runner.take_result()
+    assert child.runner.take_result() is None
+    assert child.flush() == {}
+    assert lane.runner.hold_result(held) == ()
+    assert lane.result("a") == ("PENDING", None)
+    assert list(lane.flush()) == ["a"]
+    assert lane.result("a") == ("SUCCESS", 7)
+    child.run("b")
+    held = child.runner.take_result()
+    lane.run("c")
+    other = Lane(empty_redis.url)
+    lane.task.backend = other.backend
+    assert [one.ended for one in lane.runner.hold_result(held)] == [((b"key 0", b"key 0"),)]
+    assert other.result("b") == ("SUCCESS", 7)
+    assert list(lane.flush()) == ["c"]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

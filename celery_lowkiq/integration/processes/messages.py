@@ -9,6 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from celery_lowkiq.integration.result_writes import HeldResult
 from celery_lowkiq.rules.models import (
     Batch,
     ClaimedCallRecords,
@@ -133,6 +134,8 @@ class OutcomeMessage(NamedTuple):
     is_spent: bool
     #: A pickle of settlements and dead jobs; empty when all jobs are done, and nothing else is to store.
     settlements: bytes = b""
+    #: Key and value of the result to write before the settle, and the key of its call's record.
+    held: tuple[bytes, Any, bytes] | None = None
 
 
 def run_message(
@@ -179,10 +182,16 @@ def read_batch(message: RunMessage, queue: QueueSpec, lost: Flag) -> Batch:
     )
 
 
+def held_outcome(number: int, held: HeldResult, is_spent: bool) -> OutcomeMessage:
+    """Return the message about a run whose result the lane writes."""
+    (record, _), *_ = held.done[0].ended
+    return OutcomeMessage(OUTCOME, number, is_spent, held=(*held.encoded, record))
+
+
 def outcome(
     number: int, settlements: Sequence[Settlement], dead: Sequence[Any], is_spent: bool
 ) -> OutcomeMessage:
-    """Return the message about a run. Raises the errors of ``pickle``."""
+    """Return the message about a run whose result is not held back. Raises the errors of ``pickle``."""
     if not dead and all(each == Settlement(each.id, each.claim, Disposition.DONE) for each in settlements):
         return OutcomeMessage(OUTCOME, number, is_spent)
     return OutcomeMessage(OUTCOME, number, is_spent, pickle.dumps((tuple(settlements), list(dead))))
@@ -194,7 +203,8 @@ def read_settlements(message: OutcomeMessage, batch: Batch) -> tuple[tuple[Settl
         # Written by a child of this process.
         settlements, dead = pickle.loads(message.settlements)  # noqa: S301
         return settlements, dead
-    return tuple([Settlement(job.id, job.claim, Disposition.DONE) for job in batch.jobs]), []
+    ended = ((message.held[2], message.held[2]),) if message.held else ()
+    return tuple([Settlement(job.id, job.claim, Disposition.DONE, ended=ended) for job in batch.jobs]), []
 
 
 def write(message: tuple[Any, ...]) -> bytes:

@@ -32,6 +32,7 @@ from celery_lowkiq.integration.request import (
     new_id,
     succeeded,
 )
+from celery_lowkiq.integration.result_writes import EncodedResult, HeldResult
 from celery_lowkiq.integration.run import Run, report
 from celery_lowkiq.integration.runner import CeleryRunner, DeadJobs
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
@@ -331,7 +332,10 @@ class ProcessRuns:
             succeeded.append(batch.run_id)
         if dead:
             self._runner.keep_dead(DeadJobs(batch, dead, self.report_dead))
-        return settlements
+        if outcome.held is None:
+            return settlements
+        encoded, again = EncodedResult(*outcome.held[:2]), partial(return_batch, batch)
+        return self._runner.hold_result(HeldResult(time.monotonic(), encoded, batch, settlements, again))
 
     def _ask(self, lane: _Lane, queue: str, dead: bytes) -> None:
         """Have the child call on_retries_exhausted. Raises NotStarted, ProcessDied."""
