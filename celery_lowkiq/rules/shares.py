@@ -10,7 +10,8 @@ from typing import NamedTuple
 from celery_lowkiq.rules.models import ShardRef
 
 # Nodes do not talk to each other. Each node sees which nodes are alive and computes the same quotas from
-# that. It gives up shards beyond its quota, takes free shards up to it, and keeps the others.
+# that. It gives up shards beyond its quota, takes free shards up to it, and keeps the others. The nodes
+# that count are chosen in ``worker/members.py``.
 
 #: Lease times without a heartbeat, half a turn and one and a half, after which it is late, and silent.
 LATE_LEASES = 0.1

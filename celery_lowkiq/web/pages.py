@@ -1,4 +1,4 @@
-"""Pages: the overview, queues, nodes, trackers."""
+"""Pages: what the overview, queues, nodes and trackers show; the markup is in `templates/`."""
 
 from __future__ import annotations
 
