@@ -68,7 +68,9 @@ def test_a_dead_job_that_cannot_be_told_of_is_settled_all_the_same(caplog):
     child = Child.__new__(Child)
     dead = [Settlement("1", 7, Disposition.DIE, 3)]
     job = RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")
-    child._runner = SimpleNamespace(run=lambda batch: tuple(dead), flush=tuple, dead_jobs=lambda batch: [job])
+    child._runner = SimpleNamespace(
+        run=lambda batch: tuple(dead), take_result=lambda: None, dead_jobs=lambda batch: [job]
+    )
     child._options = SimpleNamespace(max_tasks=None, max_memory_kib=None)
     batch = SimpleNamespace(queue=QueueSpec("orders"), jobs=(job,))
     assert read_settlements(child._outcome(1, batch), batch) == (tuple(dead), [])
