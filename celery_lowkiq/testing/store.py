@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
@@ -23,6 +22,7 @@ from celery_lowkiq.integration.calls import read_id
 from celery_lowkiq.integration.json_records import ShownJob
 from celery_lowkiq.integration.run import Run
 from celery_lowkiq.integration.runner import CeleryRunner
+from celery_lowkiq.rules.basics import monotonic
 from celery_lowkiq.rules.claims import Claim
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Batch, Disposition, Lease, QueueSpec, Settlement, ShardRef
@@ -106,7 +106,7 @@ class _Shard:
             claim.number,
             claim.jobs,
             threading.Event(),
-            time.monotonic(),
+            monotonic(),
             claim.now,
             suspect=claim.suspect,
         )

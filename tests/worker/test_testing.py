@@ -126,6 +126,25 @@ def test_it(lowkiq):
     )
 
 
+def test_a_run_takes_its_own_time_on_a_machine_that_has_slept(passes):
+    """Its beginning was read of a clock that stands still in suspend, and its end of one that does not."""
+    passes(
+        """
+import time
+
+def test_it(lowkiq, caplog, monkeypatch):
+    awake = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: awake() - 3600.0)
+    sync.delay("1", "bad")
+    with pytest.raises(ValueError):
+        lowkiq.drain()
+    (runtime,) = (one.data["runtime"] for one in caplog.records if "runtime" in getattr(one, "data", ()))
+    assert 0 <= runtime < 600
+""",
+        1,
+    )
+
+
 def test_policies_hold_by_the_clock_of_the_test(passes):
     passes(
         """
