@@ -181,7 +181,7 @@ class PlainRequest(RunRequest):
 
 #: Returns the attributes that a PlainContext has so far; ``vars()`` would complete it.
 _attributes = Context.__dict__["__dict__"].__get__
-#: Names in Celery's Context that are no attributes of a request: what has them reads these.
+#: Names in Celery's Context that are no attributes of a request: methods, properties, private names.
 _NO_FIELDS = {name for name, value in vars(Context).items() if name[0] == "_" or hasattr(value, "__get__")}
 
 

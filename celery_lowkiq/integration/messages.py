@@ -256,9 +256,9 @@ def is_mocked(app: Celery) -> bool:
 
 
 def lost(name: str, beyond: Mapping[str, Any], override: str) -> InvalidCall:
-    """The error of a call of the task ``name``, of which an override would keep less than the whole.
+    """The error of a call of the task ``name``: an override of sending would lose ``beyond``.
 
-    ``beyond``: its arguments that no message carries.
+    ``beyond``: the arguments that no message carries.
     """
     shown = ", ".join(f"{word}={saferepr(value, SHOWN)}" for word, value in beyond.items())
     return InvalidCall(

@@ -1,4 +1,4 @@
-"""Publishing: pushes the checked calls of an ordered task, whoever makes them."""
+"""Publishing: pushes the checked calls of an ordered task, from all ways of calling it."""
 
 from __future__ import annotations
 

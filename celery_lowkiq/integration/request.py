@@ -178,7 +178,7 @@ class LaneRequest(Request):
 
 
 class RunRequest:
-    """A run as the worker sees it, in a form that costs little. It makes the full one for what that lacks."""
+    """A run as the worker sees it, in a light form. It makes the full form when something needs that."""
 
     acknowledged = True
     batch: Batch | None = None

@@ -176,7 +176,7 @@ class ResultBuffer:
         self._held.append(held)
 
     def take(self) -> HeldResult | None:
-        """Take the only result, which the lane of this child process writes; None: there is none."""
+        """Remove and return the only result, for the lane of this child process; None if there is none."""
         return self._held.pop() if self._held else None
 
     def write_late(self, before: float) -> None:

@@ -35,7 +35,7 @@ class Fingerprint(NamedTuple):
 def fingerprint(
     error: BaseException, framework: tuple[str, ...] = (), clean: Callable[[str], str] = str
 ) -> Fingerprint:
-    """Return the fingerprint of an exception. ``framework``: folders whose frames are nobody's code.
+    """Return the fingerprint of an exception. ``framework``: folders whose frames are skipped.
 
     ``clean`` masks the secrets of a message.
     """

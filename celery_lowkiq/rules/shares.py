@@ -13,7 +13,7 @@ from celery_lowkiq.rules.models import ShardRef
 # that. It gives up shards beyond its quota, takes free shards up to it, and keeps the others. The nodes
 # that count are chosen in ``worker/members.py``.
 
-#: Lease times without a heartbeat, half a turn and one and a half, after which it is late, and silent.
+#: Lease times without a heartbeat, half a turn and one and a half, after which it is late, and unresponsive.
 LATE_LEASES = 0.1
 UNRESPONSIVE_LEASES = 0.3
 #: Lease times without a heartbeat after which a node no longer counts for quotas.
@@ -51,7 +51,7 @@ class Member:
         return now >= self.unresponsive_at(lease_seconds, read_since)
 
     def unresponsive_at(self, lease_seconds: float, read_since: float = -math.inf) -> float:
-        """Return the monotonic time from which on the node is silent, unless its heartbeat moves before."""
+        """Return the monotonic time from which on the node is unresponsive, unless its heartbeat moves before."""
         return max(self.since, read_since) + UNRESPONSIVE_LEASES * lease_seconds
 
     def alive(self, now: float, lease_seconds: float) -> bool:

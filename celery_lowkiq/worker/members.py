@@ -304,17 +304,17 @@ class Membership:
         shards = sum(self._queues[queue].layout.count for queue in queues)
         others = [one for queue in queues for one in self._others[queue].values()]
         new = {one.name for one in others if one.is_new(now, lease_seconds)}
-        silent = self._silent(queues)
+        unresponsive = self._unresponsive(queues)
 
         def quota_without(names: Collection[str]) -> int:
             return quotas(shards, {name: count for name, count in lanes.items() if name not in names})[owner]
 
-        # Silent ones keep what they have, but take nothing: nobody would serve a shard that was left to them.
-        quota = quota_without(silent)
-        return Pool(frozenset(queues), quota, max(quota, quota_without(new | silent)))
+        # Unresponsive nodes keep their shards, but take none: a shard left to them would not be served.
+        quota = quota_without(unresponsive)
+        return Pool(frozenset(queues), quota, max(quota, quota_without(new | unresponsive)))
 
-    def seconds_to_silence(self) -> float:
-        """Return the seconds until a node counts as silent whose heartbeat does not move; infinite for none.
+    def seconds_to_unresponsive(self) -> float:
+        """Return the seconds until a node whose heartbeat stands still counts as unresponsive; else infinite.
 
         A shard that was released for it has a new owner from then on, and no announcement says so.
         """
@@ -327,11 +327,10 @@ class Membership:
         )
         return min((seconds for seconds in times if seconds > 0), default=math.inf)
 
-    def _silent(self, queues: Sequence[str]) -> set[str]:
+    def _unresponsive(self, queues: Sequence[str]) -> set[str]:
         """Return the nodes whose heartbeats are missing in each of these queues that can be read.
 
-        On a cluster, the heartbeats of two queues may lie on two masters, and one of these may be
-        unreachable.
+        The heartbeats of two queues may lie on two masters of a cluster, one of them unreachable.
         """
         now, lease_seconds = self._ctx.clock.monotonic(), self._ctx.lease_seconds
         members = [

@@ -361,7 +361,7 @@ class Ownership:
             self._ctx.lease_seconds / RENEWALS_PER_LEASE,
             seconds_to_observation,
             seconds_to_renewal,
-            self._membership.seconds_to_silence(),
+            self._membership.seconds_to_unresponsive(),
         )
 
     def _may_be_renewed(self, unreachable: Collection[ShardRef]) -> bool:

@@ -153,12 +153,12 @@ def test_a_node_is_silent_that_is_so_in_all_queues_that_are_read():
 def test_a_node_looks_again_when_another_one_becomes_silent():
     watcher = Watcher("a", "b")
     watcher.quota(0.0, a=1, b=1)
-    assert watcher.membership.seconds_to_silence() == 3.0
+    assert watcher.membership.seconds_to_unresponsive() == 3.0
     found = {2.0: (2, 2), 4.0: (2, 3), 4.5: (2, 3), 5.0: (2, 3), 7.0: (2, 3)}
     waits = []
     for seconds, (a, b) in found.items():
         watcher.quota(seconds, a=a, b=b)
-        waits.append(watcher.membership.seconds_to_silence())
+        waits.append(watcher.membership.seconds_to_unresponsive())
     assert waits == [3.0, 1.0, 0.5, 2.0, math.inf]
 
 

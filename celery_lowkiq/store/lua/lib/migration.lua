@@ -142,7 +142,7 @@ local function hold_some()
   return false
 end
 
--- The perform_in of waiting jobs, most of which are in `moving`; false without one.
+-- Returns the perform_in of waiting jobs, false without one. `moving` has most of them.
 local function moving_scores(ids)
   local times = redis.call('ZMSCORE', moving, unpack(ids))
   for i, id in ipairs(ids) do

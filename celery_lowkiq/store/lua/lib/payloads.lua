@@ -224,8 +224,9 @@ do
     return one == other and one or 'r'
   end
 
-  -- The signature of a payload that two calls have, of which the one with signature `kept` keeps its score. A signature that
-  -- binds no score may be the other call's: if it is the only one, or if that call came `later` and so may have a newer key.
+  -- Returns the signature of a payload that two calls have. The call with signature `kept` keeps its score. Where neither
+  -- signature binds a score, the other call's is taken if it is the only one, or if that call came `later`: it may have a
+  -- newer key.
   local function joined_signature(kept, other, later)
     if other ~= '' and not binds_score(kept) and not binds_score(other) and (kept == '' or later) then
       return other
@@ -506,7 +507,7 @@ local function edit_spilled(set, id, payload, other, keeps_flag)
 end
 
 -- Replaces a payload by `other`, which keeps the score, or deletes it (nil). Returns 1, or 0 when there is no such payload; and
--- true when the set has none any more, of which the record is removed.
+-- true when the set is empty: its record is removed.
 local function set_edit(set, id, payload, other, keeps_flag)
   local record = redis.call('HGET', set.records, id)
   if not record then

@@ -43,7 +43,7 @@ local function take_processing(id, record)
 end
 
 -- PART: checks
--- Checks of a claim before it takes due jobs: lost keys, and claims that nobody runs.
+-- Checks of a claim before it takes due jobs: lost keys, and claims without an owner that runs them.
 --
 -- KEYS: meta @waiting jobs spill spill_order claimed processing
 -- USES: waiting.due
