@@ -44,7 +44,7 @@ from celery_lowkiq.rules.views import (
     sum_of,
     sum_of_states,
 )
-from celery_lowkiq.store import counts, node_reports
+from celery_lowkiq.store import counts, diagnosis
 from celery_lowkiq.store.client import Client, read_server
 from celery_lowkiq.store.health import read_state, read_topology
 from celery_lowkiq.store.node_reports import read_nodes
@@ -235,7 +235,7 @@ class Inspector:
         reads = self.partial()
         for spec in self._specs(names):
             try:
-                shards = node_reports.shards(reads._client, *reads._as_stored([spec]))
+                shards = diagnosis.shards(reads._client, *reads._as_stored([spec]))
             except (ShardDamaged, StoreUnavailable) as error:
                 self._client.check_reachable([error])
                 damaged[spec.name] = str(error)
@@ -276,7 +276,7 @@ class Inspector:
         Raises InvalidCall.
         """
         specs, wanted = self._specs(names), span_of(span)
-        found, errors = node_reports.histories(self._client, specs, wanted)
+        found, errors = diagnosis.histories(self._client, specs, wanted)
         known = {spec.name: found.get(spec.name, ()) for spec in specs}
         return Histories(sum_of(known.values(), wanted), known, tuple(errors))
 

@@ -13,9 +13,10 @@ from kombu.exceptions import OperationalError
 from kombu.utils.functional import fxrange
 
 from celery_lowkiq.integration.app import AppContext
-from celery_lowkiq.integration.calls import Call, stores_error
+from celery_lowkiq.integration.calls import Call
 from celery_lowkiq.integration.codec import MARK
 from celery_lowkiq.integration.current import current_worker_task
+from celery_lowkiq.integration.results import stores_error
 from celery_lowkiq.integration.settings import celery_setting
 from celery_lowkiq.rules.basics import Middleware, compose, is_defined_in
 from celery_lowkiq.rules.basics import package_logger as logger

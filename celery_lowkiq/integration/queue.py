@@ -80,7 +80,7 @@ from celery_lowkiq.rules.views import (
     Try,
     span_of,
 )
-from celery_lowkiq.store import counts, node_reports
+from celery_lowkiq.store import counts, diagnosis
 from celery_lowkiq.store.actions import (
     DEAD,
     FAILED,
@@ -628,7 +628,7 @@ class OrderedQueue:
 
     def shards(self) -> tuple[ShardReport, ...]:
         """Return each shard with its counts, its owner, and the batch that runs."""
-        return node_reports.shards(self._client, self._known_spec())
+        return diagnosis.shards(self._client, self._known_spec())
 
     def shard_hints(self, shards: Sequence[ShardReport]) -> list[Hint]:
         """Return why the given :meth:`shards` are late, and whether more of them would help.
@@ -637,9 +637,7 @@ class OrderedQueue:
         others respond.
         """
         client = self._client
-        found = (
-            client.unless_unreachable(lambda: node_reports.hints(client, self.stored_spec(), shards)) or []
-        )
+        found = client.unless_unreachable(lambda: diagnosis.hints(client, self.stored_spec(), shards)) or []
         return [hint._replace(advice=naming(hint.advice, self._app)) for hint in found]
 
     def tries(self, job_id: Any) -> tuple[Try, ...]:
@@ -649,9 +647,7 @@ class OrderedQueue:
     def why(self, job_id: Any) -> Why:
         """Return where an id is and why it is not running, as text and facts. Raises InvalidCall."""
         read = partial(load_error, self._context.settings)
-        facts = node_reports.facts(
-            self._client, self.stored_spec(), read_id(job_id), read=read, **self._terms()
-        )
+        facts = diagnosis.facts(self._client, self.stored_spec(), read_id(job_id), read=read, **self._terms())
         return why(facts)
 
     def history(self, span: str = "1h") -> tuple[Sample, ...]:
@@ -660,7 +656,7 @@ class OrderedQueue:
         ``span``: "1h", with a sample each ten seconds, or "24h", with one each ten minutes. Times without a
         worker are missing. ``rules.history.rates`` computes jobs per second. Raises InvalidCall.
         """
-        found, errors = node_reports.histories(self._client, [self.spec], span_of(span))
+        found, errors = diagnosis.histories(self._client, [self.spec], span_of(span))
         for error in errors.values():
             raise error
         return found[self.spec.name]

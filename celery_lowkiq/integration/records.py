@@ -14,9 +14,9 @@ from celery.app.task import Context
 from celery.utils.time import maybe_iso8601
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.integration.calls import stores_error, stores_result
 from celery_lowkiq.integration.codec import MARK, Codec, dump_json
 from celery_lowkiq.integration.gate import Gate, Unverified
+from celery_lowkiq.integration.results import stores_error, stores_result
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import (
     InvalidCall,

@@ -29,11 +29,8 @@ from celery_lowkiq.integration.calls import (
     WORDS,
     BulkEntry,
     Call,
-    CallResults,
-    as_lazy,
     bulk,
     due_now,
-    lazy_result,
     read_delay,
     read_id,
     read_score,
@@ -86,6 +83,7 @@ from celery_lowkiq.integration.publish import (
 )
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.integration.records import DROPPED, finish_orphaned_calls, store_state
+from celery_lowkiq.integration.results import CallResults, as_lazy, lazy_result
 from celery_lowkiq.integration.run import CallChanges, Run, changed_call, report
 from celery_lowkiq.integration.settings import celery_setting, read_setting
 from celery_lowkiq.integration.task_classes import (

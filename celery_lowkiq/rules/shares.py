@@ -51,7 +51,7 @@ class Member:
         return now >= self.unresponsive_at(lease_seconds, read_since)
 
     def unresponsive_at(self, lease_seconds: float, read_since: float = -math.inf) -> float:
-        """Return the monotonic time from which on the node is unresponsive, unless its heartbeat moves before."""
+        """Return the monotonic time at which the node is unresponsive, unless its heartbeat moves before."""
         return max(self.since, read_since) + UNRESPONSIVE_LEASES * lease_seconds
 
     def alive(self, now: float, lease_seconds: float) -> bool:

@@ -11,12 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import (
-    ConfigurationError,
-    LowkiqError,
-    StoreError,
-    StoreUnavailable,
-)
+from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind, ServerInfo, server_info
 from celery_lowkiq.store.connect import address_of, apart, is_behind_sentinels, sentinel_master

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.topology import Master, Server, Topology
 from celery_lowkiq.rules.views import DAY, current
-from celery_lowkiq.store import counts, node_reports
+from celery_lowkiq.store import counts, diagnosis
 from celery_lowkiq.store.client import Asked, Client
 from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
@@ -215,15 +215,15 @@ def _queue(client: Client, queue: QueueSpec) -> QueueState:
     state = replace(state, damages=tuple(found))
     if any(each.wrong for each in conditions):
         return state  # its counts cannot be read
-    shards = node_reports.shards(client, queue)
-    days, _ = node_reports.histories(client, [queue], DAY)
+    shards = diagnosis.shards(client, queue)
+    days, _ = diagnosis.histories(client, [queue], DAY)
     return replace(
         state,
         shards=shards,
         day=days.get(queue.name, ()),
         poison_pills=_poison_pills(client, queue) if any(one.stats.morgue_length for one in shards) else 0,
         paused=counts.paused(client, queue),
-        limited=node_reports.is_limited(client, queue),
+        limited=diagnosis.is_limited(client, queue),
         now=seconds_of_time(now),
         clocks={shard.index: at for shard, at in ShardReads(client, queue).clocks().items()},
     )

@@ -9,14 +9,7 @@ from typing import Any
 
 import redis
 
-from celery_lowkiq.rules.claims import (
-    Claim,
-    ClaimRequest,
-    Due,
-    OpenClaims,
-    SettleReply,
-    SettleRequest,
-)
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Renewed, Settlement, ShardRef

@@ -13,8 +13,9 @@ from functools import partial
 from celery_lowkiq.rules.basics import Clock
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.rules.policies import TokenRequest, Tokens
+from celery_lowkiq.worker.exclusion import Exclusion
 from celery_lowkiq.worker.outage import OutageTracker
-from celery_lowkiq.worker.owned_shard import Exclusion, OwnedShard
+from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ports import EXIT_CRASHED, Host, Meter, Runner, Store
 
 # Rate limits of a node's queues, and when a queue without tokens may be polled again.

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from celery_lowkiq.rules.claims import (
-    Claim,
-    ClaimRequest,
-    Due,
-    OpenClaims,
-    SettleReply,
-    SettleRequest,
-)
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Batch, Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef

@@ -11,10 +11,10 @@ from celery_lowkiq.rules.claims import Scheduler
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.shares import Splitter, lease_splitter
 from celery_lowkiq.worker.context import OwnershipMailbox, RateLimiter, WorkerContext
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion
 from celery_lowkiq.worker.lane import MAX_WAIT_BEHIND_RUN, Lane
 from celery_lowkiq.worker.members import running
 from celery_lowkiq.worker.outage import OutageTracker
-from celery_lowkiq.worker.owned_shard import Cooperative, Exclusion
 from celery_lowkiq.worker.ownership import Ownership
 from celery_lowkiq.worker.ports import NULL_METER, Host, Meter, Runner, Store
 from celery_lowkiq.worker.waker import Waker

@@ -16,7 +16,7 @@ from celery_lowkiq.rules import shares
 from celery_lowkiq.store import claims as batches
 from celery_lowkiq.store import records, redis_store
 from celery_lowkiq.store import script as scripts
-from celery_lowkiq.worker import lane, owned_shard
+from celery_lowkiq.worker import exclusion, lane
 from tests.chaos import app as chaos_app
 
 VARIABLE = "LOWKIQ_MUTANT"
@@ -131,7 +131,7 @@ MUTANTS = {
         frozenset({"epochs that do not grow"}),
     ),
     "no deadline in strict mode": Mutant(
-        value(owned_shard.Strict, "_set", lambda self: None),
+        value(exclusion.Strict, "_set", lambda self: None),
         frozenset({"freeze"}),
         frozenset({"overlapping executions"}),
         exclusion="strict",

@@ -23,7 +23,7 @@ from celery_lowkiq.rules.models import (
 from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.rules.views import BeatResult, NodeUpdate, Running
-from celery_lowkiq.worker.owned_shard import Strict
+from celery_lowkiq.worker.exclusion import Strict
 from celery_lowkiq.worker.runtime import Runtime
 from tests.simulation.checks import Checks
 from tests.simulation.server import Server

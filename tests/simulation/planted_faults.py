@@ -11,10 +11,11 @@ from unittest import mock
 from celery_lowkiq.rules import leases as rules
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.worker.acquisition import Acquisition
+from celery_lowkiq.worker.exclusion import Cooperative
 from celery_lowkiq.worker.lane import DueTable
 from celery_lowkiq.worker.lease_table import LeaseTable
 from celery_lowkiq.worker.members import Heartbeat
-from celery_lowkiq.worker.owned_shard import Cooperative, OwnedShard
+from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ownership import Ownership, Resizing
 from tests.model.model import Model
 from tests.simulation import node as nodes_of_simulation

@@ -12,7 +12,7 @@ from unittest import mock
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker import context, lane, outage, owned_shard, ownership, runtime, waker
+from celery_lowkiq.worker import context, exclusion, lane, outage, ownership, runtime, waker
 from celery_lowkiq.worker import lane as lane_state
 from tests.simulation.checks import Checks
 from tests.simulation.faults import FAULTS, IDS, LEASE, LOSS_OF_FIRST, LOSSES, TROUBLE, Faults
@@ -22,7 +22,7 @@ from tests.simulation.world import Machine, Task, Threading, World, me
 
 #: For how many lease times the nodes can finish everything after the faults.
 PEACE = 25
-MODULES = (lane, lane_state, ownership, context, outage, runtime, waker, owned_shard)
+MODULES = (lane, lane_state, ownership, context, outage, runtime, waker, exclusion)
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,7 @@ from celery_lowkiq.worker.lease_table import LeaseTable
 from tests.marks import first_often, other_each_time
 from tests.simulation.checks import HAND_OVER, Checks
 from tests.simulation.node import Network, Node
-from tests.simulation.planted_faults import (
-    AFTER_FAILOVERS,
-    EMPTY,
-    OFTEN,
-    PLAIN,
-    RARE,
-    SILENT,
-    patched,
-)
+from tests.simulation.planted_faults import AFTER_FAILOVERS, EMPTY, OFTEN, PLAIN, RARE, SILENT, patched
 from tests.simulation.server import Server
 from tests.simulation.simulate import simulate, simulated
 from tests.simulation.world import World

@@ -8,12 +8,7 @@ from functools import partial
 
 import pytest
 
-from celery_lowkiq.rules.errors import (
-    FormatMismatch,
-    QueueResharded,
-    StoreFull,
-    StoreUnavailable,
-)
+from celery_lowkiq.rules.errors import FormatMismatch, QueueResharded, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.actions import Actions

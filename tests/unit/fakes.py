@@ -8,14 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from celery_lowkiq.rules.claims import (
-    Claim,
-    ClaimRequest,
-    Due,
-    OpenClaims,
-    SettleReply,
-    SettleRequest,
-)
+from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreError, StoreUnavailable
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import (

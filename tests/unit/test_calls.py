@@ -10,15 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from celery_lowkiq.integration.calls import (
-    Call,
-    bulk,
-    read_delay,
-    read_id,
-    read_score,
-    read_time,
-    single,
-)
+from celery_lowkiq.integration.calls import Call, bulk, read_delay, read_id, read_score, read_time, single
 from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.rules.errors import InvalidCall
 

@@ -15,7 +15,8 @@ import pytest
 from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Lease, QueueSpec, ShardRef
-from celery_lowkiq.worker.owned_shard import KernelTimer, KillLogger, OwnedShard, Strict
+from celery_lowkiq.worker.exclusion import KernelTimer, KillLogger, Strict
+from celery_lowkiq.worker.owned_shard import OwnedShard
 from tests.unit.nodes import SHARDS, Node
 from tests.waiting import eventually
 
@@ -158,7 +159,7 @@ def test_a_run_that_is_overdue_loses_its_lease():
 
 SPIN = """
 import mmap, sys, time
-from celery_lowkiq.worker.owned_shard import KernelTimer
+from celery_lowkiq.worker.exclusion import KernelTimer
 shared = mmap.mmap(int(sys.argv[1]), 8)
 timer = KernelTimer()
 timer.set(time.clock_gettime(time.CLOCK_BOOTTIME) + 30)

@@ -13,7 +13,7 @@ from celery.app.task import Task
 from celery.result import AsyncResult
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.calls import lazy_result
+from celery_lowkiq.integration.results import lazy_result
 
 
 @pytest.fixture

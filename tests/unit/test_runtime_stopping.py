@@ -11,8 +11,8 @@ from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.worker import lane as claim_window
 from celery_lowkiq.worker import runtime
+from celery_lowkiq.worker.exclusion import Cooperative, Strict
 from celery_lowkiq.worker.lane import Lane
-from celery_lowkiq.worker.owned_shard import Cooperative, Strict
 from tests.unit.meters import Tally
 from tests.unit.nodes import SHARDS
 from tests.waiting import eventually

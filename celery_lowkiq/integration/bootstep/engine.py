@@ -36,7 +36,7 @@ from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load_all
 from celery_lowkiq.store.trackers import TrackerStore
-from celery_lowkiq.worker.owned_shard import Cooperative, Exclusion, KernelTimer, KillLogger, Strict
+from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KernelTimer, KillLogger, Strict
 from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 

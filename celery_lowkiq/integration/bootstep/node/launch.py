@@ -15,12 +15,7 @@ from celery import platforms, signals
 from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
 from celery.platforms import EX_FAILURE
 
-from celery_lowkiq.integration.bootstep.node.options import (
-    NodeOptions,
-    NodeWorker,
-    StopOrder,
-    close_in_forks,
-)
+from celery_lowkiq.integration.bootstep.node.options import NodeOptions, NodeWorker, StopOrder, close_in_forks
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
 from celery_lowkiq.worker import forks
 

@@ -30,10 +30,7 @@ from celery_lowkiq.integration.bootstep.node.options import (
     close_in_forks,
     task_limits,
 )
-from celery_lowkiq.integration.bootstep.shutdown import (
-    is_cold_shutdown,
-    stopper,
-)
+from celery_lowkiq.integration.bootstep.shutdown import is_cold_shutdown, stopper
 from celery_lowkiq.rules.basics import package_logger, worker_logger
 from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
 from celery_lowkiq.worker.runtime import Runtime
