@@ -6,7 +6,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from celery_lowkiq.store import actions, counts, node_reports
+from celery_lowkiq.store import actions, counts, diagnosis
 from celery_lowkiq.store.client import Client
 
 
@@ -24,8 +24,8 @@ class Queries(_Bound):
     module = counts
 
 
-class NodeReports(_Bound):
-    module = node_reports
+class Diagnosis(_Bound):
+    module = diagnosis
 
 
 class Pausing(_Bound):

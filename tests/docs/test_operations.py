@@ -18,7 +18,7 @@ from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import NodeReports, Pausing, Queries
+from tests.bound import Diagnosis, Pausing, Queries
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -122,11 +122,11 @@ def test_its_rights_are_enough(restricted):
     actions.delete(QUEUE, FAILED, only_failed=True)
     assert store.next_due(QUEUE.shard_refs())[0].next_due is None
     assert store.take("ticket", "me") == "me"
-    node_reports = NodeReports(store.client)
+    diagnosis = Diagnosis(store.client)
     assert store.nodes()
-    assert node_reports.shards(QUEUE)
-    node_reports.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
-    assert node_reports.histories([QUEUE])[0][QUEUE.name]
+    assert diagnosis.shards(QUEUE)
+    diagnosis.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
+    assert diagnosis.histories([QUEUE])[0][QUEUE.name]
     store.forget_report("me")
     store.forget_members("orders", [("me", 4)])
     subscription.wait_pushed(1)

@@ -27,7 +27,7 @@ from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
-from tests.bound import NodeReports, Pausing, Queries
+from tests.bound import Diagnosis, Pausing, Queries
 from tests.fuzz.node import Node
 from tests.fuzz.resp import changed_reply
 from tests.outages import Front
@@ -49,7 +49,7 @@ class Caller:
         self._store = store = RedisStore(connect(options, pool_size=2, pool_timeout=0.2))
         self._numbers, self._lease, self._claimed = itertools.count(1), lease, ()
         queries, actions, pausing = Queries(store.client), Actions(store.client), Pausing(store.client)
-        trackers, reports = TrackerStore(store.client), NodeReports(store.client)
+        trackers, reports = TrackerStore(store.client), Diagnosis(store.client)
         self.acts = [
             *(
                 self._push,

@@ -18,7 +18,7 @@ from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys
 from celery_lowkiq.store.listings import ShardReads
 from celery_lowkiq.store.node_reports import sample_call
-from tests.bound import NodeReports, Pausing, Queries
+from tests.bound import Diagnosis, Pausing, Queries
 from tests.store.helpers import claim, end, push, take
 from tests.store.skewed import skewed
 
@@ -47,9 +47,7 @@ def test_a_living_owner_is_not_silent(client, seconds):
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     take(store, TWO, 0, OWNER)
     tell(store)
-    facts = NodeReports(store.client).facts(
-        TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error
-    )
+    facts = Diagnosis(store.client).facts(TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error)
     assert facts.now == pytest.approx(time.time() + seconds, abs=60)
     assert facts.owner.alive
     assert facts.owner.silent < 10
@@ -60,9 +58,7 @@ def test_an_owner_that_is_silent_is_shown_as_such(client):
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     take(store, TWO, 0, OWNER)
     tell(skewed(client, {REPORTS: -40}))
-    facts = NodeReports(store.client).facts(
-        TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error
-    )
+    facts = Diagnosis(store.client).facts(TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error)
     assert not facts.owner.alive
     assert 40 <= facts.owner.silent < 100
 
@@ -72,9 +68,7 @@ def test_a_rate_limit_is_that_of_the_queues_own_clock(client, seconds):
     store = skewed(client, {key(FIRST): seconds})
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     store.tokens(TokenRequest("orders", "me", 1, 0.01, 1))
-    facts = NodeReports(store.client).facts(
-        TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error
-    )
+    facts = Diagnosis(store.client).facts(TWO, IDS[FIRST], rate=None, max_retries=1, read=lambda error: error)
     assert facts.rate == 0.01
     assert 40 < facts.token_wait <= 100
 
@@ -122,7 +116,7 @@ def test_samples_have_the_clock_of_the_master_that_stores_them(client):
     told = tell(store, counted=(TWO,))
     assert told.now == pytest.approx(time.time() + 5000, abs=60)
     tell(store, samples=told.samples)
-    found, _ = NodeReports(store.client).histories([TWO])
+    found, _ = Diagnosis(store.client).histories([TWO])
     (sample,) = found[TWO.name]
     assert sample.at == pytest.approx(time.time() - 5000, abs=60)
 
@@ -134,7 +128,7 @@ def test_the_rate_of_a_shard_is_that_of_the_queues_own_clock(client):
     store.client.all([sample_call([("orders", counters)])])
     push(store, IDS[FIRST], ("a", 1), queue=TWO)
     end(store, lease, claim(store, lease), queue=TWO)
-    first, second = NodeReports(store.client).shards(TWO)
+    first, second = Diagnosis(store.client).shards(TWO)
     assert 60 / 165 < first.jobs_per_minute <= 60 / 100
     assert second.jobs_per_minute == 0.0
 

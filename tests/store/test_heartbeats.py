@@ -15,7 +15,7 @@ from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.views import DAY, Counters, LaneReport, NodeReport, NodeUpdate, Running, Sample, Wait
 from celery_lowkiq.store.keys import history_key, report_key, reports_key, shard_keys
 from celery_lowkiq.store.node_reports import SHARDS_FIELDS
-from tests.bound import NodeReports
+from tests.bound import Diagnosis
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 OWNER = "w\N{SNOWMAN}{}@host-0123"
@@ -32,8 +32,8 @@ REPORT = NodeReport(
 
 
 @pytest.fixture
-def node_reports(store):
-    return NodeReports(store.client)
+def diagnosis(store):
+    return Diagnosis(store.client)
 
 
 def tell(store, report=REPORT, uptime=5.0, **news):
@@ -95,7 +95,7 @@ def test_what_ended_is_forgotten(store, client):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '"x"', "[" * 10000, json.dumps({"pid": 1, "lease": 1, "lanes": 7}), "\xff"]
 )
-def test_what_no_node_has_written_is_not_shown(store, client, node_reports, text):
+def test_what_no_node_has_written_is_not_shown(store, client, diagnosis, text):
     tell(store)
     client.hset(report_key(OWNER), "text", text)
     assert store.nodes() == []
@@ -117,7 +117,7 @@ def test_a_refused_report_does_not_disturb_the_heartbeat(store, client):
     assert isinstance(heard.reply, StoreError)
 
 
-def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, node_reports):
+def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, diagnosis):
     two = QueueSpec("orders", shards=2)
     for shard in range(2):
         lease = take(store, two, shard)
@@ -130,24 +130,24 @@ def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, node_r
     at = found["orders"].at
     assert found == {"orders": Counters(at, (0, 2)), "empty": Counters(found["empty"].at, (0,))}
     assert tell(store, samples=told.samples).samples == ()
-    found, _ = node_reports.histories([two, QueueSpec("other")])
+    found, _ = diagnosis.histories([two, QueueSpec("other")])
     assert found == {"orders": (Sample(at, 2, 0),), "other": ()}
 
 
-def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, node_reports):
+def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, diagnosis):
     now = time.time() // 10 * 10
     for at in range(int(now) - 7200, int(now), 10):
         tell(store, samples=(("orders", Counters(at + 1.5, (at,), 1)),))
     tell(store, samples=(("orders", Counters(now - 10 + 3, (7,), 7)),))
     assert client.hlen(history_key("orders")) == 360 + len(SHARDS_FIELDS)
-    found = node_reports.histories([ONE])[0]["orders"]
+    found = diagnosis.histories([ONE])[0]["orders"]
     assert 355 <= len(found) <= 360
     assert found == tuple(sorted(found))
     assert found[-1] == Sample(now - 10 + 1.5, int(now) - 10, 1)
     assert found[0].at > now - 3600
 
 
-def test_a_day_has_a_sample_in_ten_minutes_in_at_most_11_kb(store, client, node_reports):
+def test_a_day_has_a_sample_in_ten_minutes_in_at_most_11_kb(store, client, diagnosis):
     last = time.time() // 600 * 600
     for ago in range(172_800, -1, -600):
         at = last - ago
@@ -156,17 +156,17 @@ def test_a_day_has_a_sample_in_ten_minutes_in_at_most_11_kb(store, client, node_
     assert client.hlen(key) == 144
     assert client.memory_usage(key, samples=0) <= 11 * 1024
     assert 86_400 < client.ttl(key) <= 87_000
-    found = node_reports.histories([ONE], DAY)[0]["orders"]
+    found = diagnosis.histories([ONE], DAY)[0]["orders"]
     assert 143 <= len(found) <= 144
     assert found[-1] == Sample(last + 1.234, int(last) * 10**6, int(last), 123.5)
     assert {round(later.at - earlier.at) for earlier, later in pairwise(found)} == {600}
 
 
-def test_a_slot_keeps_its_counters_and_the_larger_lag(store, node_reports):
+def test_a_slot_keeps_its_counters_and_the_larger_lag(store, diagnosis):
     begin = time.time() // 10 * 10
     for after, processed, lag in ((1.0, 5, 0.5), (2.0, 6, 7.25), (3.0, 7, 3.0)):
         tell(store, samples=(("orders", Counters(begin + after, (processed,), 0, lag)),))
-    assert node_reports.histories([ONE]) == ({"orders": (Sample(begin + 1.0, 5, 0, 7.2),)}, {})
+    assert diagnosis.histories([ONE]) == ({"orders": (Sample(begin + 1.0, 5, 0, 7.2),)}, {})
 
 
 @pytest.mark.parametrize("where", ["plain", "prioritized"])
@@ -189,9 +189,9 @@ def lag_of(store, queue):
     return dict(tell(store, counted=(queue,)).samples)["orders"].lag
 
 
-def test_counters_by_shard_give_the_jobs_a_minute(store, client, node_reports):
+def test_counters_by_shard_give_the_jobs_a_minute(store, client, diagnosis):
     def per_minute():
-        return [one.jobs_per_minute for one in node_reports.shards(QueueSpec("orders", shards=2))]
+        return [one.jobs_per_minute for one in diagnosis.shards(QueueSpec("orders", shards=2))]
 
     client.hset(shard_keys(SHARD)["meta"], mapping={"processed": 100})
     now = tell(store).now
@@ -206,16 +206,16 @@ def test_counters_by_shard_give_the_jobs_a_minute(store, client, node_reports):
 
 
 @pytest.mark.parametrize("value", ["", "1 2", "1 x 1", "1 2 1,", "1 2 -1", "1 2 1.5", "1 2 " + "9" * 5000])
-def test_planted_counters_by_shard_are_not_shown(store, client, node_reports, value):
+def test_planted_counters_by_shard_are_not_shown(store, client, diagnosis, value):
     client.hset(history_key("orders"), "shards 0", value)
-    assert node_reports.shards(ONE)[0].jobs_per_minute is None
+    assert diagnosis.shards(ONE)[0].jobs_per_minute is None
 
 
-def test_planted_samples_are_not_shown(store, client, node_reports):
+def test_planted_samples_are_not_shown(store, client, diagnosis):
     tell(store, samples=(("orders", Counters(time.time(), (1,))),))
     values = ("", "x", "1 2 3", "1 1.1.1 2 3", "1 -5 2 3", "9 " * 4 * 5000, "1 nan 2 3")
     client.hset(history_key("orders"), mapping={f"planted {n}": value for n, value in enumerate(values)})
-    assert len(node_reports.histories([ONE])[0]["orders"]) == 1
+    assert len(diagnosis.histories([ONE])[0]["orders"]) == 1
 
 
 def test_since_when_a_shard_has_its_owner_and_since_when_none(store, client):

@@ -14,7 +14,7 @@ from celery_lowkiq.store.actions import DEAD, STEP, Actions
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.resharding import reshard
-from tests.bound import NodeReports, Pausing, Queries
+from tests.bound import Diagnosis, Pausing, Queries
 from tests.store.helpers import SHARD, dead, end, listening, stats, take, waiting
 from tests.store.shard import Shard
 
@@ -423,7 +423,7 @@ def test_counts_of_held_ids(store, shard):
 def test_the_diagnosis_knows_the_dead_payload(store, shard):
     kill(shard)
     shard.push("1", b"newer", 2)
-    reports = NodeReports(store.client)
+    reports = Diagnosis(store.client)
     facts = reports.facts(
         shard.spec, "1", rate=None, max_retries=1, read=lambda error: (error or b"").decode()
     )

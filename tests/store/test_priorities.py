@@ -11,7 +11,7 @@ from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
 from celery_lowkiq.rules.policies import WhenFull
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.listings import Listing
-from tests.bound import NodeReports, Pausing
+from tests.bound import Diagnosis, Pausing
 from tests.store.helpers import ONE, SHARD, listening, take
 from tests.store.test_policies import Shard
 
@@ -273,7 +273,7 @@ class TestElsewhere:
         shard = shard_of(store)
         push(shard, 5, 0, 3, 5, 9)
         store.push(shard.spec, [NewJob("later", b"x", perform_in=4e9)])
-        look = NodeReports(store.client)
+        look = Diagnosis(store.client)
         ahead = [
             look.facts(shard.spec, f"{n}", rate=None, max_retries=None, read=lambda _: None).waiting.ahead
             for n in range(5)

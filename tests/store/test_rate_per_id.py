@@ -9,7 +9,7 @@ from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.client import FakeClockClient
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import NodeReports, Pausing
+from tests.bound import Diagnosis, Pausing
 from tests.store.helpers import take
 from tests.store.test_policies import Shard
 
@@ -61,9 +61,7 @@ def test_its_diagnosis_has_the_time_of_its_next_token(clocked):
     shard.push("1")
     shard.run()
     shard.push("1")
-    found = NodeReports(clocked.client).facts(
-        shard.spec, "1", rate=None, max_retries=None, read=lambda _: None
-    )
+    found = Diagnosis(clocked.client).facts(shard.spec, "1", rate=None, max_retries=None, read=lambda _: None)
     assert found.id_token_at - found.now == pytest.approx(NEXT, abs=0.1 * NEXT)
 
 

@@ -1,4 +1,4 @@
-"""Tests of the results in ``integration/calls.py``."""
+"""Tests of the results in ``integration/results.py``."""
 
 from __future__ import annotations
 
