@@ -42,13 +42,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     names = [name.lstrip(">") for name in header]
     lines = [[escaped(cell) for cell in row] for row in (names, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-    def padded(cell: str, column: int) -> str:
-        pad = cell.rjust if header[column].startswith(">") else cell.ljust
-        return pad(widths[column])
-
+    pads = [str.rjust if name.startswith(">") else str.ljust for name in header]
     return "\n".join(
-        "  ".join(padded(cell, column) for column, cell in enumerate(line)).rstrip() for line in lines
+        "  ".join([pad(cell, width) for pad, cell, width in zip(pads, line, widths, strict=True)]).rstrip()
+        for line in lines
     )
 
 

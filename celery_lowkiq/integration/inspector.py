@@ -44,10 +44,9 @@ from celery_lowkiq.rules.views import (
     sum_of,
     sum_of_states,
 )
-from celery_lowkiq.store import counts, diagnosis
+from celery_lowkiq.store import counts, diagnosis, node_reports
 from celery_lowkiq.store.client import Client, read_server
 from celery_lowkiq.store.health import read_state, read_topology
-from celery_lowkiq.store.node_reports import read_nodes
 from celery_lowkiq.store.registry import as_known
 
 
@@ -264,7 +263,7 @@ class Inspector:
 
     def nodes(self) -> tuple[NodeReport, ...]:
         """Return the last reports of the living nodes, and of those lost within an hour, by name."""
-        return current(read_nodes(self._client))
+        return current(node_reports.read_nodes(self._client))
 
     def nodes_if_there(self) -> tuple[NodeReport, ...] | None:
         """Return :meth:`nodes`; None while the master with the reports is unreachable, and others respond."""
@@ -276,7 +275,7 @@ class Inspector:
         Raises InvalidCall.
         """
         specs, wanted = self._specs(names), span_of(span)
-        found, errors = diagnosis.histories(self._client, specs, wanted)
+        found, errors = node_reports.histories(self._client, specs, wanted)
         known = {spec.name: found.get(spec.name, ()) for spec in specs}
         return Histories(sum_of(known.values(), wanted), known, tuple(errors))
 

@@ -80,7 +80,7 @@ from celery_lowkiq.rules.views import (
     Try,
     span_of,
 )
-from celery_lowkiq.store import counts, diagnosis
+from celery_lowkiq.store import counts, diagnosis, node_reports
 from celery_lowkiq.store.actions import (
     DEAD,
     FAILED,
@@ -102,7 +102,6 @@ from celery_lowkiq.store.counts import PAGE
 from celery_lowkiq.store.dump_load import dump_entries, last_score, load_entries
 from celery_lowkiq.store.listings import BY_TIME, Listing, ShardReads
 from celery_lowkiq.store.mover import Migrations
-from celery_lowkiq.store.node_reports import read_nodes
 from celery_lowkiq.store.progress import Progress, ShardTally, Tally
 from celery_lowkiq.store.records import id_bytes
 from celery_lowkiq.store.registry import as_known, as_stored, at_rest
@@ -656,7 +655,7 @@ class OrderedQueue:
         ``span``: "1h", with a sample each ten seconds, or "24h", with one each ten minutes. Times without a
         worker are missing. ``rules.history.rates`` computes jobs per second. Raises InvalidCall.
         """
-        found, errors = diagnosis.histories(self._client, [self.spec], span_of(span))
+        found, errors = node_reports.histories(self._client, [self.spec], span_of(span))
         for error in errors.values():
             raise error
         return found[self.spec.name]
@@ -1022,7 +1021,9 @@ class OrderedQueue:
 
     def movers(self) -> int:
         """Return the number of living nodes that serve the queue, and so move it."""
-        return sum(node.alive and self.spec.name in node.queues for node in read_nodes(self._client))
+        return sum(
+            node.alive and self.spec.name in node.queues for node in node_reports.read_nodes(self._client)
+        )
 
     def reshard_cost(self, shards: int) -> ReshardCost:
         """Estimate what :meth:`reshard` would cost, without a change. Raises InvalidCall, QueueMigrating."""

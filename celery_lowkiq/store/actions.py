@@ -15,11 +15,10 @@ from celery_lowkiq.rules.validators import is_whole
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.call_records import digest, orphaned_records
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import AUDIT_KEY, announcement, queue_key, shard_keys
 from celery_lowkiq.store.listings import MAX_LIMIT, WAITING_INDEXES, Listing, ListingReader, ShardReads
 from celery_lowkiq.store.progress import Progress, ShardTally, Tally, by_shard
-from celery_lowkiq.store.records import id_bytes, number_text, pairs, parse_id, parse_pause
+from celery_lowkiq.store.records import id_bytes, number_text, pairs, parse_id, parse_pause, reads_replies
 from celery_lowkiq.store.registry import as_stored, parse_layout, register, registered
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import ScriptCall, Value, load

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from celery_lowkiq.rules.models import ClaimedCallRecords, Job, Lease, Recorded, ShardRef, StoredRecord
 from celery_lowkiq.rules.tracking import TrackerUpdate
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import TrackerKeys, shard_keys, tracker_channel
-from celery_lowkiq.store.records import id_bytes, parse_processing
+from celery_lowkiq.store.records import id_bytes, parse_processing, reads_replies
 from celery_lowkiq.store.script import ScriptCall, Value, load
 
 # Tracker updates as script calls, which are sent with a settle or alone.

@@ -15,9 +15,10 @@ from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError, StoreErr
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind, ServerInfo, server_info
 from celery_lowkiq.store.connect import address_of, apart, is_behind_sentinels, sentinel_master
-from celery_lowkiq.store.errors import is_wrong_type, reads_replies, script_error, store_error
+from celery_lowkiq.store.errors import is_wrong_type, script_error, store_error
 from celery_lowkiq.store.exchange import Command, exchange
 from celery_lowkiq.store.keys import CLOCK_KEY, queue_key, reports_key, shard_keys, with_prefix
+from celery_lowkiq.store.records import reads_replies
 from celery_lowkiq.store.script import Script, ScriptCall, library
 
 # Redis client: pipelines script calls and commands, and translates Redis errors to the package's own.
@@ -255,11 +256,11 @@ class Client:
         if not commands:
             return []
         return [
-            None
+            reply
+            if not isinstance(reply, exceptions.RedisError)
+            else None
             if readable and is_wrong_type(reply)
             else self._error(str((*command, "")[1]), reply)
-            if isinstance(reply, exceptions.RedisError)
-            else reply
             for command, reply in zip(commands, self._send(self._with_prefix(commands)), strict=True)
         ]
 

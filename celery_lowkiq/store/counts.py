@@ -29,7 +29,6 @@ from celery_lowkiq.rules.views import (
 )
 from celery_lowkiq.store.claims import scan
 from celery_lowkiq.store.client import Client, raise_refused
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import (
     MORGUE_KEYS,
     WAITING_KEYS,
@@ -61,6 +60,7 @@ from celery_lowkiq.store.records import (
     parse_processing,
     parse_retry_count,
     parse_whole,
+    reads_replies,
     shortened,
 )
 from celery_lowkiq.store.script import ScriptCall, load

@@ -1,37 +1,34 @@
-"""Reads for people: histories, shards with their owners, the facts of ``why``. No job depends on them."""
+"""Reads for people: shards with their owners, the facts of ``why``. No job depends on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery_lowkiq.rules.diagnosis import Dead, DiagnosisFacts, DueBefore, Missing, Owner, Waiting
-from celery_lowkiq.rules.errors import ShardDamaged, StoreError
+from celery_lowkiq.rules.errors import ShardDamaged
 from celery_lowkiq.rules.health import LATE, Hint, shard_hints
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import ASKED, seconds_to_token, token_at
 from celery_lowkiq.rules.views import (
-    HOUR,
     NodeReport,
-    Sample,
     ShardReport,
     ShardState,
-    Span,
     Stats,
     node_name,
     seconds_to_wait,
     shard_rates,
 )
 from celery_lowkiq.store.claims import open_claims
-from celery_lowkiq.store.client import Client, K, Outcomes, raise_refused
+from celery_lowkiq.store.client import Client, raise_refused
 from celery_lowkiq.store.counts import shard_states
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import WAITING_KEYS, KeyAliases, history_key, shard_keys, tokens_key
 from celery_lowkiq.store.node_reports import (
     SHARDS_FIELDS,
+    Timed,
+    each_timed,
     parse_counters,
-    parse_history,
     parse_report,
     read_nodes,
     read_reports,
@@ -46,6 +43,7 @@ from celery_lowkiq.store.records import (
     parse_seconds,
     parse_time,
     parse_whole,
+    reads_replies,
     seconds_of_time,
 )
 from celery_lowkiq.store.script import load
@@ -56,18 +54,6 @@ PAYLOAD_COUNT = 3
 OTHERS = (Missing.REPORTS, Missing.TOKENS)
 #: Decodes a stored error.
 ReadError = Callable[["bytes | None"], "str | None"]
-
-
-@reads_replies
-def histories(
-    client: Client, queues: Sequence[QueueSpec], span: Span = HOUR
-) -> tuple[dict[str, tuple[Sample, ...]], dict[str, StoreError]]:
-    """Return each queue's samples of a span, oldest first, in one round trip; and the errors of queues
-    whose own master is unreachable.
-    """
-    commands = {queue.name: ("HVALS", history_key(queue.name, span)) for queue in queues}
-    found, errors = _each_timed(client, commands)
-    return {name: parse_history(one.reply, one.now, span) for name, one in found.items()}, errors
 
 
 @reads_replies
@@ -143,7 +129,7 @@ def facts(
     id_rate = queue.policies.rate_per_id
     held_since, id_paused = parse_pause(pause)
     commands = [report_command(parse_id(owner)), ("HMGET", tokens_key(queue.name), "left", "rate")]
-    found, _ = _each_timed(client, dict(zip(OTHERS, commands, strict=True)))
+    found, _ = each_timed(client, dict(zip(OTHERS, commands, strict=True)))
     fields, tokens = (found.get(what) for what in OTHERS)
     left, stored_rate = tokens.reply if tokens is not None else (None, None)
     rate, token_wait = _token_wait(left, stored_rate, rate, tokens.now if tokens is not None else 0.0)
@@ -238,19 +224,6 @@ def _shard_report(
     )
 
 
-class _Timed(NamedTuple):
-    """A reply, and the clock (Unix s) of the master that gave it: that of another one may differ."""
-
-    reply: Any
-    now: float
-
-
-def _each_timed(client: Client, commands: Mapping[K, Command]) -> Outcomes[K]:
-    """Run commands as ``Client.each_command`` does, and return each reply with the clock of its master."""
-    found, errors = client.each_pair(commands, ("TIME",))
-    return {key: _Timed(reply, seconds_of_time(time)) for key, (reply, time) in found.items()}, errors
-
-
 def _reads_of(shard: ShardRef) -> tuple[Command, ...]:
     """Return the reads of a shard's lease, pauses, and number of jobs that move."""
     keys = shard_keys(shard)
@@ -275,7 +248,7 @@ def _waiting(reply: Sequence[Any], payloads: int, read: ReadError) -> Waiting | 
 
 
 def _owner(
-    name: str, since: float | None, shard: ShardRef, node: NodeReport | None, fields: _Timed | None
+    name: str, since: float | None, shard: ShardRef, node: NodeReport | None, fields: Timed | None
 ) -> Owner:
     """``node``: its report; ``fields``: None when the master with the reports is unreachable."""
     if fields is None:

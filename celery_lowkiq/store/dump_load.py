@@ -9,7 +9,6 @@ from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.call_records import PAGE_CALLS, parse_calls
 from celery_lowkiq.store.claims import scan
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import MORGUE_KEYS, WAITING_KEYS, KeyAliases, announcement, shard_keys
 from celery_lowkiq.store.listings import WAITING_INDEXES
 from celery_lowkiq.store.records import (
@@ -20,6 +19,7 @@ from celery_lowkiq.store.records import (
     parse_pause,
     parse_processing,
     parse_retry_count,
+    reads_replies,
 )
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import Value, load

@@ -1,14 +1,8 @@
-"""Errors of Redis as errors of the package, and replies that no script gives."""
+"""Errors of Redis as errors of the package."""
 
 from __future__ import annotations
 
-import inspect
 import re
-import traceback
-from collections.abc import Callable
-from functools import wraps
-from pathlib import Path
-from typing import Any, TypeVar
 
 from redis import exceptions
 
@@ -17,7 +11,6 @@ from celery_lowkiq.rules.errors import (
     ClusterDown,
     ClusterNode,
     LoginRefused,
-    LowkiqError,
     NotOwner,
     QueueFull,
     SentinelAddress,
@@ -229,80 +222,3 @@ def is_wrong_type(reply: object) -> bool:
     """True if a reply is the error of a command on a key or number of another type."""
     wrong = ("WRONGTYPE", "value is not an integer", "is not a valid float")
     return isinstance(reply, exceptions.ResponseError) and any(text in str(reply) for text in wrong)
-
-
-# Replies that cannot be read: data in Redis is foreign, or something else answers in its place.
-
-T = TypeVar("T")
-
-#: Errors of readers for unexpected replies, redis-py's own parser among them (arrays in arrays
-#: without end); some errors of the package are ValueErrors, too.
-UNREADABLE = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    RecursionError,
-    MemoryError,
-)
-
-
-class UnexpectedReply(StoreError):
-    """Redis sent a reply that cannot be read. Writes may or may not have happened."""
-
-    def __init__(self, error: BaseException) -> None:
-        (frame,) = traceback.extract_tb(error.__traceback__, limit=-1)
-        super().__init__(
-            f"Redis sent a reply that cannot be read: {error!r:.200} ({Path(frame.filename).name}, line "
-            f"{frame.lineno}). Its data is foreign, or something else answers in its place"
-        )
-
-
-def reads_replies(target: T) -> T:
-    """Have a function, or the public methods of a class, raise UnexpectedReply for what they fail to read."""
-    if not inspect.isclass(target):
-        return _reading(target)  # type: ignore[no-any-return]
-    for name, method in list(vars(target).items()):
-        if inspect.isfunction(method) and not name.startswith("_"):
-            setattr(target, name, _reading(method))
-    return target
-
-
-def read_or_error(read: Callable[[], T]) -> T | UnexpectedReply:
-    """Return what ``read`` returns, or an UnexpectedReply."""
-    try:
-        return read()
-    except UNREADABLE as error:
-        if _is_ours(error):
-            raise
-        return UnexpectedReply(error)
-
-
-def _is_ours(error: BaseException) -> bool:
-    """True if it is about the call: one of the package, or of arguments that do not fit the function."""
-    frame = error.__traceback__
-    return isinstance(error, LowkiqError) or frame is None or frame.tb_next is None
-
-
-def _reading(function: Any) -> Any:
-    @wraps(function)
-    def read(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except UNREADABLE as error:
-            if _is_ours(error):
-                raise
-            raise UnexpectedReply(error) from error
-
-    @wraps(function)
-    def read_each(*args: Any, **kwargs: Any) -> Any:
-        try:
-            yield from function(*args, **kwargs)
-        except UNREADABLE as error:
-            if _is_ours(error):
-                raise
-            raise UnexpectedReply(error) from error
-
-    return read_each if inspect.isgeneratorfunction(function) else read

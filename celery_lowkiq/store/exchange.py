@@ -259,9 +259,21 @@ except ImportError:
 
 #: Commands of this many bytes are sent while the next ones are packed: more than 1,000 small jobs.
 PART_BYTES = 64 * 1024
-#: Commands that are sent often: scripts, confirmations of pushes, and reads of many shards. redis-py changes
-#: the replies of those in CHANGED.
-SENT_HERE = {"EVALSHA", "HGET", "HINCRBY", "HMGET", "TIME", "WAIT", "ZCARD", "ZCOUNT", "ZMSCORE"}
+#: Commands that are sent often: scripts, confirmations of pushes, reads of many shards and of nodes. redis-py
+#: changes the replies of those in CHANGED.
+SENT_HERE = {
+    "EVALSHA",
+    "HGET",
+    "HINCRBY",
+    "HMGET",
+    "HVALS",
+    "TIME",
+    "WAIT",
+    "ZCARD",
+    "ZCOUNT",
+    "ZMSCORE",
+    "ZREVRANGE",
+}
 CHANGED = {"TIME", "ZMSCORE"}
 Command = tuple[Any, ...]
 

@@ -21,13 +21,12 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.topology import Master, Server, Topology
 from celery_lowkiq.rules.views import DAY, current
-from celery_lowkiq.store import counts, diagnosis
+from celery_lowkiq.store import counts, diagnosis, node_reports
 from celery_lowkiq.store.client import Asked, Client
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.listings import ShardReads
 from celery_lowkiq.store.node_reports import read_nodes
-from celery_lowkiq.store.records import parse_id, seconds_of_time
+from celery_lowkiq.store.records import parse_id, reads_replies, seconds_of_time
 from celery_lowkiq.store.registry import as_known, parse_layout
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import load
@@ -216,7 +215,7 @@ def _queue(client: Client, queue: QueueSpec) -> QueueState:
     if any(each.wrong for each in conditions):
         return state  # its counts cannot be read
     shards = diagnosis.shards(client, queue)
-    days, _ = diagnosis.histories(client, [queue], DAY)
+    days, _ = node_reports.histories(client, [queue], DAY)
     return replace(
         state,
         shards=shards,

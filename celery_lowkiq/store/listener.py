@@ -16,8 +16,9 @@ from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies, store_error
+from celery_lowkiq.store.errors import store_error
 from celery_lowkiq.store.keys import channel, queue_of_channel
+from celery_lowkiq.store.records import reads_replies
 
 # Subscription to pub/sub channels.
 

@@ -34,9 +34,8 @@ from celery_lowkiq.rules.resharding import (
 from celery_lowkiq.store.claims import BEGINNING, Position, scan_call, scanned
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.durability import Durability, Servers, read_servers
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import SHARD_KEYS, announcement, queue_key, shard_keys, shard_of_key
-from celery_lowkiq.store.records import id_bytes, parse_id
+from celery_lowkiq.store.records import id_bytes, parse_id, reads_replies
 from celery_lowkiq.store.registry import check_format, parse_layout, registered, restart_call
 from celery_lowkiq.store.script import ScriptCall, load
 

@@ -1,15 +1,15 @@
-"""Heartbeats and reports of nodes, and samples of queues: script calls, and their encoding."""
+"""Heartbeats and reports of nodes, and samples of queues: reads, script calls, and their encoding."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import ShardRef
+from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import (
@@ -29,10 +29,10 @@ from celery_lowkiq.rules.views import (
     Wait,
     node_name,
 )
-from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies
+from celery_lowkiq.store.client import Client, K, Outcomes
+from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import history_key, nodes_key, queue_key, report_key, reports_key, shard_keys
-from celery_lowkiq.store.records import number_text, parse_id, parse_seconds, seconds_of_time
+from celery_lowkiq.store.records import number_text, parse_id, parse_seconds, reads_replies, seconds_of_time
 from celery_lowkiq.store.script import ScriptCall, Value, load
 
 #: Seconds for which a node's last report is kept.
@@ -63,6 +63,31 @@ def read_nodes(client: Client) -> list[NodeReport]:
     """Return the last reports of the nodes that reported in the last hour and did not shut down."""
     (owners,) = client.commands([("ZREVRANGE", reports_key(), 0, MOST_NODES - 1)])
     return read_reports(client, [parse_id(owner) for owner in owners])
+
+
+class Timed(NamedTuple):
+    """A reply, and the clock (Unix s) of the master that gave it: that of another one may differ."""
+
+    reply: Any
+    now: float
+
+
+def each_timed(client: Client, commands: Mapping[K, Command]) -> Outcomes[K]:
+    """Run commands as ``Client.each_command`` does, and return each reply with the clock of its master."""
+    found, errors = client.each_pair(commands, ("TIME",))
+    return {key: Timed(reply, seconds_of_time(time)) for key, (reply, time) in found.items()}, errors
+
+
+@reads_replies
+def histories(
+    client: Client, queues: Sequence[QueueSpec], span: Span = HOUR
+) -> tuple[dict[str, tuple[Sample, ...]], dict[str, StoreError]]:
+    """Return each queue's samples of a span, oldest first, in one round trip; and the errors of queues
+    whose own master is unreachable.
+    """
+    commands = {queue.name: ("HVALS", history_key(queue.name, span)) for queue in queues}
+    found, errors = each_timed(client, commands)
+    return {name: parse_history(one.reply, one.now, span) for name, one in found.items()}, errors
 
 
 def report_command(owner: str) -> tuple[Any, ...]:

@@ -19,9 +19,9 @@ from celery_lowkiq.store.call_records import digest, orphaned_records
 from celery_lowkiq.store.claims import errors_differ
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
-from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType, reads_replies
+from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.keys import channel, shard_keys
-from celery_lowkiq.store.records import number_text
+from celery_lowkiq.store.records import number_text, reads_replies
 from celery_lowkiq.store.registry import ContinueMigration, open_shards
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import ScriptCall, Value, load

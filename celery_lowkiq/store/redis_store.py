@@ -29,7 +29,7 @@ from celery_lowkiq.store.client import Client, parted, raise_refused
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import ClusterMap
 from celery_lowkiq.store.durability import Durability
-from celery_lowkiq.store.errors import WrongType, read_or_error, reads_replies
+from celery_lowkiq.store.errors import WrongType
 from celery_lowkiq.store.health import memory_limits, refused_commands
 from celery_lowkiq.store.keys import nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
 from celery_lowkiq.store.listener import PushSubscription
@@ -44,6 +44,8 @@ from celery_lowkiq.store.records import (
     parse_seconds,
     parse_time,
     parse_whole,
+    read_or_error,
+    reads_replies,
 )
 from celery_lowkiq.store.repairs import BackgroundRepairs, Repairs
 from celery_lowkiq.store.script import ScriptCall, load

@@ -24,8 +24,8 @@ from celery_lowkiq.rules.models import Layout, QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Registered
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
+from celery_lowkiq.store.records import reads_replies
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import ScriptCall, load
 

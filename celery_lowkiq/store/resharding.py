@@ -8,10 +8,10 @@ from celery_lowkiq.rules.errors import InvalidCall, MigrationAborted, MigrationP
 from celery_lowkiq.rules.models import MAX_SHARDS, Layout, QueueSpec
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import ID_KEYS, shard_keys
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.progress import Progress, Tally
+from celery_lowkiq.store.records import reads_replies
 from celery_lowkiq.store.registry import registered
 
 #: Seconds between two looks at jobs in processing, which move when they have ended.

@@ -21,7 +21,6 @@ from celery_lowkiq.rules.tracking import (
 from celery_lowkiq.rules.views import Page
 from celery_lowkiq.store.call_records import STEP, by_tracker, parts, text_bytes, update_commands
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import reads_replies
 from celery_lowkiq.store.keys import TRACKERS_KEY, TrackerKeys, tracker_channel
 from celery_lowkiq.store.listener import Listener
 from celery_lowkiq.store.push import retried
@@ -35,6 +34,7 @@ from celery_lowkiq.store.records import (
     parse_id,
     parse_moment,
     parse_whole,
+    reads_replies,
 )
 from celery_lowkiq.store.script import Value, load
 

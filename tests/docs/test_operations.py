@@ -13,6 +13,7 @@ from celery_lowkiq.rules.dumps import Header
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate, UpdateReply
+from celery_lowkiq.store import node_reports
 from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
@@ -126,7 +127,7 @@ def test_its_rights_are_enough(restricted):
     assert store.nodes()
     assert diagnosis.shards(QUEUE)
     diagnosis.facts(QUEUE, "1", rate=1.0, max_retries=1, read=lambda error: None)
-    assert diagnosis.histories([QUEUE])[0][QUEUE.name]
+    assert node_reports.histories(store.client, [QUEUE])[0][QUEUE.name]
     store.forget_report("me")
     store.forget_members("orders", [("me", 4)])
     subscription.wait_pushed(1)

@@ -17,7 +17,7 @@ from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, NewJob, Q
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
-from celery_lowkiq.store import listener
+from celery_lowkiq.store import listener, node_reports
 from celery_lowkiq.store.actions import DEAD, Actions, queue_damages, repair_queue
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.client import read_server
@@ -97,7 +97,7 @@ class Caller:
             ),
             *(
                 lambda: reports.shards(ONE),
-                lambda: reports.histories([ONE]),
+                lambda: node_reports.histories(store.client, [ONE]),
                 lambda: queries.failure_groups(ONE),
             ),
             *(

@@ -12,6 +12,7 @@ from celery_lowkiq.rules.models import Disposition, QueueSpec
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
+from celery_lowkiq.store import node_reports
 from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.counts import failed_jobs
 from celery_lowkiq.store.health import read_state
@@ -116,7 +117,7 @@ def test_samples_have_the_clock_of_the_master_that_stores_them(client):
     told = tell(store, counted=(TWO,))
     assert told.now == pytest.approx(time.time() + 5000, abs=60)
     tell(store, samples=told.samples)
-    found, _ = Diagnosis(store.client).histories([TWO])
+    found, _ = node_reports.histories(store.client, [TWO])
     (sample,) = found[TWO.name]
     assert sample.at == pytest.approx(time.time() - 5000, abs=60)
 

@@ -9,8 +9,8 @@ from celery_lowkiq.rules.models import NewJob
 from celery_lowkiq.store.actions import repair_queue
 from celery_lowkiq.store.call_records import CallReader, digest
 from celery_lowkiq.store.claims import CLAIM_BYTES
-from celery_lowkiq.store.errors import UnexpectedReply, read_or_error, reads_replies
 from celery_lowkiq.store.keys import TrackerKeys, queue_key, shard_keys
+from celery_lowkiq.store.records import UnexpectedReply, read_or_error, reads_replies
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
 from tests.bound import Queries

@@ -13,6 +13,7 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.views import DAY, Counters, LaneReport, NodeReport, NodeUpdate, Running, Sample, Wait
+from celery_lowkiq.store import node_reports
 from celery_lowkiq.store.keys import history_key, report_key, reports_key, shard_keys
 from celery_lowkiq.store.node_reports import SHARDS_FIELDS
 from tests.bound import Diagnosis
@@ -117,7 +118,7 @@ def test_a_refused_report_does_not_disturb_the_heartbeat(store, client):
     assert isinstance(heard.reply, StoreError)
 
 
-def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, diagnosis):
+def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store):
     two = QueueSpec("orders", shards=2)
     for shard in range(2):
         lease = take(store, two, shard)
@@ -130,24 +131,24 @@ def test_a_queue_is_counted_with_the_report_and_kept_with_the_next(store, diagno
     at = found["orders"].at
     assert found == {"orders": Counters(at, (0, 2)), "empty": Counters(found["empty"].at, (0,))}
     assert tell(store, samples=told.samples).samples == ()
-    found, _ = diagnosis.histories([two, QueueSpec("other")])
+    found, _ = node_reports.histories(store.client, [two, QueueSpec("other")])
     assert found == {"orders": (Sample(at, 2, 0),), "other": ()}
 
 
-def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client, diagnosis):
+def test_a_slot_has_one_sample_and_the_ring_an_hour(store, client):
     now = time.time() // 10 * 10
     for at in range(int(now) - 7200, int(now), 10):
         tell(store, samples=(("orders", Counters(at + 1.5, (at,), 1)),))
     tell(store, samples=(("orders", Counters(now - 10 + 3, (7,), 7)),))
     assert client.hlen(history_key("orders")) == 360 + len(SHARDS_FIELDS)
-    found = diagnosis.histories([ONE])[0]["orders"]
+    found = node_reports.histories(store.client, [ONE])[0]["orders"]
     assert 355 <= len(found) <= 360
     assert found == tuple(sorted(found))
     assert found[-1] == Sample(now - 10 + 1.5, int(now) - 10, 1)
     assert found[0].at > now - 3600
 
 
-def test_a_day_has_a_sample_in_ten_minutes_in_at_most_11_kb(store, client, diagnosis):
+def test_a_day_has_a_sample_in_ten_minutes_in_at_most_11_kb(store, client):
     last = time.time() // 600 * 600
     for ago in range(172_800, -1, -600):
         at = last - ago
@@ -156,17 +157,17 @@ def test_a_day_has_a_sample_in_ten_minutes_in_at_most_11_kb(store, client, diagn
     assert client.hlen(key) == 144
     assert client.memory_usage(key, samples=0) <= 11 * 1024
     assert 86_400 < client.ttl(key) <= 87_000
-    found = diagnosis.histories([ONE], DAY)[0]["orders"]
+    found = node_reports.histories(store.client, [ONE], DAY)[0]["orders"]
     assert 143 <= len(found) <= 144
     assert found[-1] == Sample(last + 1.234, int(last) * 10**6, int(last), 123.5)
     assert {round(later.at - earlier.at) for earlier, later in pairwise(found)} == {600}
 
 
-def test_a_slot_keeps_its_counters_and_the_larger_lag(store, diagnosis):
+def test_a_slot_keeps_its_counters_and_the_larger_lag(store):
     begin = time.time() // 10 * 10
     for after, processed, lag in ((1.0, 5, 0.5), (2.0, 6, 7.25), (3.0, 7, 3.0)):
         tell(store, samples=(("orders", Counters(begin + after, (processed,), 0, lag)),))
-    assert diagnosis.histories([ONE]) == ({"orders": (Sample(begin + 1.0, 5, 0, 7.2),)}, {})
+    assert node_reports.histories(store.client, [ONE]) == ({"orders": (Sample(begin + 1.0, 5, 0, 7.2),)}, {})
 
 
 @pytest.mark.parametrize("where", ["plain", "prioritized"])
@@ -211,11 +212,11 @@ def test_planted_counters_by_shard_are_not_shown(store, client, diagnosis, value
     assert diagnosis.shards(ONE)[0].jobs_per_minute is None
 
 
-def test_planted_samples_are_not_shown(store, client, diagnosis):
+def test_planted_samples_are_not_shown(store, client):
     tell(store, samples=(("orders", Counters(time.time(), (1,))),))
     values = ("", "x", "1 2 3", "1 1.1.1 2 3", "1 -5 2 3", "9 " * 4 * 5000, "1 nan 2 3")
     client.hset(history_key("orders"), mapping={f"planted {n}": value for n, value in enumerate(values)})
-    assert len(diagnosis.histories([ONE])[0]["orders"]) == 1
+    assert len(node_reports.histories(store.client, [ONE])[0]["orders"]) == 1
 
 
 def test_since_when_a_shard_has_its_owner_and_since_when_none(store, client):

@@ -7,9 +7,9 @@ import pytest
 from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.claims import CLAIM_BYTES
-from celery_lowkiq.store.errors import UnexpectedReply
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
+from celery_lowkiq.store.records import UnexpectedReply
 from tests.bound import Queries
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 

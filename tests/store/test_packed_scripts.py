@@ -11,9 +11,10 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import LeaseState, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.views import Counters, NodeReport, NodeUpdate, Sample
+from celery_lowkiq.store import node_reports
 from celery_lowkiq.store.keys import nodes_key, shard_keys
 from celery_lowkiq.store.node_reports import beat_calls
-from tests.bound import Diagnosis, Pausing
+from tests.bound import Pausing
 from tests.store.helpers import claim, push, take
 
 MANY = QueueSpec("orders", shards=250)
@@ -241,13 +242,13 @@ def test_samples_of_many_queues_are_a_few_scripts(store, client, scripts):
     calls = scripts()
     store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=told.samples))
     assert scripts() - calls == 1 + 3
-    histories, _ = Diagnosis(store.client).histories(specs)
+    histories, _ = node_reports.histories(store.client, specs)
     assert [*histories.values()] == [(Sample(told.now, 6, 2),)] * 251
     # A slot that has a sample keeps it, whatever comes with it.
     repeated = tuple((name, replace(sample, processed=(9,))) for name, sample in told.samples[:2])
     newer = ("other", Counters(told.now, (1,), 1))
     store.beat([], "me", 4, 1, NodeUpdate(REPORT, 1.0, samples=(*repeated, newer)))
-    histories, _ = Diagnosis(store.client).histories([*specs[:1], QueueSpec("other")])
+    histories, _ = node_reports.histories(store.client, [*specs[:1], QueueSpec("other")])
     assert [*histories.values()] == [(Sample(told.now, 6, 2),), (Sample(told.now, 1, 1),)]
 
 

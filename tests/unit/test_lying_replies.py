@@ -9,7 +9,8 @@ from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.store.client import Client
-from celery_lowkiq.store.errors import UnexpectedReply, script_error, store_error
+from celery_lowkiq.store.errors import script_error, store_error
+from celery_lowkiq.store.records import UnexpectedReply
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load
 
