@@ -86,6 +86,23 @@ def test_a_command_gets_the_connection_that_was_kept(make, admin):
     assert len(connected(admin)) == 1
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_replies_of_commands_are_those_of_redis_py(make, admin, protocol):
+    client = make(protocol=protocol).client.redis
+    admin.zadd("z", {"a": 1, "b": 2.5})
+    admin.hset("h", mapping={"x": "1"})
+    reads = [
+        ("HGET", "h", "x"),
+        ("HMGET", "h", "x", "y"),
+        ("HVALS", "h"),
+        ("ZCARD", "z"),
+        ("ZCOUNT", "z", 1, 2),
+        ("ZMSCORE", "z", "a", "c"),
+        ("ZREVRANGE", "z", 0, 9),
+    ]
+    assert exchange.exchange(client, reads) == [client.execute_command(*each) for each in reads]
+
+
 def test_commands_get_connections_while_threads_push_without_a_pause(make):
     """More threads than connections: each has its turn. In redis-py's pool, two of four pushed nothing."""
     store, done = make(size=2), threading.Event()
