@@ -319,9 +319,12 @@ class PlainRuns:
     def _hold_result(self, request: PlainRequest, context: PlainContext, result: Any) -> bool:
         """Hold the result back, to be written with others of the lane. Returns whether that is possible."""
         backend, buffer = self._task.backend, self._buffers.own
-        if context.ignore_result or not buffer.accepts(backend):
+        # Read at once because each attribute of the context takes longer.
+        read = {**request.constants, **_attributes(context)}
+        if read["ignore_result"] or not buffer.accepts(backend):
             return False
-        encoded = encode(backend, request.id, request.result_of_call(result), context, buffer.common)
+        common = {} if read["group"] or read["parent_id"] else buffer.common
+        encoded = encode(backend, request.id, request.result_of_call(result), context, common)
         if encoded is None:
             return False
 

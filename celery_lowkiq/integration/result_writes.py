@@ -69,7 +69,8 @@ def encode(
 ) -> EncodedResult | None:
     """Encode the result of a success; None for a large one. Raises errors of the serializer.
 
-    ``common``: what the results of a window have in common; filled by the first one.
+    ``common``: fields that the results of a window share, filled by the first one; of a call in a group or of
+    another task, an empty dict of its own.
     """
     meta = _meta(backend, backend.encode_result(result, SUCCESS), context, common)
     meta["task_id"] = task_id
@@ -81,7 +82,7 @@ def encode(
 
 def _meta(backend: Any, result: Any, context: Context, common: dict[str, Any]) -> dict[str, Any]:
     """Return what is stored of a result beside its id; Celery makes it for the first one of a window."""
-    if common and not context.group and not context.parent_id:
+    if common:
         now = datetime.now(backend.app.timezone).isoformat()
         children = backend.current_task_children(context)
         return {**common, "result": result, "children": children, "date_done": now}
