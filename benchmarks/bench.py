@@ -9,7 +9,7 @@ from typing import Any
 import redis
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
 
@@ -53,7 +53,7 @@ class Bench:
 
     def fill(self, queue: QueueSpec, count: int, start: int = 0, perform_in: float | None = None) -> None:
         """Waiting jobs with the ids ``start`` to ``start + count - 1``."""
-        jobs = (NewJob(str(n), PAYLOAD, perform_in=perform_in) for n in range(start, start + count))
+        jobs = (Call(str(n), PAYLOAD, perform_in=perform_in) for n in range(start, start + count))
         for chunk in _chunks(jobs, 5000):
             self.store.push(queue, chunk)
 
@@ -99,8 +99,8 @@ class Bench:
         return sum(int(reply or 0) for reply in pipe.execute())
 
 
-def _chunks(jobs: Iterator[NewJob], size: int) -> Iterator[list[NewJob]]:
-    chunk: list[NewJob] = []
+def _chunks(jobs: Iterator[Call], size: int) -> Iterator[list[Call]]:
+    chunk: list[Call] = []
     for job in jobs:
         chunk.append(job)
         if len(chunk) == size:

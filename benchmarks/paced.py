@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 
 from . import proj
 from .bench import PAYLOAD
@@ -22,10 +22,10 @@ CONNECTIONS = 4
 LATER = 1e6
 
 
-def new_jobs(numbers: Iterator[int]) -> list[NewJob]:
+def new_jobs(numbers: Iterator[int]) -> list[Call]:
     """Return the jobs of the next call, with ids of their own."""
     due = time.time() + LATER
-    return [NewJob(f"new {number}", PAYLOAD, perform_in=due) for number in itertools.islice(numbers, CHUNK)]
+    return [Call(f"new {number}", PAYLOAD, perform_in=due) for number in itertools.islice(numbers, CHUNK)]
 
 
 def main() -> None:

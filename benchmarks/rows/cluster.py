@@ -12,7 +12,7 @@ import redis
 
 from celery_lowkiq.rules.claims import ClaimRequest, SettleRequest
 from celery_lowkiq.rules.leases import LeaseWatch
-from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, Lease, QueueSpec, Settlement
 from celery_lowkiq.store.connect import connect_cluster
 from celery_lowkiq.store.redis_store import RedisStore
 from tests.clusters import running_cluster
@@ -60,7 +60,7 @@ class _Owner:
         self.leases = [lease for lease in taken if isinstance(lease, Lease)]
 
     def fill(self, jobs: int) -> None:
-        self.store.push(self.queue, [NewJob(str(n), PAYLOAD) for n in range(jobs)])
+        self.store.push(self.queue, [Call(str(n), PAYLOAD) for n in range(jobs)])
 
     def work(self) -> None:
         """Claim and settle until nothing waits; a settle goes with the next claim."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from celery_lowkiq.rules.models import Disposition, Job, Lease, NewJob, PayloadRemoval, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, Job, Lease, PayloadRemoval, Settlement
 
 from ..bench import Bench
 from ..row import Row, Target
@@ -63,7 +63,7 @@ def _round(bench: Bench, payloads: int) -> Iterator[tuple[str, float]]:
 
 def _fill(bench: Bench, payloads: int) -> None:
     for start in range(0, payloads, 5000):
-        jobs = [NewJob(ID, b'{"v":%d}' % n) for n in range(start, min(start + 5000, payloads))]
+        jobs = [Call(ID, b'{"v":%d}' % n) for n in range(start, min(start + 5000, payloads))]
         bench.store.push(bench.spec("single"), jobs)
 
 

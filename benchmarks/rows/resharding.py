@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.mover import Migrations
@@ -85,7 +85,7 @@ class Caller(threading.Thread):
         while not self._stopped.wait(max(0.0, at - time.perf_counter())):
             at += 1 / RATE
             began, due = time.perf_counter(), time.time() + LATER
-            self._bench.store.push(self._queue, [NewJob(f"new {len(self.took)}", PAYLOAD, perform_in=due)])
+            self._bench.store.push(self._queue, [Call(f"new {len(self.took)}", PAYLOAD, perform_in=due)])
             self.took.append(time.perf_counter() - began)
 
     def stop(self) -> None:

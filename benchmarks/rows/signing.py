@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.decode import decode_plain
 from celery_lowkiq.integration.gate import Gate, Signing
-from celery_lowkiq.rules.models import Batch, Job, Lease, NewJob, Payload, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Batch, Call, Job, Lease, Payload, QueueSpec, ShardRef
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.push import Sender, push_call
 
@@ -34,7 +34,7 @@ def signing(bench: Bench) -> Iterator[Row]:
     sender = Sender()
 
     def called(by: Signing | None) -> object:
-        return push_call(QUEUE, LEASE.shard, sender, [NewJob("42", BODY)], by)
+        return push_call(QUEUE, LEASE.shard, sender, [Call("42", BODY)], by)
 
     def read(by: Signing | None) -> object:
         return decode_plain(batch, gates[by])
@@ -91,7 +91,7 @@ def _memory(bench: Bench, size: int, signer: Signing | None) -> _Memory:
     bench.store.pusher.signer = signer
     try:
         # Scores that are made by Redis differ in length.
-        made = [NewJob(str(n), b"x" * size, sent=1e9 + 0.123457, perform_in=2e9) for n in range(jobs)]
+        made = [Call(str(n), b"x" * size, sent=1e9 + 0.123457, perform_in=2e9) for n in range(jobs)]
         bench.store.push(QUEUE, made)
     finally:
         bench.store.pusher.signer = None

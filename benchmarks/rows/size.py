@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, Lease, QueueSpec, Settlement
 
 from .. import bare, sidekiq
 from ..bench import PAYLOAD, Bench
@@ -118,7 +118,7 @@ def _cycles(bench: Bench, queue: QueueSpec, leases: Sequence[Lease]) -> dict[str
         )
         settled = time.perf_counter()
         # Behind all others, so that each cycle meets another id.
-        bench.store.push(queue, [NewJob(job.id, PAYLOAD) for job in claim.jobs])
+        bench.store.push(queue, [Call(job.id, PAYLOAD) for job in claim.jobs])
         pushed = time.perf_counter()
         costs.append({"push": pushed - settled, "claim": claimed - began, "claim-settle": settled - began})
     return {name: median([cost[name] * 1e6 for cost in costs]) for name in costs[0]}
@@ -149,8 +149,8 @@ def payloads(bench: Bench) -> Iterator[Row]:
     yield _claimed_in_steps(bench, queue, filled)
 
 
-def _payload(number: int) -> NewJob:
-    return NewJob("1", b"%d" % number)
+def _payload(number: int) -> Call:
+    return Call("1", b"%d" % number)
 
 
 def _claimed_in_steps(bench: Bench, queue: QueueSpec, filled: int) -> Row:

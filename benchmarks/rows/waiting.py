@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 
 from .. import bare, sidekiq
 from ..bench import PAYLOAD, Bench
@@ -100,7 +100,7 @@ def lateness(bench: Bench) -> Iterator[Row]:
         worker.until(lambda: all(bench.owned(queue)))
         begin = time.time() + 1.0
         due = {str(n): begin + n * seconds / count for n in range(count)}
-        bench.store.push(queue, [NewJob(job, PAYLOAD, perform_in=at) for job, at in due.items()])
+        bench.store.push(queue, [Call(job, PAYLOAD, perform_in=at) for job, at in due.items()])
         worker.until(lambda: len(worker.started()) >= count)
         late = [(worker.started()[job][1] - at) * 1000 for job, at in due.items()]
     yield Row(

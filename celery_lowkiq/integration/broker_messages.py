@@ -12,7 +12,7 @@ from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app import AppContext, context_of
 from celery_lowkiq.integration.call_form import check_arguments
-from celery_lowkiq.integration.calls import Call, priority_of
+from celery_lowkiq.integration.calls import priority_of
 from celery_lowkiq.integration.messages import (
     MessagedCall,
     read_call,
@@ -32,6 +32,7 @@ from celery_lowkiq.rules.errors import (
     StoreUnavailable,
 )
 from celery_lowkiq.rules.links import links_fault
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.rules.text import in_line
 from celery_lowkiq.store.counts import has_job
 

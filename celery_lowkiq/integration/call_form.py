@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from celery.utils.functional import head_from_fun
 from celery.utils.saferepr import saferepr
 
-from celery_lowkiq.integration.calls import LATEST, Call, id_of, read_id
+from celery_lowkiq.integration.calls import LATEST, id_of, read_id
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
-from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.rules.models import Batch, Call
 from celery_lowkiq.rules.validators import invalid, is_number
 
 # The arguments of a call: an id and a payload, or with ``key=`` a payload alone.

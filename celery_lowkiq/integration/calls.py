@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta, tzinfo
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 from uuid import UUID
 
 from celery.utils.time import maybe_iso8601
 
 from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.validators import is_whole
 
@@ -47,48 +47,9 @@ class BulkEntry(TypedDict, total=False):
 KEYS = frozenset(BulkEntry.__annotations__)
 
 
-class Call(NamedTuple):
-    """A checked call: client middlewares see it, and :func:`~.publish.publish` pushes it.
-
-    ``perform_in`` is a Unix time and ``delay`` counts from Redis's now, both in s; at most one is set.
-    """
-
-    id: str
-    payload: Any = ""
-    #: None: Redis makes one of its clock (``push.lua``).
-    score: float | None = None
-    perform_in: float | None = None
-    delay: float | None = None
-    #: From 0, the most urgent, to 9; None: the task's.
-    priority: int | None = None
-    #: Unix time (s) of the sender's clock, for a call that came by the broker: its score without another.
-    sent: float | None = None
-    #: The encoded payload.
-    data: bytes = b""
-    #: Record that is kept until the job has ended, see ``records.py``; None: nothing needs it.
-    record: bytes | None = None
-    #: Set where a record, a message or a result names it.
-    task_id: str | None = None
-
-    def beyond_message(self, tracker: str = "", has_eta: bool = False) -> dict[str, Any]:
-        """The arguments of the call that Celery's message does not carry, by the names that callers use."""
-        given = {"score": self.score, "countdown": self.delay, "priority": self.priority}
-        given["eta" if has_eta else "perform_in"] = self.perform_in
-        return {n: v for n, v in {**given, "tracker": tracker or None}.items() if v is not None}
-
-    def encoded(self, codec: Codec) -> Call:
-        """The call with its payload encoded. Raises PayloadError."""
-        return self._replace(data=codec.dump(self.payload))
-
-    def job(self) -> NewJob:
-        """The call as the store takes it."""
-        job_id, _, score, perform_in, delay, priority, sent, data, record, _ = self
-        return _new(NewJob, (job_id, data, score, perform_in, delay, record, priority, sent))
-
-
 def due_now(job_id: str, payload: Any, codec: Codec) -> Call:
     """A call with an id and a payload alone, as most are. Raises PayloadError."""
-    return _new(Call, (job_id, payload, None, None, None, None, None, codec.dump(payload), None, None))
+    return _new(Call, (job_id, codec.dump(payload), None, None, None, None, None, None, payload, None))
 
 
 def single(
@@ -106,7 +67,9 @@ def single(
         raise InvalidCall(f"countdown={countdown!r} and eta={eta!r} exclude each other: give one of them")
     delay = None if countdown is None else read_delay(countdown)
     when = None if eta is None else read_time("eta", eta, tz)
-    return Call(read_id(job_id), payload, read_score(score, tz), when, delay, clamped(priority))
+    return Call(
+        read_id(job_id), b"", read_score(score, tz), when, delay, None, clamped(priority), payload=payload
+    )
 
 
 def bulk(
@@ -157,8 +120,8 @@ def _bulk_call(job: BulkEntry, codec: Codec, tz: tzinfo | None, key: Callable[[A
     delay = read_delay(when, "perform_in") if isinstance(when, timedelta) else None
     perform_in = None if when is None or delay is not None else read_time("perform_in", when, tz)
     score, priority = read_score(job.get("score"), tz), read_priority(job.get("priority"))
-    call = Call(read_id(job_id), job.get("payload", ""), score, perform_in, delay, priority)
-    return call.encoded(codec)
+    job_id, payload = read_id(job_id), job.get("payload", "")
+    return Call(job_id, codec.dump(payload), score, perform_in, delay, None, priority, payload=payload)
 
 
 def read_id(value: Any, advice: str = "", name: str = "id") -> str:

@@ -11,7 +11,6 @@ from celery.result import EagerResult
 from celery.states import FAILURE, SUCCESS
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.integration.calls import Call
 from celery_lowkiq.integration.decisions import (
     Again,
     BusinessFailure,
@@ -21,7 +20,7 @@ from celery_lowkiq.integration.decisions import (
     unwrap,
 )
 from celery_lowkiq.integration.decode import RunInfo, RunJob
-from celery_lowkiq.rules.models import Merge, QueueSpec
+from celery_lowkiq.rules.models import Call, Merge, QueueSpec
 from celery_lowkiq.rules.policies import surplus
 
 

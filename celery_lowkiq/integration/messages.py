@@ -27,7 +27,6 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.call_form import CallForm
 from celery_lowkiq.integration.calls import (
     SHOWN,
-    Call,
     id_of,
     priority_of,
     read_id,
@@ -40,6 +39,7 @@ from celery_lowkiq.integration.publish import CUT, publish, retry_intervals
 from celery_lowkiq.integration.records import HEADER, make_record, usable
 from celery_lowkiq.integration.settings import celery_setting, read_setting
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.rules.redaction import MASK, Redactor, load_beginning
 from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.worker.forks import ProcessLock
@@ -250,6 +250,13 @@ class OnlyPassedOn:
         return "<arguments of a call of an ordered task that no message carries>"
 
 
+def beyond_message(call: Call, tracker: str = "", has_eta: bool = False) -> dict[str, Any]:
+    """The arguments of the call that Celery's message does not carry, by the names that callers use."""
+    given = {"score": call.score, "countdown": call.delay, "priority": call.priority}
+    given["eta" if has_eta else "perform_in"] = call.perform_in
+    return {n: v for n, v in {**given, "tracker": tracker or None}.items() if v is not None}
+
+
 def is_mocked(app: Celery) -> bool:
     """Test for a mock of a test, which loses nothing."""
     return any(hasattr(sender, "assert_called_with") for sender in (app.send_task, Task.apply_async))
@@ -440,7 +447,8 @@ def _as_published(task: Any, call: Call, made: Mapping[str, Any], message: Messa
     if (header := read_header(headers, tz)) is not NO_VALUES:
         values |= {name: value for name, value in vars(header).items() if value is not None}
     timed: Call = task.call_form.timed(call._replace(**values), time.time())
-    return timed.encoded(context_of(app).codec_for(task.call_form.merges))
+    codec = context_of(app).codec_for(task.call_form.merges)
+    return timed._replace(data=codec.dump(timed.payload))
 
 
 def shown_arguments(task: Any, made: Mapping[str, Any], message: MessagedCall) -> dict[str, str]:

@@ -13,7 +13,6 @@ from kombu.exceptions import OperationalError
 from kombu.utils.functional import fxrange
 
 from celery_lowkiq.integration.app import AppContext
-from celery_lowkiq.integration.calls import Call
 from celery_lowkiq.integration.codec import MARK
 from celery_lowkiq.integration.current import current_worker_task
 from celery_lowkiq.integration.results import stores_error
@@ -21,7 +20,7 @@ from celery_lowkiq.integration.settings import celery_setting
 from celery_lowkiq.rules.basics import Middleware, compose, is_defined_in
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import InvalidCall, StoreError, StoreFull, StoreUnavailable
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.rules.tracking import NewCall, State, ended_without_run
 from celery_lowkiq.store.trackers import latest_due
 
@@ -145,18 +144,17 @@ def _push(
     refuse: bool,
 ) -> None:
     if not tracker:
-        context.store.pusher.push(spec, [call.job() for call in calls], intervals)
+        context.store.pusher.push(spec, calls, intervals)
         return
     left = iter(intervals)
     # In parts, so that a push which ends half-way leaves few calls that were added in vain.
     for start in range(0, len(calls), CHUNK):
         part = calls[start : start + CHUNK]
-        stored: list[NewJob] = []
+        stored: list[Call] = []
         try:
-            jobs = [call.job() for call in part]
-            if not _add(context, spec.name, part, tracker, latest_due(jobs), left) and refuse:
+            if not _add(context, spec.name, part, tracker, left) and refuse:
                 raise InvalidCall(f"tracker {tracker} was cancelled, and takes no more calls")
-            context.store.pusher.push(spec, jobs, left, stored.extend)
+            context.store.pusher.push(spec, part, left, stored.extend)
         except InvalidCall:
             raise
         except BaseException as error:
@@ -174,19 +172,17 @@ CUT = "..."
 CHUNK = 1000
 
 
-def _add(
-    context: AppContext, queue: str, calls: Sequence[Call], tracker: str, latest: str, left: Iterator[float]
-) -> bool:
-    """Return False when the tracker is cancelled. ``latest``: when the last call is due."""
+def _add(context: AppContext, queue: str, calls: Sequence[Call], tracker: str, left: Iterator[float]) -> bool:
+    """Return False when the tracker is cancelled."""
     added = [NewCall(str(call.task_id), queue, call.id, shown_payload(context, call.data)) for call in calls]
-    return context.tracker_store.add(tracker, added, latest, left)
+    return context.tracker_store.add(tracker, added, latest_due(calls), left)
 
 
 def _note_not_pushed(
-    context: AppContext, tracker: str, calls: Sequence[Call], stored: Iterable[NewJob], error: BaseException
+    context: AppContext, tracker: str, calls: Sequence[Call], stored: Iterable[Call], error: BaseException
 ) -> None:
     # A call's record names it, and so tells it from equal ones.
-    records = {job.record for job in stored}
+    records = {call.record for call in stored}
     # If all were stored, and yet the push failed, none is confirmed.
     ids = [call.task_id for call in calls if call.record not in records] or [call.task_id for call in calls]
     # When Redis did not answer, they may be stored: then their runs correct this.

@@ -28,7 +28,6 @@ from celery_lowkiq.integration.call_threads import NoThreadFree
 from celery_lowkiq.integration.calls import (
     WORDS,
     BulkEntry,
-    Call,
     bulk,
     due_now,
     read_delay,
@@ -48,6 +47,7 @@ from celery_lowkiq.integration.messages import (
     StoreProducer,
     StoreRouter,
     announced,
+    beyond_message,
     install,
     is_mocked,
     lost,
@@ -102,7 +102,7 @@ from celery_lowkiq.integration.tracking import Tracker, track, tracker_of
 from celery_lowkiq.rules.basics import cached_property, compose
 from celery_lowkiq.rules.diagnosis import Terms
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError
-from celery_lowkiq.rules.models import Merge, QueueSpec, StoredRecord
+from celery_lowkiq.rules.models import Call, Merge, QueueSpec, StoredRecord
 from celery_lowkiq.rules.policies import LEAST_URGENT, MOST_URGENT
 from celery_lowkiq.rules.validators import invalid, is_whole
 from celery_lowkiq.worker.forks import staying
@@ -298,7 +298,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
             middlewares = context.settings.client_middlewares
             publish(context, self, (call,), app_retry_intervals(app), middlewares)
             return lazy_result(self, task_id)
-        beyond = call.beyond_message(tracker, words.get("eta") is not None)
+        beyond = beyond_message(call, tracker, words.get("eta") is not None)
         given = {**options, **links, "shadow": shadow}
         result, _ = self._send(call._replace(task_id=task_id), args, kwargs, given, beyond, tracker)
         return result
@@ -367,7 +367,8 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         codec = context.codec_for(form.merges)
         if words or header is not NO_VALUES:
             call = self.checked_call(args, kwargs, task_id, header, **words)
-            return form.timed(call, time.time()).encoded(codec)
+            timed: Call = form.timed(call, time.time())
+            return timed._replace(data=codec.dump(timed.payload))
         job_id, payload = form.read(args, kwargs, task_id, self.typing)
         return due_now(read_id(job_id), payload, codec)
 
@@ -441,7 +442,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         ignored = {"ignore_result": self.ignore_result or not results, "add_to_parent": results}
         for call in calls:
             args = (call.id, call.payload) if self.key is None else (call.payload,)
-            beyond = call.beyond_message(tracker)
+            beyond = beyond_message(call, tracker)
             _, producer = self._send(call, args, {}, dict(ignored), beyond, tracker, pushes=False)
             if producer.published:
                 found.append(producer.call)

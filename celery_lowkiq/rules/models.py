@@ -6,7 +6,7 @@ import enum
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from celery_lowkiq.rules.policies import MOST_URGENT, NOT_ISOLATED, Isolation, Policies
 from celery_lowkiq.rules.policies import NONE as NO_POLICIES
@@ -155,8 +155,8 @@ class Payload(NamedTuple):
     signature: bytes = b""
 
 
-class NewJob(NamedTuple):
-    """A call to push.
+class Call(NamedTuple):
+    """A checked call: client middlewares see it, and the store pushes it.
 
     ``perform_in`` is a Unix time in s; ``delay`` is in s from Redis's time. At most one of them is set;
     without both, the job is due now. Without ``score`` the store generates one: ``sent`` (Unix s of the
@@ -164,7 +164,8 @@ class NewJob(NamedTuple):
     """
 
     id: str
-    payload: bytes
+    #: The encoded payload.
+    data: bytes = b""
     score: float | None = None
     perform_in: float | None = None
     delay: float | None = None
@@ -173,6 +174,9 @@ class NewJob(NamedTuple):
     #: From 0, the most urgent, to 9; None: the queue's priority.
     priority: int | None = None
     sent: float | None = None
+    payload: Any = ""
+    #: Set where a record, a message or a result names it.
+    task_id: str | None = None
 
 
 class StoredRecord(NamedTuple):

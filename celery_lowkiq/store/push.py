@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from celery_lowkiq.rules.errors import LowkiqError, QueueResharded, StoreError, StoreUnavailable
-from celery_lowkiq.rules.models import Layout, NewJob, QueueSpec, ShardRef, StoredRecord, shard_of
+from celery_lowkiq.rules.models import Call, Layout, QueueSpec, ShardRef, StoredRecord, shard_of
 from celery_lowkiq.rules.policies import MOST_URGENT
 from celery_lowkiq.store.call_records import digest, orphaned_records
 from celery_lowkiq.store.claims import errors_differ
@@ -124,7 +124,7 @@ def _as_store_error(error: LowkiqError) -> StoreError:
     return error if isinstance(error, StoreError) else StoreError(str(error))
 
 
-# Converts jobs to scripts that push them.
+# Converts calls to scripts that push them.
 
 T = TypeVar("T")
 
@@ -139,8 +139,8 @@ class Signer(Protocol):
         """Return the signature of a call record."""
 
 
-#: Called with jobs that their shards have stored; again when their push is repeated.
-Stored = Callable[[Sequence[NewJob]], None]
+#: Called with calls that their shards have stored; again when their push is repeated.
+Stored = Callable[[Sequence[Call]], None]
 
 #: Limits of one push script; the last payload may exceed the bytes.
 CHUNK_JOBS = 500
@@ -155,13 +155,13 @@ class Sender:
         self.numbers: Iterator[int] = itertools.count(1)
 
 
-def chunked(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
-    """Split jobs into parts within the limits of one script, in order."""
-    chunk: list[NewJob] = []
+def chunked(calls: Sequence[Call]) -> Iterator[list[Call]]:
+    """Split calls into parts within the limits of one script, in order."""
+    chunk: list[Call] = []
     size = 0
-    for job in jobs:
-        chunk.append(job)
-        size += len(job.payload) + len(job.record or b"")
+    for call in calls:
+        chunk.append(call)
+        size += len(call.data) + len(call.record or b"")
         if len(chunk) == CHUNK_JOBS or size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
@@ -174,54 +174,54 @@ _priority = attrgetter("priority")
 _shard = lru_cache(maxsize=8192)(ShardRef)
 
 
-def turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterable[Mapping[ShardRef, Sequence[NewJob]]]:
-    """Split jobs into parts by shard, in order: one chunk of a shard at a time, so that none overtakes a
+def turns(queue: QueueSpec, calls: Sequence[Call]) -> Iterable[Mapping[ShardRef, Sequence[Call]]]:
+    """Split calls into parts by shard, in order: one chunk of a shard at a time, so that none overtakes a
     refused one.
     """
-    if len(jobs) > 1:
-        return _turns(queue, jobs)
-    return [{_shard(queue.name, shard_of(job.id, queue.shards)): jobs} for job in jobs]
+    if len(calls) > 1:
+        return _turns(queue, calls)
+    return [{_shard(queue.name, shard_of(call.id, queue.shards)): calls} for call in calls]
 
 
-def _turns(queue: QueueSpec, jobs: Sequence[NewJob]) -> Iterator[Mapping[ShardRef, Sequence[NewJob]]]:
-    by_index: defaultdict[int, list[NewJob]] = defaultdict(list)
+def _turns(queue: QueueSpec, calls: Sequence[Call]) -> Iterator[Mapping[ShardRef, Sequence[Call]]]:
+    by_index: defaultdict[int, list[Call]] = defaultdict(list)
     shards = queue.shards
-    for job in jobs:
-        by_index[shard_of(job.id, shards)].append(job)
+    for call in calls:
+        by_index[shard_of(call.id, shards)].append(call)
     waiting = {_shard(queue.name, index): chunked(part) for index, part in by_index.items()}
-    turn: Mapping[ShardRef, Sequence[NewJob]]
+    turn: Mapping[ShardRef, Sequence[Call]]
     while turn := {shard: chunk for shard, chunks in waiting.items() if (chunk := next(chunks, None))}:
         yield turn
 
 
 def push_call(
-    queue: QueueSpec, shard: ShardRef, sender: Sender, jobs: Sequence[NewJob], signer: Signer | None = None
+    queue: QueueSpec, shard: ShardRef, sender: Sender, calls: Sequence[Call], signer: Signer | None = None
 ) -> ScriptCall:
-    """Return the script call that pushes jobs to their shard with the sender's next number."""
+    """Return the script call that pushes calls to their shard with the sender's next number."""
     rest: list[Value] = []
     records: list[Value] = []
     signatures = b""
     usual = queue.policies.priority
-    prioritized = usual != MOST_URGENT or any(map(_priority, jobs))
-    for position, job in enumerate(jobs):
+    prioritized = usual != MOST_URGENT or any(map(_priority, calls))
+    for position, call in enumerate(calls):
         # Most calls have no times. Inline, because a call of each function costs more than what it does.
-        job_id = job.id.encode("utf-8", "surrogateescape")
-        score = "" if job.score is None and job.sent is None else _score(job)
-        when = "" if job.perform_in is None and job.delay is None else _when(job)
+        job_id = call.id.encode("utf-8", "surrogateescape")
+        score = "" if call.score is None and call.sent is None else _score(call)
+        when = "" if call.perform_in is None and call.delay is None else _when(call)
         if prioritized:
-            when = f"{usual if job.priority is None else job.priority} {when}"
-        rest += (job_id, job.payload, score, when)
+            when = f"{usual if call.priority is None else call.priority} {when}"
+        rest += (job_id, call.data, score, when)
         if signer is not None:
-            signatures += signer.sign_payload(queue.name, job_id, job.payload, job.score)
-        if job.record is not None:
-            of = digest(job.payload)
-            signature = b"" if signer is None else signer.sign_record(queue.name, job_id, of, job.record)
-            records += (position, of, signature + job.record)
+            signatures += signer.sign_payload(queue.name, job_id, call.data, call.score)
+        if call.record is not None:
+            of = digest(call.data)
+            signature = b"" if signer is None else signer.sign_record(queue.name, job_id, of, call.record)
+            records += (position, of, signature + call.record)
     policy = queue.policy
     if prioritized:
         policy += " prioritized=1"
     if queue.former_shards is not None:
-        policy += _arriving(queue.layout, jobs)
+        policy += _arriving(queue.layout, calls)
     return load("push").call(
         shard_keys(shard),
         rest + records,
@@ -237,21 +237,21 @@ def push_call(
     )
 
 
-def _score(job: NewJob) -> str:
-    if job.score is not None:
-        return number_text(job.score)
-    return "" if job.sent is None else f"~{number_text(job.sent)}"
+def _score(call: Call) -> str:
+    if call.score is not None:
+        return number_text(call.score)
+    return "" if call.sent is None else f"~{number_text(call.sent)}"
 
 
-def _when(job: NewJob) -> str:
-    if job.perform_in is not None:
-        return number_text(job.perform_in)
-    return "" if job.delay is None else f"+{number_text(job.delay)}"
+def _when(call: Call) -> str:
+    if call.perform_in is not None:
+        return number_text(call.perform_in)
+    return "" if call.delay is None else f"+{number_text(call.delay)}"
 
 
-def _arriving(layout: Layout, jobs: Sequence[NewJob]) -> str:
-    """Return the word of a policy that names the jobs that may have more in their former shards."""
-    found = [str(n) for n, job in enumerate(jobs) if layout.former_home(job.id) is not None]
+def _arriving(layout: Layout, calls: Sequence[Call]) -> str:
+    """Return the word of a policy that names the calls whose ids may have more in their former shards."""
+    found = [str(n) for n, call in enumerate(calls) if layout.former_home(call.id) is not None]
     return f" arriving={','.join(found)}" if found else ""
 
 
@@ -279,11 +279,11 @@ class DroppedCallReporter:
     """Reports dropped calls of a push once for each shard, also when the push is repeated."""
 
     def __init__(
-        self, client: Client, queue: QueueSpec, jobs: Mapping[ShardRef, Sequence[NewJob]], report: Dropped
+        self, client: Client, queue: QueueSpec, calls: Mapping[ShardRef, Sequence[Call]], report: Dropped
     ) -> None:
         self._client = client
         self._queue = queue
-        self._jobs = jobs
+        self._calls = calls
         self._report = report
         self._reported: set[ShardRef] = set()
 
@@ -292,20 +292,20 @@ class DroppedCallReporter:
         for shard, reply in replies.items():
             if isinstance(reply, list) and shard not in self._reported:
                 self._reported.add(shard)
-                self._report_drops(shard, self._jobs[shard], reply)
+                self._report_drops(shard, self._calls[shard], reply)
 
-    def _report_drops(self, shard: ShardRef, jobs: Sequence[NewJob], reply: list[Any]) -> None:
+    def _report_drops(self, shard: ShardRef, calls: Sequence[Call], reply: list[Any]) -> None:
         positions, *evicted = reply
-        own = [jobs[int(position)].record for position in positions.split()]
+        own = [calls[int(position)].record for position in positions.split()]
         if records := tuple(StoredRecord(b"", -1, record) for record in own if record is not None):
             self._report(self._queue, records)
-        for calls in orphaned_records(self._client, shard, evicted):
-            self._report(self._queue, calls)
-            members = (call.key + call.data for call in calls)
+        for orphans in orphaned_records(self._client, shard, evicted):
+            self._report(self._queue, orphans)
+            members = (record.key + record.data for record in orphans)
             self._client.commands([("ZREM", shard_keys(shard)["calls"], *members)])
 
 
-# Pushes jobs to their shards, and repeats what was refused or may be lost.
+# Pushes calls to their shards, and repeats what was refused or may be lost.
 
 
 @reads_replies
@@ -329,23 +329,23 @@ class Pusher:
     def push(
         self,
         queue: QueueSpec,
-        jobs: Sequence[NewJob],
+        calls: Sequence[Call],
         pauses: Iterable[float] = (),
         stored: Stored | None = None,
     ) -> None:
-        """Merge jobs into the queue, in one round trip per 500 jobs of the fullest shard.
+        """Merge calls into the queue, in one round trip per 500 calls of the fullest shard.
 
         While Redis is unavailable, a round trip is repeated after each of the retry intervals ``pauses`` (s),
-        under its old number. Jobs follow the stored number of shards, also when it changes meanwhile.
-        ``stored`` gets the stored jobs after each round trip. Raises StoreFull, QueueFull, or
+        under its old number. Calls follow the stored number of shards, also when it changes meanwhile.
+        ``stored`` gets the stored calls after each round trip. Raises StoreFull, QueueFull, or
         StoreUnavailable: then the outcome is unknown, and some shards may have stored their part. Pushing the
-        same jobs again is safe.
+        same calls again is safe.
         """
         try:
             sender = self._senders.pop()
         except IndexError:
             sender = Sender()
-        left, waiting = iter(pauses), jobs
+        left, waiting = iter(pauses), calls
         try:
             while waiting:
                 layout = self._layouts.get(queue.name)
@@ -358,12 +358,12 @@ class Pusher:
         self,
         sender: Sender,
         queue: QueueSpec,
-        jobs: Sequence[NewJob],
+        calls: Sequence[Call],
         pauses: Iterator[float],
         stored: Stored | None,
-    ) -> Sequence[NewJob]:
-        """Push jobs; return those that shards refused since the queue has another number of shards."""
-        rest = iter(turns(queue, jobs))
+    ) -> Sequence[Call]:
+        """Push calls; return the calls that shards refused because the queue has another number of shards."""
+        rest = iter(turns(queue, calls))
         confirms = self._durability.level is not Level.FAST
         for turn in rest:
             new = {self._client.master_of(shard) for shard in turn} - self._checked if confirms else ()
@@ -371,35 +371,35 @@ class Pusher:
             if new and self._durability.check(self._client, turn, sender.id):
                 self._checked.update(new)
             before = next(sender.numbers) if confirms else 0
-            calls = {
+            scripts = {
                 shard: ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
                 for shard, chunk in turn.items()
             }
             reporter = None
             if queue.policy and self.dropped:
                 reporter = DroppedCallReporter(self._client, queue, turn, self.dropped)
-            resharded = retried(pauses, self._send, calls, turn, stored, reporter)
+            resharded = retried(pauses, self._send, scripts, turn, stored, reporter)
             if confirms:
                 # Before the next turn: its numbers would hide that a failover has lost this one.
                 there = [shard for shard in turn if shard not in resharded]
                 push = Pushed(there, sender.id, before)
                 self._durability.confirm(self._client, there, push=push)
             if resharded:
-                later = [job for turn in rest for chunk in turn.values() for job in chunk]
-                return [*(job for shard in resharded for job in turn[shard]), *later]
+                later = [call for turn in rest for chunk in turn.values() for call in chunk]
+                return [*(call for shard in resharded for call in turn[shard]), *later]
         return ()
 
     def _send(
         self,
-        calls: Mapping[ShardRef, ShardCall],
-        turn: Mapping[ShardRef, Sequence[NewJob]],
+        scripts: Mapping[ShardRef, ShardCall],
+        turn: Mapping[ShardRef, Sequence[Call]],
         stored: Stored | None,
         reporter: DroppedCallReporter | None,
     ) -> Mapping[ShardRef, LowkiqError]:
         """Return the shards that follow another number of shards."""
-        replies, errors = self._admission.outcomes(calls)
+        replies, errors = self._admission.outcomes(scripts)
         if stored is not None:
-            stored([job for shard, jobs in turn.items() if shard in replies for job in jobs])
+            stored([call for shard, calls in turn.items() if shard in replies for call in calls])
         if reporter is not None:
             reporter.read(replies)
         for error in errors.values():

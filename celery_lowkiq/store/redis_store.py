@@ -12,7 +12,7 @@ import redis
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.leases import LeaseWatch
-from celery_lowkiq.rules.models import Lease, LeaseState, NewJob, QueueSpec, Renewed, Settlement, ShardRef
+from celery_lowkiq.rules.models import Call, Lease, LeaseState, QueueSpec, Renewed, Settlement, ShardRef
 from celery_lowkiq.rules.policies import TokenRequest, Tokens, capacity
 from celery_lowkiq.rules.topology import Master
 from celery_lowkiq.rules.views import BeatResult, NodeReport, NodeUpdate
@@ -91,9 +91,9 @@ class RedisStore:
     def close(self) -> None:
         self.client.close()
 
-    def push(self, queue: QueueSpec, jobs: Sequence[NewJob], *args: Any, **options: Any) -> None:
+    def push(self, queue: QueueSpec, calls: Sequence[Call], *args: Any, **options: Any) -> None:
         """See ``Pusher.push``, which calls use directly."""
-        self.pusher.push(queue, jobs, *args, **options)
+        self.pusher.push(queue, calls, *args, **options)
 
     def run_registered(self, queue: QueueSpec, calls: Iterable[tuple[ShardRef, ScriptCall]]) -> list[Any]:
         """Run scripts that check the number of shards, and return their replies.

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 from celery_lowkiq.rules.errors import InvalidCall, UnknownTracker
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.rules.tracking import (
     Counts,
     Message,
@@ -191,14 +191,13 @@ def read_id(value: str) -> str:
     return value
 
 
-def latest_due(jobs: Iterable[NewJob]) -> str:
-    """Return when the last of the jobs is due, in the form that ``track_add.lua`` reads; "" for now.
+def latest_due(calls: Sequence[Call]) -> str:
+    """Return when the last of the calls is due, in the form that ``track_add.lua`` reads; "" for now.
 
     It has the last time and the longest delay: which is later depends on Redis's clock.
     """
-    jobs = tuple(jobs)
-    times = [job.perform_in for job in jobs if job.perform_in is not None]
-    delays = [job.delay for job in jobs if job.delay is not None]
+    times = [call.perform_in for call in calls if call.perform_in is not None]
+    delays = [call.delay for call in calls if call.delay is not None]
     words = [number_text(max(times))] if times else []
     return " ".join(words + ([f"+{number_text(max(delays))}"] if delays else []))
 

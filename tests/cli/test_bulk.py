@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.store.dump_load import dump_entries
 from tests.cli import proj
 from tests.cli.conftest import end_all, start
@@ -42,7 +42,7 @@ class Producer(threading.Thread):
                 return
             data = b'"pushed %d"' % number
             jobs = [(job_id, data) for job_id in (f"new{number}", next(self._ids)) if job_id]
-            store.push(spec, [NewJob(job_id, data, perform_in=FAR) for job_id, data in jobs])
+            store.push(spec, [Call(job_id, data, perform_in=FAR) for job_id, data in jobs])
             self.accepted.update(jobs)
 
     def __enter__(self):
@@ -92,11 +92,11 @@ def check_bounds(scripts, least):
 def fill(count, disposition, prefix):
     """Push ``count`` jobs, and settle them with this disposition."""
     store, spec = context_of(proj.app).store, proj.sync_order.queue_spec
-    jobs = [NewJob(f"{prefix}{n}", b"%d" % n, float(n), 1.0) for n in range(count)]
+    jobs = [Call(f"{prefix}{n}", b"%d" % n, float(n), 1.0) for n in range(count)]
     for first in range(0, count, 10_000):
         store.push(spec, jobs[first : first + 10_000])
     assert end_all(proj.sync_order, disposition, spec=replace(spec, batch_size=1000)) == count
-    return {(job.id, job.payload) for job in jobs}
+    return {(job.id, job.data) for job in jobs}
 
 
 def found():
@@ -165,7 +165,7 @@ def test_dump_and_load_need_little_memory(queue, server, tmp_path):
     store, spec, path = context_of(proj.app).store, queue.spec, tmp_path / "dump"
     small = memory_of("dump", "sync_order", stdout=subprocess.DEVNULL)
     for first in range(0, 50_000, 1000):
-        store.push(spec, [NewJob(str(n), b"x" * 2000, perform_in=FAR) for n in range(first, first + 1000)])
+        store.push(spec, [Call(str(n), b"x" * 2000, perform_in=FAR) for n in range(first, first + 1000)])
     with path.open("wb") as file:
         assert memory_of("dump", "sync_order", stdout=file) < small + 40
     assert path.stat().st_size > 100_000_000

@@ -13,7 +13,7 @@ import redis
 
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.store.listings import Listing
 from tests.bound import Queries
 from tests.cli import proj
@@ -61,14 +61,14 @@ UNREAD = b"\x01application/x-python-serialize\0binary\0N."
 def filled(queue):
     """All kinds of jobs and payloads."""
     store, spec = context_of(proj.app).store, queue.spec
-    dead = [NewJob("unread", UNREAD, 1.0), *(NewJob(f"d{n}", b"%d" % n, n) for n in range(20))]
+    dead = [Call("unread", UNREAD, 1.0), *(Call(f"d{n}", b"%d" % n, n) for n in range(20))]
     store.push(spec, dead)
     end_all(proj.sync_order, Disposition.BURY, b"not \xff UTF-8")
-    store.push(spec, [NewJob(f"f{n}", b'{"a":1}', n) for n in range(20)])
+    store.push(spec, [Call(f"f{n}", b'{"a":1}', n) for n in range(20)])
     end_all(proj.sync_order, Disposition.RETRY, "ValueError: \u00e4\n\x00".encode(), retry_count=3)
-    store.push(spec, [NewJob(f"w{n}", b"%d" % n, 1e300 / (n + 1), FAR + n) for n in range(20)])
-    store.push(spec, [NewJob("hostile", data, 1.0, FAR) for data in HOSTILE])
-    store.push(spec, [NewJob("long", b"%d" % n, float(n % 7), FAR) for n in range(5000)])
+    store.push(spec, [Call(f"w{n}", b"%d" % n, 1e300 / (n + 1), FAR + n) for n in range(20)])
+    store.push(spec, [Call("hostile", data, 1.0, FAR) for data in HOSTILE])
+    store.push(spec, [Call("long", b"%d" % n, float(n % 7), FAR) for n in range(5000)])
     return queue
 
 
@@ -95,9 +95,9 @@ def test_a_queue_comes_out_as_it_went_in(filled, run, server):
 def test_all_comes_out_of_a_queue_that_is_stored_with_other_shards_than_declared(queue, run, server, stored):
     store = context_of(proj.app).store
     spec = dataclasses.replace(queue.spec, shards=stored)
-    store.push(spec, [NewJob(f"d{n}", b"%d" % n, n) for n in range(20)])
+    store.push(spec, [Call(f"d{n}", b"%d" % n, n) for n in range(20)])
     end_all(proj.sync_order, Disposition.BURY, spec=spec)
-    store.push(spec, [NewJob(f"w{n}", b"%d" % n, n, FAR) for n in range(20)])
+    store.push(spec, [Call(f"w{n}", b"%d" % n, n, FAR) for n in range(20)])
     dumped = run("dump", "sync_order")
     assert (dumped.exit_code, dumped.stderr) == (0, "dumped 40 lines of jobs of queue sync_order\n")
     assert json.loads(dumped.stdout_bytes.splitlines()[0])["shards"] == stored

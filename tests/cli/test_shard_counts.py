@@ -18,7 +18,7 @@ from celery.bin.celery import celery
 from celery_lowkiq.cli.changes import MoveProgress, in_words
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.keys import queue_key
@@ -41,9 +41,9 @@ def spec(queue):
 def stored(spec):
     """Ten dead jobs and ten that wait."""
     store = context_of(proj.app).store
-    store.push(spec, [NewJob(f"d{n}", b"%d" % n, n) for n in range(10)])
+    store.push(spec, [Call(f"d{n}", b"%d" % n, n) for n in range(10)])
     end_all(proj.sync_order, Disposition.BURY, spec=spec)
-    store.push(spec, [NewJob(f"w{n}", b"%d" % n, n, FAR) for n in range(10)])
+    store.push(spec, [Call(f"w{n}", b"%d" % n, n, FAR) for n in range(10)])
     return store
 
 

@@ -10,7 +10,7 @@ from itertools import count, islice
 import pytest
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import NewJob, ShardRef, shard_of
+from celery_lowkiq.rules.models import Call, ShardRef, shard_of
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import Counters, LaneReport, NodeReport, NodeUpdate, Running
 from celery_lowkiq.store.keys import shard_keys
@@ -30,7 +30,7 @@ def late(queue):
     # The app of all tests knows numbers of shards that others gave their queues.
     store, spec = context_of(proj.app).open_store(1), queue.spec
     ids = islice((str(number) for number in count() if shard_of(str(number), 4) == BUSY.index), 4)
-    jobs = [NewJob(job_id, b"1", 1.0, time.time() - 40) for job_id in ids]
+    jobs = [Call(job_id, b"1", 1.0, time.time() - 40) for job_id in ids]
     began = server_time(store.client)
     store.push(spec, jobs)
     age(store.client, spec, jobs, began)

@@ -21,7 +21,7 @@ from celery.contrib.testing.worker import start_worker
 from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.store.mover import Migrations, Mover
 from tests.waiting import eventually
 
@@ -180,7 +180,7 @@ class Shop:
     def move(self) -> None:
         """A queue gets another number of shards while one of its jobs runs, which has been called again."""
         store, queue = context_of(self.app).store, QueueSpec("parcels", shards=1)
-        jobs = [NewJob(str(number), b'{"kg":3}') for number in range(6)]
+        jobs = [Call(str(number), b'{"kg":3}') for number in range(6)]
         store.push(queue, jobs[:1])
         (shard,) = queue.shard_refs()
         lease = store.acquire(queue, shard, "celery@shop-9f1c2d", store.observe([shard])[0], 0)

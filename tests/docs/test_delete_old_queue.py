@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.store.redis_store import RedisStore
 from tests.bound import Pausing
 
@@ -73,7 +73,7 @@ def keys(store: RedisStore) -> set[str]:
 def test_they_delete_all_keys_of_the_queue_and_no_other(shell, store):
     for name in ("proj.sync_order", "proj.sync_orders", "other.sync_order"):
         queue = QueueSpec(name, shards=12)
-        store.push(queue, [NewJob(str(number), b"x") for number in range(60)])
+        store.push(queue, [Call(str(number), b"x") for number in range(60)])
         Pausing(store.client).switch_ids(queue, ["1"], paused=True)
     before = keys(store)
     own = {key for key in before if "{proj.sync_order}" in key or "{proj.sync_order:" in key}
@@ -87,7 +87,7 @@ def test_they_delete_all_keys_of_the_queue_and_no_other(shell, store):
 
 
 def test_it_shows_that_nothing_has_matched(shell, store):
-    store.push(QueueSpec("proj.sync_order", shards=2), [NewJob("1", b"x")])
+    store.push(QueueSpec("proj.sync_order", shards=2), [Call("1", b"x")])
     look, _ = blocks()
     assert shell(look, database=DATABASE + 1).split()[0] == "0"
     assert int(shell(look).split()[0]) > 0

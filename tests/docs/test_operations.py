@@ -10,7 +10,7 @@ import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.dumps import Header
-from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.store import node_reports
@@ -62,8 +62,8 @@ def test_every_command_is_among_its_rights():
 
 def test_its_rights_are_enough(restricted):
     store = RedisStore(restricted)
-    long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
-    store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
+    long = [Call("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
+    store.push(QUEUE, [*long, *(Call(str(n), b"x") for n in range(20))])
     report = NodeReport("me", "me", 1, 10.0, False, False, ("orders",), ())
     told = store.beat(["orders"], "me", 4, 1, NodeUpdate(report, 1.0, counted=(QUEUE,))).reply
     assert isinstance(told, UpdateReply), told
@@ -100,7 +100,7 @@ def test_its_rights_are_enough(restricted):
     pausing.switch_queue(QUEUE, paused=True)
     pausing.switch_shard(QUEUE, 0, paused=True)
     pausing.switch_ids(QUEUE, ["long", "1"], paused=True)
-    store.push(QUEUE, [NewJob("1", b"held")])
+    store.push(QUEUE, [Call("1", b"held")])
     queries.paused(QUEUE)
     queries.paused_ids(QUEUE)
     pausing.switch_ids(QUEUE, ["long", "1"], paused=False)

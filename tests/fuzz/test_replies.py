@@ -13,7 +13,7 @@ from redis.connection import DefaultParser
 
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.leases import LeaseWatch
-from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, NewJob, QueueSpec, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, Lease, LeaseState, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
@@ -114,7 +114,7 @@ class Caller:
 
     def _push(self):
         job_id = f"new-{next(self._numbers)}"
-        self._store.push(ONE, [NewJob(job_id, b"x", record=b"[]"), NewJob("long", b"y")], pauses=[0.0])
+        self._store.push(ONE, [Call(job_id, b"x", record=b"[]"), Call("long", b"y")], pauses=[0.0])
 
     def _acquire(self):
         watch = LeaseWatch(QueueSpec("orders", shards=1), SHARD, LeaseState(), known_epoch=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation, token_at, turn
 
 
@@ -80,7 +80,7 @@ class Buckets:
             self.full_at[job_id] -= 1 / self.rate
 
 
-def score_of(job: NewJob) -> float:
+def score_of(job: Call) -> float:
     """A time of sending is in the past here."""
     score = job.sent if job.score is None else job.score
     assert score is not None

@@ -11,11 +11,11 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import NotOwner, QueueFull
 from celery_lowkiq.rules.models import (
+    Call,
     Disposition,
     Layout,
     Lease,
     Merge,
-    NewJob,
     PayloadRemoval,
     QueueSpec,
     RemovalReason,
@@ -51,9 +51,11 @@ TIMES = st.sampled_from([0.0, 1.0, 2.0, 9e9])
 PRIORITIES = st.sampled_from([None, 0, 3, 9])
 #: Of a sender whose clock is behind that of Redis.
 SENT = st.sampled_from([1.0, 2.5, 1700000000.123456])
+#: The store reads only the encoded payload.
+UNREAD = {"payload": st.just(""), "task_id": st.none()}
 JOBS = st.one_of(
-    st.builds(NewJob, IDS, PAYLOADS, SCORES, TIMES, priority=PRIORITIES),
-    st.builds(NewJob, IDS, PAYLOADS, st.none(), TIMES, priority=PRIORITIES, sent=SENT),
+    st.builds(Call, IDS, PAYLOADS, SCORES, TIMES, priority=PRIORITIES, **UNREAD),
+    st.builds(Call, IDS, PAYLOADS, st.none(), TIMES, priority=PRIORITIES, sent=SENT, **UNREAD),
 )
 KEYS = [KeyRing({name: name.encode() * 16}) for name in "ab"]
 #: What is due is overdue, or nothing ever is.
@@ -101,7 +103,7 @@ class StoreMachine(PeopleRules):
         jobs=st.lists(JOBS, min_size=1, max_size=8),
         policies=st.builds(Policies, priority_max_wait=MAX_WAITS, hold=st.sampled_from([None, 10_000])),
     )
-    def begin(self, merge: Merge, ranked: bool, jobs: list[NewJob], policies: Policies) -> None:
+    def begin(self, merge: Merge, ranked: bool, jobs: list[Call], policies: Policies) -> None:
         self.ranked = ranked
         self.queue = QueueSpec("q", shards=1, merge=merge, max_crashes=self.max_crashes, policies=policies)
         self.model = Model(merge.value, self.max_crashes, policies)
@@ -143,7 +145,7 @@ class StoreMachine(PeopleRules):
         self.model.signer = signer
 
     @rule(jobs=st.lists(JOBS, min_size=1, max_size=4), repeats=st.integers(1, 2))
-    def push(self, jobs: list[NewJob], repeats: int) -> None:
+    def push(self, jobs: list[Call], repeats: int) -> None:
         """A reply that was lost makes the client send the same command again."""
         jobs = jobs if self.ranked else [job._replace(priority=None) for job in jobs]
         call = push_call(self.queue, self.shard, self.sender, jobs, self.model.signer)
@@ -334,7 +336,7 @@ class StoreMachine(PeopleRules):
             self.claim(limit, 1)
             before, again, after = (self.owners * 10 + score for score in scores)
             calls = [
-                NewJob(job_id, payload, score, 1.0)
+                Call(job_id, payload, score, 1.0)
                 for job_id, job in self.model.processing.items()
                 for payload, score in [
                     (b"%d before" % self.owners, before),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, NewJob, RemovalReason
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Call, Disposition, RemovalReason
 from celery_lowkiq.rules.policies import (
     NONE,
     NOT_ISOLATED,
@@ -97,7 +97,7 @@ class Model:
 
     # -- calls
 
-    def refuses(self, jobs: Sequence[NewJob]) -> bool:
+    def refuses(self, jobs: Sequence[Call]) -> bool:
         """Whether there is no place for all new ids among them, or behind a dead payload."""
         added = Counter(job.id for job in jobs)
         limit = self.policies.hold
@@ -118,7 +118,7 @@ class Model:
         """Ids of which nothing is claimed."""
         return self.paused | self.held
 
-    def push(self, jobs: Sequence[NewJob], now: float) -> tuple[list[int], list[str]]:
+    def push(self, jobs: Sequence[Call], now: float) -> tuple[list[int], list[str]]:
         """Positions of calls that were dropped, and ids that gave way, of those that somebody hears of."""
         gone: list[int] = []
         evicted: list[str] = []
@@ -128,7 +128,7 @@ class Model:
                 gone += [position] if job.record is not None else []
         return gone, evicted
 
-    def _push(self, job: NewJob, now: float, evicted: list[str]) -> bool:
+    def _push(self, job: Call, now: float, evicted: list[str]) -> bool:
         flag, waits = "" if job.record is None else "R", job.id in self.waiting
         assert job.perform_in is not None
         at = max(job.perform_in, now)
@@ -139,12 +139,12 @@ class Model:
             return False
         priority = self.policies.priority if job.priority is None else job.priority
         known = self.waiting.setdefault(job.id, ModelJob({}, at, priority=priority))
-        first, has_equal = known.first(), job.payload in known.items
+        first, has_equal = known.first(), job.data in known.items
         signature = b""
         if self.signer is not None:
-            signature = self.signer.sign_payload("q", job.id.encode(), job.payload, job.score)
-        self.unite(known.items, [Item(job.payload, score_of(job), 0, flag, signature)], older=False)
-        if job.payload not in self._trim(known):
+            signature = self.signer.sign_payload("q", job.id.encode(), job.data, job.score)
+        self.unite(known.items, [Item(job.data, score_of(job), 0, flag, signature)], older=False)
+        if job.data not in self._trim(known):
             self.merged += waits and (self.policies.per_run != 1 or has_equal)
             known.priority = min(known.priority, priority)
             self._put_off(job.id, known, at, now, waits)
@@ -154,7 +154,7 @@ class Model:
                 self.forget(job.id)
         return True
 
-    def _is_stale(self, job: NewJob) -> bool:
+    def _is_stale(self, job: Call) -> bool:
         return stale([score_of(job)], self.peaks.get(job.id)) > 0
 
     def _make_place(self, evicted: list[str]) -> bool:

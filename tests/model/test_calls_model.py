@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, Recorded, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, Recorded, Settlement
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.connect import connect
@@ -46,7 +46,7 @@ class CallsMachine(RuleBasedStateMachine):
         self.waiting = defaultdict(list)
         self.processing = {}
         self.ended = set()
-        self.store.push(ONE, [NewJob("x", b"registers")])
+        self.store.push(ONE, [Call("x", b"registers")])
         self.take_over()
         self.finish("x", b"registers")
 
@@ -62,7 +62,7 @@ class CallsMachine(RuleBasedStateMachine):
     @rule(job_id=IDS, payload=PAYLOADS, recorded=st.lists(st.booleans(), min_size=1, max_size=4))
     def push(self, job_id, payload, recorded):
         names = [f"call {next(self.names)}" if kept else None for kept in recorded]
-        jobs = [NewJob(job_id, payload, 1.0, 1.0, record=name and name.encode()) for name in names]
+        jobs = [Call(job_id, payload, 1.0, 1.0, record=name and name.encode()) for name in names]
         self.store.push(ONE, jobs)
         self.waiting[job_id, payload] += names
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, Job, NewJob
+from celery_lowkiq.rules.models import Call, Disposition, Job
 from celery_lowkiq.rules.policies import MAX_ISOLATION_DELAY
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure, default_delay
 from tests.model.model import Model
@@ -25,7 +25,7 @@ class Clocked:
         self.model = Model("min", 3)
         self.run = run
         self.now = 0.0
-        jobs = [NewJob(f"{n:03d}", b"x", 1.0, n * apart) for n in range(BATCH)]
+        jobs = [Call(f"{n:03d}", b"x", 1.0, n * apart) for n in range(BATCH)]
         self.model.push(jobs, self.now)
 
     def fail_once(self) -> list[str]:

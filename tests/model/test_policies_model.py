@@ -8,20 +8,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.models import Disposition, Merge, NewJob, RemovalReason
+from celery_lowkiq.rules.models import Call, Disposition, Merge, RemovalReason
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from tests.conftest import Rounds
-from tests.model.machine import BAD, MAX_WAITS, PRIORITIES, StoreMachine
+from tests.model.machine import BAD, MAX_WAITS, PRIORITIES, UNREAD, StoreMachine
 
 #: Calls that meet often: few ids, payloads and scores.
 CALLS = st.builds(
-    NewJob,
+    Call,
     st.sampled_from(["a", "b", "d e"]),
     st.sampled_from([b"1", b"2", b"3", b"x" * 400, b"y" * 700]),
     st.sampled_from([1.0, 2.0, 2.0, 3.0]),
     st.sampled_from([0.0, 1.0, 1.0, 9e9]),
     record=st.sampled_from([None, None, b"a call"]),
     priority=PRIORITIES,
+    **UNREAD,
 )
 #: Outcomes of a run that gets no payload, or leaves none.
 ALL_BAD = st.sampled_from([dict.fromkeys(range(20), reason) for reason in (b"bad", *RemovalReason)])
@@ -68,28 +69,26 @@ class PolicyMachine(StoreMachine):
         jobs=st.lists(CALLS, min_size=1, max_size=4),
         policies=POLICIES,
     )
-    def begin(self, merge: Merge, ranked: bool, jobs: list[NewJob], policies: Policies) -> None:
+    def begin(self, merge: Merge, ranked: bool, jobs: list[Call], policies: Policies) -> None:
         super().begin(merge, ranked, jobs, policies)
 
     @rule(jobs=st.lists(CALLS, min_size=1, max_size=4), repeats=st.integers(1, 2))
-    def push(self, jobs: list[NewJob], repeats: int) -> None:
+    def push(self, jobs: list[Call], repeats: int) -> None:
         # What gives way depends on what has spilled, which a model without packing cannot know.
         small = self.queue.policies.when_full is WhenFull.DROP_OLDEST
-        jobs = [job._replace(payload=job.payload[:2]) for job in jobs] if small else jobs
+        jobs = [job._replace(data=job.data[:2]) for job in jobs] if small else jobs
         if small:
             # Signatures let jobs of many small payloads spill, too.
             self.model.signer = None
         super().push(jobs, repeats)
 
     @rule(count=st.integers(15, 30), size=st.sampled_from([2, 100]), jobs=st.lists(CALLS, max_size=3))
-    def many_recorded_calls(self, count: int, size: int, jobs: list[NewJob]) -> None:
+    def many_recorded_calls(self, count: int, size: int, jobs: list[Call]) -> None:
         """More than a script looks at in passing; the others have higher scores."""
         payloads = [chr(ord("A") + n).encode() * size for n in range(count)]
-        low = [
-            NewJob("a", payload, float(n - 99), 1.0, record=b"a call") for n, payload in enumerate(payloads)
-        ]
+        low = [Call("a", payload, float(n - 99), 1.0, record=b"a call") for n, payload in enumerate(payloads)]
         self.push(low, 1)
-        self.push([*jobs, NewJob("a", b"1", 4.0, 1.0), NewJob("a", b"2", 5.0, 1.0)], 1)
+        self.push([*jobs, Call("a", b"1", 4.0, 1.0), Call("a", b"2", 5.0, 1.0)], 1)
 
     @rule(steps=st.lists(STEPS, min_size=2, max_size=8))
     def many_runs(self, steps: list[tuple]) -> None:
@@ -110,11 +109,11 @@ def test_a_suspect_that_gave_way_is_one_when_its_payload_comes_again(redis_serve
     """Callers may not change its mark, and a deletion finds no job."""
     machine = type("Machine", (PolicyMachine,), {"server": redis_server})()
     policies = Policies(max_length=3, when_full=WhenFull.DROP_OLDEST)
-    call = NewJob("a", b"1", 1.0, 1.0)
+    call = Call("a", b"1", 1.0, 1.0)
     machine.begin(Merge.MIN, False, [call], policies)
     machine.claim(1, 1)
     machine.another_owner_takes_over(stopping=False)
-    machine.push([NewJob(job_id, b"1", 1.0, 9e9) for job_id in "bcd"], 1)
+    machine.push([Call(job_id, b"1", 1.0, 9e9) for job_id in "bcd"], 1)
     assert "a" not in machine.model.waiting
     machine.delete(["a"])
     machine.push([call], 1)

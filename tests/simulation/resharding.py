@@ -25,12 +25,12 @@ from celery_lowkiq.rules.claims import ClaimRequest, OpenClaims, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, NotOwner, StoreUnavailable
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import (
+    Call,
     Disposition,
     Job,
     Layout,
     Lease,
     LeaseState,
-    NewJob,
     QueueSpec,
     Settlement,
     ShardRef,
@@ -269,15 +269,15 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
                 if jobs or self.perhaps(0.05):
                     layout = self.route()
 
-    def new_job(self, job_id: str) -> NewJob:
+    def new_job(self, job_id: str) -> Call:
         self.numbers += 1
         payload = b"%s#%d#" % (job_id.encode(), self.numbers) + b"x" * self.size
         self.sent[payload] = self.step
         record = b"a call" if self.chance.random() < 0.3 else None
-        return NewJob(job_id, payload, record=record)
+        return Call(job_id, payload, record=record)
 
-    def push(self, sender: Sender, layout: Layout, jobs: list[NewJob]) -> list[NewJob]:
-        parts: dict[int, list[NewJob]] = defaultdict(list)
+    def push(self, sender: Sender, layout: Layout, jobs: list[Call]) -> list[Call]:
+        parts: dict[int, list[Call]] = defaultdict(list)
         for job in jobs:
             parts[layout.home(job.id)].append(job)
         refused = []
@@ -292,8 +292,8 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
                 refused += part
                 self.reopen(layout, index)
             else:
-                self.acked.update(dict.fromkeys((job.payload for job in part), self.step))
-                self.taken_by.update(dict.fromkeys((job.payload for job in part), index))
+                self.acked.update(dict.fromkeys((job.data for job in part), self.step))
+                self.taken_by.update(dict.fromkeys((job.data for job in part), index))
         return refused
 
     # -- workers

@@ -12,11 +12,11 @@ from typing import Any
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, Due, OpenClaims, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import NotOwner, QueueResharded, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import (
+    Call,
     Job,
     Layout,
     Lease,
     LeaseState,
-    NewJob,
     Payload,
     QueueSpec,
     Renewed,
@@ -310,7 +310,7 @@ class Server:
         if s.senders.get(sender, 0) >= n:
             return
         s.senders[sender] = n
-        s.model.push([NewJob(*entry, perform_in=self.now) for entry in entries], self.now)
+        s.model.push([Call(*entry, perform_in=self.now) for entry in entries], self.now)
         self.stored_at.update(((job_id, payload), self.world.now) for job_id, payload, _ in entries)
         self.announce(shard, self.now)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.store import mover as moving_shards
 from celery_lowkiq.store.mover import Migrations, Mover
 from tests.bound import Queries
@@ -23,8 +23,8 @@ THERE, BACK = words.in_migration(ONE, 2), words.in_migration(TWO, 1)
 def a_migration(store, *jobs, queue=ONE):
     """Move from one shard to two: an id that belongs to the second one, with these jobs, and the mover."""
     job_id = words.someone(2, home=1)
-    other = NewJob(words.someone(2, home=0), b"other", perform_in=9e9)
-    store.push(queue, [other, *(NewJob(job_id, *job) for job in jobs)])
+    other = Call(words.someone(2, home=0), b"other", perform_in=9e9)
+    store.push(queue, [other, *(Call(job_id, *job) for job in jobs)])
     return job_id, words.begun(store, queue, 2)
 
 
@@ -163,7 +163,7 @@ def a_part_has_left(store):
         patch.setattr(moving_shards, "TRANSFER_PAYLOADS", 3)
         job_id = words.someone(2, home=1)
         sent = [b"%d" % n + b"x" * 400 for n in range(5)]
-        store.push(ONE, [NewJob(job_id, data, 1.0 + n, perform_in=1.0) for n, data in enumerate(sent)])
+        store.push(ONE, [Call(job_id, data, 1.0 + n, perform_in=1.0) for n, data in enumerate(sent)])
         mover = words.begun(store, ONE, 2)
         to(store, mover, "move")
         while not store.client.redis.hlen(words.key("jobs", 1)):

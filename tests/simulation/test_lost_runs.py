@@ -15,7 +15,7 @@ from redis import exceptions
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.rules.resharding import UnresponsiveOwners, is_finished
 from celery_lowkiq.store import mover as movers
 from celery_lowkiq.store.mover import Mover
@@ -39,9 +39,9 @@ class Moving:
         self.lagging = set()
         self._monkeypatch = monkeypatch
         self.mover = None
-        store.push(TWO, [NewJob(self.id, b"1", perform_in=1.0)])
+        store.push(TWO, [Call(self.id, b"1", perform_in=1.0)])
         # The migration goes on as long as this one runs.
-        store.push(TWO, [NewJob(words.someone(4, home=3), b"", perform_in=1.0)])
+        store.push(TWO, [Call(words.someone(4, home=3), b"", perform_in=1.0)])
         self._running = words.owned(store, TWO, 1)
         self._run = words.claimed(store, TWO, self._running)
 
@@ -320,7 +320,7 @@ def calls_that_wait_do_not_put_the_last_phase_off(moving):
     moving.mover = words.begun(moving.store, TWO, 3)
     home, former = three.layout.home, three.layout.former_home
     names = (name for name in map("of-{}".format, itertools.count()) if (former(name), home(name)) == (1, 0))
-    calls = [NewJob(job_id, b"", perform_in=1.0) for job_id in itertools.islice(names, 600)]
+    calls = [Call(job_id, b"", perform_in=1.0) for job_id in itertools.islice(names, 600)]
     moving.before_the_last_phase(lambda: moving.store.push(three, calls))
     moving.let_end()
     for _ in range(TURNS):
@@ -344,9 +344,9 @@ def calls_behind_those_that_wait_for_an_owner_are_not_held_up(moving):
         homes = three.layout.former_home, three.layout.home
         return (name for name in names if [home(name) for home in homes] == [source, 2])
 
-    wait = [NewJob(job_id, b"", perform_in=1.0) for job_id in itertools.islice(ids(0), 1200)]
+    wait = [Call(job_id, b"", perform_in=1.0) for job_id in itertools.islice(ids(0), 1200)]
     last = next(ids(1))
-    moving.store.push(three, [*wait, NewJob(last, b"", perform_in=2.0)])
+    moving.store.push(three, [*wait, Call(last, b"", perform_in=2.0)])
     moving.turns()
     claim = words.claimed(moving.store, three, words.owned(moving.store, three, 2))
     assert [job.id for job in claim.jobs] == [last]

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import redis
 
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store import durability
 from celery_lowkiq.store import mover as movers
 from celery_lowkiq.store import mover as strays
@@ -279,7 +279,7 @@ def _ids(store, shards):
 def a_late_relay(store):
     """Of the migration before: jobs that another one moves stay where no claim takes them."""
     ids = [words.someone(4, home=1) for _ in range(3)]
-    store.push(TWO, [NewJob(job_id, b"x") for job_id in ids])
+    store.push(TWO, [Call(job_id, b"x") for job_id in ids])
     four = words.resharded(store, TWO, 4)
     words.until(store.client.redis, words.begun(store, four, 6), "move")
     _run(store, "relay", 1, ids, gen=1, channel="c", index=1)
@@ -288,7 +288,7 @@ def a_late_relay(store):
 
 def a_late_fence(store):
     """Of a migration before, when the number of shards is the same again: the shard stays open."""
-    store.push(TWO, [NewJob("any", b"x")])
+    store.push(TWO, [Call("any", b"x")])
     queue = words.resharded(store, words.resharded(store, TWO, 4), 2)
     _run(store, "fence", 0, gen=1, route="2>4")
     assert words.pushed(store, queue, words.someone(2, home=0), b"x") == 1
@@ -297,9 +297,9 @@ def a_late_fence(store):
 def a_late_import(store):
     """Of a transfer that was received, and whose job has run since."""
     job_id = words.someone(4, home=2)
-    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    store.push(TWO, [Call(job_id, b"x", perform_in=1.0)])
     runs = words.someone(4, home=3)
-    store.push(TWO, [NewJob(runs, b"x", perform_in=1.0)])
+    store.push(TWO, [Call(runs, b"x", perform_in=1.0)])
     words.claimed(store, TWO, words.owned(store, TWO, 1))
     mover, queue = words.begun(store, TWO, 4), words.in_migration(TWO, 4)
     words.until(store.client.redis, mover, "move")
@@ -325,7 +325,7 @@ def _fails_when_all_else_has_moved(store, mover, lease, claim, job_id):
 
 def a_run_during_a_migration(store):
     job_id = words.someone(4, home=2)
-    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    store.push(TWO, [Call(job_id, b"x", perform_in=1.0)])
     lease = words.owned(store, TWO, 0)
     claim = words.claimed(store, TWO, lease)
     mover = words.begun(store, TWO, 4)
@@ -334,7 +334,7 @@ def a_run_during_a_migration(store):
 
 def a_run_that_began_in_a_pause(store):
     job_id = words.someone(4, home=2)
-    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    store.push(TWO, [Call(job_id, b"x", perform_in=1.0)])
     mover, migrations = words.begun(store, TWO, 4), Migrations(store.client, words.NAME)
     words.until(store.client.redis, mover, "move")
     migrations.pause(True)
@@ -349,7 +349,7 @@ def a_run_that_began_in_a_pause(store):
 def a_late_stay(store):
     """Of a mover that has seen a pause which ended since: the job is waited for."""
     job_id = words.someone(4, home=2)
-    store.push(TWO, [NewJob(job_id, b"x", perform_in=1.0)])
+    store.push(TWO, [Call(job_id, b"x", perform_in=1.0)])
     mover = words.begun(store, TWO, 4)
     words.until(store.client.redis, mover, "move")
     _run(store, "stay", 0, [job_id], gen=1, channel="c", index=0)

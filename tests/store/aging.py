@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.records import id_bytes
@@ -19,7 +19,7 @@ SPAN = 2**34
 class AgingStore(RedisStore):
     """Stores calls with a due time in the past as if they had been made then."""
 
-    def push(self, queue: QueueSpec, jobs: Sequence[NewJob], *args: Any, **options: Any) -> None:
+    def push(self, queue: QueueSpec, jobs: Sequence[Call], *args: Any, **options: Any) -> None:
         began = server_time(self.client)
         super().push(queue, jobs, *args, **options)
         age(self.client, queue, jobs, began)
@@ -31,7 +31,7 @@ def server_time(client: Client) -> float:
     return float(seconds) + float(micros) / 1e6
 
 
-def age(client: Client, queue: QueueSpec, jobs: Sequence[NewJob], began: float) -> None:
+def age(client: Client, queue: QueueSpec, jobs: Sequence[Call], began: float) -> None:
     """Give jobs that have been due since ``began`` the times of their first calls."""
     past = {
         job.id: job.perform_in

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 from celery_lowkiq.rules.claims import Claim, OpenClaims, SettleReply
 from celery_lowkiq.rules.models import (
+    Call,
     Disposition,
     Lease,
-    NewJob,
     PayloadRemoval,
     QueueSpec,
     Settlement,
@@ -28,7 +28,7 @@ _requests = itertools.count(1)
 def push(
     store: RedisStore, job_id: str, *payloads: tuple[str, float], queue: QueueSpec = ONE, **when: float
 ) -> None:
-    store.push(queue, [NewJob(job_id, data.encode(), score, **when) for data, score in payloads])
+    store.push(queue, [Call(job_id, data.encode(), score, **when) for data, score in payloads])
 
 
 def take(store: RedisStore, queue: QueueSpec = ONE, shard: int = 0, owner: str = "me") -> Lease:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from celery_lowkiq.rules.models import Disposition, Layout, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, Layout, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
@@ -66,7 +66,7 @@ def someone(shards, former=None, home=None):
 
 def pushed(store, queue, job_id, *payloads, **when):
     """Push on the shard as it is, without following the stored route."""
-    jobs = [NewJob(job_id, payload, **when) for payload in payloads]
+    jobs = [Call(job_id, payload, **when) for payload in payloads]
     index = queue.layout.home(job_id)
     began = server_time(store.client)
     (reply,) = store.client.calls([push_call(queue, ShardRef(NAME, index), Sender(), jobs)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import Policies
 from tests.bound import Queries
 from tests.store.helpers import take
@@ -23,7 +23,7 @@ class Shard:
         self.requests = 0
 
     def push(self, job_id, payload=b"x", score=None, **when):
-        self.store.push(self.spec, [NewJob(job_id, payload, score, **when)])
+        self.store.push(self.spec, [Call(job_id, payload, score, **when)])
 
     def claim(self):
         self.requests += 1

@@ -16,7 +16,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.audit import Audit, Change
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.errors import AccessDenied, InvalidCall
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.rules.policies import Policies, WhenFull
 from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.rules.views import SPANS, Counters, NodeReport, NodeUpdate, UpdateReply
@@ -89,7 +89,7 @@ def user(path: str) -> Iterator[object]:
 @pytest.fixture
 def filled(client: redis.Redis) -> RedisStore:
     store = RedisStore(client)
-    store.push(QUEUE, [NewJob(str(number), b"x", None, 4e9) for number in range(10)])
+    store.push(QUEUE, [Call(str(number), b"x", None, 4e9) for number in range(10)])
     Actions(store.client).bury(QUEUE, ["1", "2", "3"], b"reason")
     return store
 
@@ -147,9 +147,9 @@ def test_a_name_of_a_queue_is_no_pattern(user, client):
     like = QueueSpec("axxb?cc", 1)
     own = QueueSpec(name, 1)
     store = RedisStore(user("caller", name))
-    store.push(own, [NewJob("1", b"x")])
+    store.push(own, [Call("1", b"x")])
     with pytest.raises(AccessDenied):
-        store.push(like, [NewJob("1", b"x")])
+        store.push(like, [Call("1", b"x")])
     assert client.keys("*axxb*") == []
 
 
@@ -163,10 +163,10 @@ def test_a_role_that_does_not_exist():
 
 def test_a_caller_calls(client, user):
     store = RedisStore(user("caller"))
-    long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
-    store.push(QUEUE, [*long, *(NewJob(str(n), b"x") for n in range(20))])
+    long = [Call("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(100)]
+    store.push(QUEUE, [*long, *(Call(str(n), b"x") for n in range(20))])
     policies = Policies(max_length=3, when_full=WhenFull.DROP_OLDEST, debounce=5.0)
-    store.push(QueueSpec("bounded", 1, policies=policies), [NewJob(str(n), b"x") for n in range(9)])
+    store.push(QueueSpec("bounded", 1, policies=policies), [Call(str(n), b"x") for n in range(9)])
     trackers = TrackerStore(store.client)
     tracker = trackers.open("group", 3600)
     trackers.add(tracker, [NewCall("call", "orders", "1", b"x")])
@@ -363,7 +363,7 @@ def test_what_a_role_must_not_do(role, user, client, filled):
 @pytest.mark.parametrize("role", ROLES)
 def test_another_queue_is_out_of_reach(role, user, client):
     other = QueueSpec("pay", 2)
-    RedisStore(client).push(other, [NewJob("1", b"secret")])
+    RedisStore(client).push(other, [Call("1", b"secret")])
     (held,) = [shard_keys(one) for one in other.shard_refs() if client.exists(shard_keys(one)["jobs"])]
     connected = user(role, "orders")
     commands = [("HGET", held["jobs"], "1"), ("HGET", queue_key("pay"), "shards")]
@@ -374,7 +374,7 @@ def test_another_queue_is_out_of_reach(role, user, client):
             connected.execute_command(*command)
     if role != "reader":
         with pytest.raises(AccessDenied):
-            RedisStore(connected).push(other, [NewJob("2", b"x")])
+            RedisStore(connected).push(other, [Call("2", b"x")])
 
 
 def test_an_operator_cannot_delete_the_audit_log(user, client, filled):
@@ -411,7 +411,7 @@ def test_a_caller_and_a_reader_claim_nothing(role, user, filled):
 
 def test_a_reader_pushes_nothing(user, filled):
     with pytest.raises(AccessDenied):
-        RedisStore(user("reader")).push(QUEUE, [NewJob("1", b"x")])
+        RedisStore(user("reader")).push(QUEUE, [Call("1", b"x")])
 
 
 def test_an_operator_that_may_load_no_script_begins_no_move(user, filled, client):
@@ -461,7 +461,7 @@ def test_a_caller_without_trackers_calls_and_reaches_no_tracked_group(client, pa
     words = rules("caller", ("orders",), version_of(client), trackers=False)
     client.execute_command("ACL", "SETUSER", "plain", *words, f">{PASSWORD}")
     with redis.Redis(unix_socket_path=path, username="plain", password=PASSWORD) as connected:
-        RedisStore(connected).push(QUEUE, [NewJob("new", b"x")])
+        RedisStore(connected).push(QUEUE, [Call("new", b"x")])
         for command in (("HGET", key, "name"), ("ZADD", TRACKERS_KEY, "1", "x")):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 connected.execute_command(*command)
@@ -489,7 +489,7 @@ def test_a_caller_can_resume_its_queue(user, client, filled):
 def test_a_caller_can_make_a_paused_job_due(user, client, filled):
     """What `paused` has does not change, but the job lies where claims look."""
     spec = QueueSpec("single", 1)
-    filled.push(spec, [NewJob("1", b"x", 1.0, 1.0)])
+    filled.push(spec, [Call("1", b"x", 1.0, 1.0)])
     Pausing(filled.client).switch_ids(spec, ["1"], paused=True)
     keys = shard_keys(spec.shard_refs()[0])
     connected = user("caller", "single")

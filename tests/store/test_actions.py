@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.keys import SHARD_KEYS, channel, queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing, ListingReader
@@ -33,11 +33,11 @@ def fail_all(store, queue=TWO, disposition=Disposition.RETRY):
 
 
 def fill(store, count, queue=TWO):
-    store.push(queue, [NewJob(str(n), b"x", 1, 1.0) for n in range(count)])
+    store.push(queue, [Call(str(n), b"x", 1, 1.0) for n in range(count)])
 
 
 def test_run_now_all(store, actions):
-    store.push(TWO, [NewJob(str(n), b"x", 1, 9e9) for n in range(2500)])
+    store.push(TWO, [Call(str(n), b"x", 1, 9e9) for n in range(2500)])
     seen = []
     assert actions.run_now_all(TWO, seen.append) == 2500
     assert seen[-1] == 2500
@@ -66,7 +66,7 @@ def test_delete_leaves_the_others_and_what_is_processed(store, actions):
 def test_delete_failed_spares_fresh_jobs(store, actions):
     fill(store, 1500)
     fail_all(store)
-    store.push(TWO, [NewJob("fresh", b"x", 1, 9e9)])
+    store.push(TWO, [Call("fresh", b"x", 1, 9e9)])
     assert actions.delete(TWO, FAILED, only_failed=True) == 1500
     assert [job.id for job in Queries(store.client).jobs(TWO).items] == ["fresh"]
 
@@ -106,7 +106,7 @@ def test_who_dies_during_an_action_on_all_the_dead_stays_dead(store, actions, mo
 
     def dies_after_the_listing(*args):
         for page in pages(*args):
-            store.push(TWO, [NewJob("3", b"newly dead", 2, 1.0)])
+            store.push(TWO, [Call("3", b"newly dead", 2, 1.0)])
             fail_all(store, disposition=Disposition.BURY)
             yield page
 
@@ -128,7 +128,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
                 lease = take(store, TWO, shard, owner="succeeding")
                 actions.run_now_all(TWO)
                 end(store, lease, claim(store, lease, 1000), queue=TWO)
-            store.push(TWO, [NewJob("0", b"new", 1)])
+            store.push(TWO, [Call("0", b"new", 1)])
             yield page
 
     monkeypatch.setattr(ListingReader, "pages", succeeds_after_the_listing)
@@ -138,7 +138,7 @@ def test_a_job_that_is_no_longer_failed_is_spared(store, actions, monkeypatch, a
 
 
 def test_a_payload_that_arrives_while_a_long_job_is_deleted_is_kept(store, actions):
-    store.push(ONE, [NewJob("1", b"%05d" % n, float(n)) for n in range(5000)])
+    store.push(ONE, [Call("1", b"%05d" % n, float(n)) for n in range(5000)])
     steps = []
     original = store.client.call
 
@@ -146,7 +146,7 @@ def test_a_payload_that_arrives_while_a_long_job_is_deleted_is_kept(store, actio
         reply = original(call)
         if call.script.name == "delete":
             steps.append(reply)
-            store.push(ONE, [NewJob("1", b"arrived %d" % len(steps), -float(len(steps)))])
+            store.push(ONE, [Call("1", b"arrived %d" % len(steps), -float(len(steps)))])
         return reply
 
     store.client.call = push_between_steps
@@ -158,8 +158,8 @@ def test_a_payload_that_arrives_while_a_long_job_is_deleted_is_kept(store, actio
 
 
 def test_after_everything_is_deleted_no_key_of_a_job_is_left(store, client, actions):
-    long = [NewJob("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(300)]
-    store.push(ONE, [*long, NewJob("short", b"x", 1, 1.0)])
+    long = [Call("long", b"%d" % n + b"x" * 50, float(n), 1.0) for n in range(300)]
+    store.push(ONE, [*long, Call("short", b"x", 1, 1.0)])
     lease = take(store)
     end(store, lease, claim(store, lease), Disposition.DIE, error=b"boom")
     fail_all(store, ONE)
@@ -312,7 +312,7 @@ def test_new_shards_of_a_paused_queue_are_paused(store, pausing):
     pausing.switch_queue(TWO, paused=True)
     four = QueueSpec("two", shards=4)
     reshard(store.mover(TWO), TWO, 4)
-    store.push(four, [NewJob(str(n), b"x") for n in range(20)])
+    store.push(four, [Call(str(n), b"x") for n in range(20)])
     assert stats(store, four).paused == 4
     pausing.switch_queue(four, paused=False)
     assert stats(store, four).paused == 0

@@ -8,9 +8,9 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, StoreError
 from celery_lowkiq.rules.models import (
+    Call,
     Disposition,
     Merge,
-    NewJob,
     PayloadRemoval,
     QueueSpec,
     Recorded,
@@ -24,7 +24,7 @@ from tests.store.helpers import ONE, SHARD, claim, dead, end, push, take, waitin
 
 
 def call(store, job_id, payload, record, score=None, queue=ONE):
-    store.push(queue, [NewJob(job_id, payload.encode(), score, record=record.encode())])
+    store.push(queue, [Call(job_id, payload.encode(), score, record=record.encode())])
 
 
 def told(claimed):
@@ -157,7 +157,7 @@ def test_only_the_owner_deletes_calls(store):
 def test_a_push_that_is_repeated_stores_its_calls_once(store):
     call(store, "0", "x", "registers the queue")
     sender = Sender()
-    command = push_call(ONE, SHARD, sender, [NewJob("1", b"a", record=b"it")])
+    command = push_call(ONE, SHARD, sender, [Call("1", b"a", record=b"it")])
     assert [store.client.call(command) for _ in range(2)] == [1, 0]
     assert told(claim(store, take(store)))["1"] == [("a", "it")]
 
@@ -183,7 +183,7 @@ def test_a_claim_hands_its_jobs_out_though_their_calls_cannot_be_read(store, cli
 
 def test_many_calls_of_one_payload_are_read_in_bounded_steps(store):
     records = [f"call {n:04}" for n in range(1200)]
-    store.push(ONE, [NewJob("1", b"a", record=record.encode()) for record in records])
+    store.push(ONE, [Call("1", b"a", record=record.encode()) for record in records])
     (job,) = claim(store, take(store)).jobs
     assert not job.calls.complete
     pages = list(CallReader(store.client).pages(SHARD, job))
@@ -210,7 +210,7 @@ def test_the_calls_of_a_payload_with_many_are_read_before_the_next_payloads(stor
     counts = [3, 450, 1, 200, 201, 2]
     names = [[f"call {payload} {n:03}" for n in range(count)] for payload, count in enumerate(counts)]
     for payload, calls in reversed(list(enumerate(names))):
-        made = [NewJob("1", b"%d" % payload, float(payload), record=name.encode()) for name in calls]
+        made = [Call("1", b"%d" % payload, float(payload), record=name.encode()) for name in calls]
         store.push(ONE, made)
     (job,) = claim(store, take(store)).jobs
     assert not job.calls.complete
@@ -218,7 +218,7 @@ def test_the_calls_of_a_payload_with_many_are_read_before_the_next_payloads(stor
 
 
 def test_a_call_whose_record_is_replaced_while_pages_are_read_is_read_once(store):
-    store.push(ONE, [NewJob("1", b"a", record=b"%d" % n) for n in range(450)])
+    store.push(ONE, [Call("1", b"a", record=b"%d" % n) for n in range(450)])
     lease = take(store)
     (job,) = claim(store, lease).jobs
     reader, found = CallReader(store.client), []
@@ -230,7 +230,7 @@ def test_a_call_whose_record_is_replaced_while_pages_are_read_is_read_once(store
 
 def test_a_part_of_a_long_id_brings_the_calls_of_that_part(store):
     payloads = [f"payload {n:04}" for n in range(1100)]
-    store.push(ONE, [NewJob("1", p.encode(), record=p.encode()) for p in payloads])
+    store.push(ONE, [Call("1", p.encode(), record=p.encode()) for p in payloads])
     lease = take(store)
     (job,) = claim(store, lease).jobs
     assert read(store, job) == [(p, p) for p in payloads[:1000]]
@@ -242,7 +242,7 @@ def test_a_part_of_a_long_id_brings_the_calls_of_that_part(store):
 
 
 def test_a_run_of_keys_ends_the_calls_of_one_payload_at_once(store):
-    store.push(ONE, [NewJob("1", b"a", record=b"%d" % n) for n in range(50)])
+    store.push(ONE, [Call("1", b"a", record=b"%d" % n) for n in range(50)])
     call(store, "1", "b", "other payload")
     lease = take(store)
     (job,) = claim(store, lease).jobs
@@ -252,7 +252,7 @@ def test_a_run_of_keys_ends_the_calls_of_one_payload_at_once(store):
 
 
 def test_a_call_that_starts_gets_other_data_and_keeps_its_place(store):
-    store.push(ONE, [NewJob("1", b"a", record=b"%d" % n) for n in range(600)])
+    store.push(ONE, [Call("1", b"a", record=b"%d" % n) for n in range(600)])
     lease = take(store)
     (job,) = claim(store, lease).jobs
     reader = CallReader(store.client)

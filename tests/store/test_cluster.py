@@ -12,7 +12,7 @@ import pytest
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleRequest
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.leases import NEVER_SEEN, LeaseWatch
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.rules.text import shard_names
 from celery_lowkiq.store import durability, listener
@@ -52,7 +52,7 @@ def store(cluster):
 
 
 def jobs(count, start=0):
-    return [NewJob(str(n), b"x", None) for n in range(start, start + count)]
+    return [Call(str(n), b"x", None) for n in range(start, start + count)]
 
 
 def acquired(store):

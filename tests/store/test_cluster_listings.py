@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from celery_lowkiq.rules.errors import ShardsUnreachable, StoreUnavailable
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.actions import DEAD, FAILED, Actions
@@ -55,7 +55,7 @@ class Filled:
         self.away = by_master(dict.fromkeys(self.lost, self.master))
         self.by_state = {state: self._ids(state) for state in ("dead", "failing", "running", "waiting")}
         for state, ids in self.by_state.items():
-            store.push(QUEUE, [NewJob(job_id, b"x", None) for job_id in ids])
+            store.push(QUEUE, [Call(job_id, b"x", None) for job_id in ids])
             if state != "waiting":
                 self._bring(state)
         Pausing(store.client).switch_ids(QUEUE, self.by_state["waiting"], paused=True)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, ShardDamaged, StoreError
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import Stats, sum_of_states
 from celery_lowkiq.store import registry
@@ -44,7 +44,7 @@ def hundred(store):
     """Ids in random order, five at each time."""
     numbers = list(range(100))
     random.Random(1).shuffle(numbers)
-    store.push(THREE, [NewJob(f"id-{n:02d}", b"x", 1, 1000.0 + n // 5) for n in numbers])
+    store.push(THREE, [Call(f"id-{n:02d}", b"x", 1, 1000.0 + n // 5) for n in numbers])
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_jobs_by_id_prefix(queries, hundred):
 
 
 def test_a_prefix_search_over_many_ids_stays_bounded_and_complete(queries, store):
-    store.push(THREE, [NewJob(f"{n}", b"x") for n in range(3000)] + [NewJob("needle", b"x")])
+    store.push(THREE, [Call(f"{n}", b"x") for n in range(3000)] + [Call("needle", b"x")])
     found = all_pages(lambda **o: queries.jobs(THREE, Listing(prefix="needle", **o)), limit=10)
     assert {j.id for j in found} == {"needle"}
 
@@ -195,7 +195,7 @@ def test_calls_that_merged_are_counted(queries, store):
     push(store, "new", ("a", 1))
     push(store, "new", ("b", 1))
     push(store, "new", ("b", 1))
-    store.push(ONE, [NewJob("bulk", b"x", n) for n in range(3)])
+    store.push(ONE, [Call("bulk", b"x", n) for n in range(3)])
     assert queries.stats(ONE).merged == 2 + 2
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.dumps import Entry, Header, State
 from celery_lowkiq.rules.errors import QueueResharded
-from celery_lowkiq.rules.models import Disposition, Merge, NewJob, Payload, QueueSpec
+from celery_lowkiq.rules.models import Call, Disposition, Merge, Payload, QueueSpec
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
@@ -48,14 +48,14 @@ def test_jobs_come_out_as_they_went_in(store):
 
 
 def test_priorities_move_along_and_the_more_urgent_one_stays(store, client):
-    jobs = [NewJob(f"{n}", b"a", 1.0, FAR, priority=n) for n in (1, 5, 7)]
-    store.push(ONE, [*jobs, NewJob("9", b"a", 1.0, 1.0, priority=9)])
+    jobs = [Call(f"{n}", b"a", 1.0, FAR, priority=n) for n in (1, 5, 7)]
+    store.push(ONE, [*jobs, Call("9", b"a", 1.0, 1.0, priority=9)])
     claim(store, take(store))
     Pausing(store.client).switch_ids(ONE, ["7"], paused=True)
     found = entries(store)
     assert {entry.id: entry.priority for entry in found} == {"1": 1, "5": 5, "7": 7, "9": 9}
     client.flushall()
-    store.push(ONE, [NewJob("1", b"b", 1.0, 5.0, priority=4), NewJob("5", b"b", 1.0, 5.0)])
+    store.push(ONE, [Call("1", b"b", 1.0, 5.0, priority=4), Call("5", b"b", 1.0, 5.0)])
     began = server_time(store.client)
     load(store, found)
     known = {job.id: (job.priority, job.perform_in) for job in Queries(store.client).jobs(ONE).items}
@@ -78,7 +78,7 @@ def test_what_is_processed_is_loaded_as_waiting(store, client):
 
 
 def test_what_is_held_is_dumped_too(store, client):
-    store.push(ONE, [NewJob("1", b"a", 1.0, FAR)])
+    store.push(ONE, [Call("1", b"a", 1.0, FAR)])
     Pausing(store.client).switch_ids(ONE, ["1"], paused=True)
     found = entries(store)
     client.flushall()
@@ -88,7 +88,7 @@ def test_what_is_held_is_dumped_too(store, client):
 
 
 def test_a_long_job_comes_in_parts_and_keeps_its_order(store, client):
-    store.push(ONE, [NewJob("1", b"%d" % n, float(n % 3), FAR) for n in range(2500)])
+    store.push(ONE, [Call("1", b"%d" % n, float(n % 3), FAR) for n in range(2500)])
     found = entries(store)
     assert [len(entry.payloads) for entry in found] == [512, 512, 512, 512, 452]
     client.flushall()
@@ -137,7 +137,7 @@ def test_lines_are_loaded_once_also_when_they_ran_meanwhile(store):
 
 def test_another_number_of_shards_is_no_hindrance(store):
     three = QueueSpec("three", shards=3)
-    store.push(three, [NewJob(str(n), b"x", 1.0, FAR) for n in range(50)])
+    store.push(three, [Call(str(n), b"x", 1.0, FAR) for n in range(50)])
     found = entries(store, three)
     load(store, found, QueueSpec("five", shards=5), shards=3)
     assert Queries(store.client).stats(QueueSpec("five", shards=5)).length == 50
@@ -153,7 +153,7 @@ def test_scores_made_after_a_load_are_larger_than_those_in_it(store, client):
     """The other Redis's clock was ahead."""
     ahead = 4_000_000_000_000_000
     load(store, [job("1", ("old", ahead / 1e6))], last_score=ahead)
-    store.push(ONE, [NewJob("1", b"new")])
+    store.push(ONE, [Call("1", b"new")])
     assert [data for data, _ in waiting(store, "1")] == ["old", "new"]
 
 
@@ -170,7 +170,7 @@ def test_a_load_wakes_a_worker(store):
 
 def test_calls_move_with_their_payloads(store, client):
     for n in range(250):
-        store.push(ONE, [NewJob("1", b"a", 1.0, record=b"call %d" % n), NewJob("1", b"b", 2.0)])
+        store.push(ONE, [Call("1", b"a", 1.0, record=b"call %d" % n), Call("1", b"b", 2.0)])
     found = entries(store)
     assert [(entry.state, len(entry.calls)) for entry in found] == [
         (State.CALLS, 200),

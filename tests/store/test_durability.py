@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import ConfigurationError, StoreUnavailable
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.store import durability, push
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.durability import Durability, Level, read_servers
@@ -46,7 +46,7 @@ def test_replicated_waits_for_a_replica():
     with replicated() as (master, behind):
         store = store_on(master, Level.REPLICATED)
         for number in range(20):
-            store.push(ONE, [NewJob(f"{number}", b"x", 1.0, 9e9)])
+            store.push(ONE, [Call(f"{number}", b"x", 1.0, 9e9)])
             assert behind.hexists(shard_keys(SHARD)["jobs"], f"{number}")
 
 
@@ -54,7 +54,7 @@ def test_replicated_waits_for_a_replica():
 def test_without_a_replica_the_caller_hears_that_it_is_not_confirmed(store, client, short):
     careful = RedisStore(client, Durability(Level.REPLICATED, 1))
     with pytest.raises(StoreUnavailable, match="it was stored, but not confirmed as replicated") as raised:
-        careful.push(ONE, [NewJob("1", b"x", 1.0)])
+        careful.push(ONE, [Call("1", b"x", 1.0)])
     master = careful.client.master_of(ONE.shard_of("1"))
     assert f"Redis {master} has no replica, start one" in str(raised.value)
     assert waiting(store, "1") == [("x", 1)]
@@ -66,17 +66,17 @@ def test_a_master_whose_replicas_lag_is_named(short):
         with pytest.raises(
             StoreUnavailable, match=r"fewer than 2 replicas of Redis .* have it, look at their"
         ):
-            store.push(ONE, [NewJob("1", b"x", 1.0)])
+            store.push(ONE, [Call("1", b"x", 1.0)])
 
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_server_that_never_had_the_push_does_not_confirm_it(count, monkeypatch):
     """It takes the place of the one with the first turn, and has a replica of its own."""
     monkeypatch.setattr(push, "CHUNK_JOBS", 2)
-    jobs = [NewJob(str(number), b"x", 1.0, 9e9) for number in range(count)]
+    jobs = [Call(str(number), b"x", 1.0, 9e9) for number in range(count)]
     with EmbeddedServer() as former, replicated() as (master, _):
         store = store_on(master, Level.REPLICATED)
-        store.push(ONE, [NewJob("before", b"x", 1.0, 9e9)])
+        store.push(ONE, [Call("before", b"x", 1.0, 9e9)])
         next_master = store.client.redis
         store.client.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
 
@@ -98,7 +98,7 @@ def test_a_number_of_the_push_that_is_no_number_confirms_nothing():
             client.hset(senders, mapping=dict.fromkeys(client.hkeys(senders), b"x 1"))
 
         with pytest.raises(StoreUnavailable, match="call again"):
-            store.push(ONE, [NewJob("1", b"x", 1.0)], stored=stored)
+            store.push(ONE, [Call("1", b"x", 1.0)], stored=stored)
 
 
 @pytest.mark.parametrize("level", [Level.FAST, Level.REPLICATED])
@@ -128,7 +128,7 @@ def test_a_service_that_renames_info_lets_jobs_move():
 def test_fsynced_waits_for_the_disk():
     with EmbeddedServer(executable=valkey(), appendonly=True, config={"appendfsync": "always"}) as server:
         store = store_on(server, Level.FSYNCED)
-        store.push(ONE, [NewJob("1", b"x", 1.0)])
+        store.push(ONE, [Call("1", b"x", 1.0)])
         server.kill()
         server.restart()
         assert waiting(store, "1") == [("x", 1)]
@@ -138,7 +138,7 @@ def test_fsynced_is_refused_where_the_server_has_no_file():
     with EmbeddedServer(executable=valkey()) as server:
         store = store_on(server, Level.FSYNCED)
         with pytest.raises(ConfigurationError, match=r"needs WAITAOF .* and appendonly yes"):
-            store.push(ONE, [NewJob("1", b"x", 1.0)])
+            store.push(ONE, [Call("1", b"x", 1.0)])
         assert waiting(store, "1") is None
 
 
@@ -148,20 +148,20 @@ def test_fsynced_is_refused_where_the_server_does_not_know_it(redis_62_server):
     store.client.redis.flushall()
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="needs WAITAOF"):
-            store.push(ONE, [NewJob("1", b"x", 1.0)])
+            store.push(ONE, [Call("1", b"x", 1.0)])
     assert waiting(store, "1") is None
 
 
 def test_a_server_is_asked_once_whether_it_has_a_file_and_a_later_refusal_says_what_is_stored():
     with EmbeddedServer(executable=valkey(), appendonly=True, config={"appendfsync": "always"}) as server:
         store = store_on(server, Level.FSYNCED)
-        store.push(ONE, [NewJob("1", b"x", 1.0)])
+        store.push(ONE, [Call("1", b"x", 1.0)])
         store.client.redis.config_resetstat()
-        store.push(ONE, [NewJob("2", b"x", 1.0)])
+        store.push(ONE, [Call("2", b"x", 1.0)])
         assert store.client.redis.info("commandstats")["cmdstat_waitaof"]["calls"] == 1
         store.client.redis.config_set("appendonly", "no")
         with pytest.raises(ConfigurationError, match=r"needs WAITAOF .* is stored: to call again may run it"):
-            store.push(ONE, [NewJob("3", b"x", 1.0)])
+            store.push(ONE, [Call("3", b"x", 1.0)])
         assert waiting(store, "3") == [("x", 1)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, Disposition, Merge, QueueSpec
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.keys import shard_keys
@@ -112,7 +112,7 @@ def test_a_held_job_is_edited_too(store, actions):
 def test_the_calls_of_the_payload_end_and_no_others(store):
     ended = []
     actions = Actions(store.client, lambda calls, dead: ended.append(([call.data for call in calls], dead)))
-    jobs = [NewJob("1", data, score, record=b"call of " + data) for data, score in ((b"a", 1.0), (b"b", 2.0))]
+    jobs = [Call("1", data, score, record=b"call of " + data) for data, score in ((b"a", 1.0), (b"b", 2.0))]
     store.push(ONE, jobs)
     assert actions.edit(ONE, "1", b"a", b"c")
     assert ended == [([b"call of a"], False)]
@@ -124,7 +124,7 @@ def test_the_calls_of_the_payload_may_become_those_of_the_other(store, size):
     ended = []
     actions = Actions(store.client, lambda calls, dead: ended.append(calls))
     names = [b"payload %d" % n for n in range(size)]
-    store.push(ONE, [NewJob("1", name, float(n), record=b"of " + name) for n, name in enumerate(names)])
+    store.push(ONE, [Call("1", name, float(n), record=b"of " + name) for n, name in enumerate(names)])
     assert [actions.edit(ONE, "1", old, b"new", keep_calls=True) for old in (b"none", names[1])] == [
         False,
         True,
@@ -139,9 +139,9 @@ def test_the_calls_of_the_payload_may_become_those_of_the_other(store, size):
 
 def test_calls_of_a_payload_that_is_processed_do_not_end(store):
     ended = []
-    store.push(ONE, [NewJob("1", b"a", 1.0, record=b"first")])
+    store.push(ONE, [Call("1", b"a", 1.0, record=b"first")])
     claim(store, take(store))
-    store.push(ONE, [NewJob("1", b"a", 1.0, record=b"second")])
+    store.push(ONE, [Call("1", b"a", 1.0, record=b"second")])
     actions = Actions(store.client, lambda calls, dead: ended.extend(call.data for call in calls))
     assert actions.edit(ONE, "1", b"a", None)
     assert ended == [b"second"]

@@ -13,7 +13,7 @@ from redis import exceptions
 from redis.client import Pipeline
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.store import exchange
 from celery_lowkiq.store import exchange as keeping_pool
 from celery_lowkiq.store.connect import connect
@@ -25,7 +25,7 @@ from tests.waiting import Stopwatch, eventually
 
 NAME = "keeping"
 MANY = QueueSpec("many", shards=3)
-JOBS = [NewJob(str(n), b"x" * 1000) for n in range(100)]
+JOBS = [Call(str(n), b"x" * 1000) for n in range(100)]
 
 
 class OfAnotherPackage(redis.UnixDomainSocketConnection):

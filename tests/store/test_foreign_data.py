@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, InvalidCall, StoreError
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.store.actions import repair_queue
 from celery_lowkiq.store.call_records import CallReader, digest
 from celery_lowkiq.store.claims import CLAIM_BYTES
@@ -23,7 +23,7 @@ KEYS = shard_keys(SHARD)
 
 def test_a_call_without_a_number_is_skipped_and_the_others_are_read(store, client):
     """Its ValueError ended the worker's lane, and the worker with it."""
-    store.push(ONE, [NewJob("1", b"x", 1.0, 1.0, record=b"of a call")])
+    store.push(ONE, [Call("1", b"x", 1.0, 1.0, record=b"of a call")])
     for foreign in (b"1\0" + digest(b"x") + b"(.+)+$ no number", b"1\0" + digest(b"x"), b"1\0"):
         client.zadd(KEYS["calls"], {foreign: 0.0})
     (job,) = claim(store, take(store)).jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.errors import QueueFull, StoreError
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, shard_of
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import Policies, WhenFull
 from celery_lowkiq.store.push import DroppedCallReporter, Sender, push_call
 from tests.bound import Pausing
@@ -28,7 +28,7 @@ def test_a_full_shard_refuses_and_stores_nothing(store):
     shard = Shard(store, max_length=2)
     shard.push("1")
     with pytest.raises(QueueFull, match="1 jobs wait in the shard, and the task's max_length allows 2"):
-        store.push(shard.spec, [NewJob("2", b"x"), NewJob("3", b"x")])
+        store.push(shard.spec, [Call("2", b"x"), Call("3", b"x")])
     assert shard.queries.stats(shard.spec).length == 1
 
 
@@ -76,15 +76,15 @@ def test_what_waits_of_paused_ids_has_its_place(store):
 
 def test_the_calls_of_a_job_that_gave_way_are_told(store, told):
     shard = Shard(store, max_length=1, when_full=WhenFull.DROP_OLDEST)
-    store.push(shard.spec, [NewJob("1", b"x", record=b"first")])
-    store.push(shard.spec, [NewJob("2", b"x", record=b"second")])
+    store.push(shard.spec, [Call("1", b"x", record=b"first")])
+    store.push(shard.spec, [Call("2", b"x", record=b"second")])
     assert told == [b"first"]
     assert len(recorded(shard)) == 1
 
 
 def test_a_call_that_was_dropped_is_told_and_leaves_no_record(store, told):
     shard = Shard(store, max_length=1, when_full=WhenFull.DROP_NEWEST)
-    store.push(shard.spec, [NewJob("1", b"x", record=b"first"), NewJob("2", b"x", record=b"second")])
+    store.push(shard.spec, [Call("1", b"x", record=b"first"), Call("2", b"x", record=b"second")])
     assert told == [b"second"]
     assert len(recorded(shard)) == 1
 
@@ -103,7 +103,7 @@ class TestStaleCalls:
     @pytest.mark.parametrize("record", [b"a call", None])
     def test_no_job_gives_way_to_one_and_none_is_refused(self, store, told, when_full, record):
         shard = self.full_shard(store, when_full)
-        store.push(shard.spec, [NewJob("done", b"3", 3, record=record)])
+        store.push(shard.spec, [Call("done", b"3", 3, record=record)])
         assert ([job.id for job in shard.claim()], shard.dropped) == (["live"], 1)
         assert told == ([record] if record else [])
         assert recorded(shard) == []
@@ -112,14 +112,14 @@ class TestStaleCalls:
         shard = self.full_shard(store, WhenFull.REFUSE)
         for scores in ([6], [None], [3, 6], [6, 3]):
             with pytest.raises(QueueFull):
-                store.push(shard.spec, [NewJob("done", b"%d" % n, score) for n, score in enumerate(scores)])
+                store.push(shard.spec, [Call("done", b"%d" % n, score) for n, score in enumerate(scores)])
         assert shard.dropped == 0
 
     def test_one_that_meets_a_waiting_job_is_dropped_by_its_claim(self, store, told):
         shard = self.full_shard(store, WhenFull.REFUSE)
         shard.run()
         shard.push("done", b"6", 6)
-        store.push(shard.spec, [NewJob("done", b"3", 3, record=b"a call")])
+        store.push(shard.spec, [Call("done", b"3", 3, record=b"a call")])
         (job,) = shard.claim()
         assert (job.unwanted, told) == (1, [])
 
@@ -127,7 +127,7 @@ class TestStaleCalls:
 @pytest.mark.parametrize("when_full", [WhenFull.DROP_NEWEST, WhenFull.DROP_OLDEST])
 def test_a_push_whose_reply_was_lost_hears_it_when_it_is_repeated(store, when_full):
     shard = Shard(store, max_length=1, when_full=when_full)
-    jobs = [NewJob(job_id, b"x", record=b"a call") for job_id in ("1", "2|é", "3")]
+    jobs = [Call(job_id, b"x", record=b"a call") for job_id in ("1", "2|é", "3")]
     call = push_call(shard.spec, shard.lease.shard, Sender(), jobs)
     reply, *repeats = [store.client.call(call) for _ in range(3)]
     assert isinstance(reply, list)
@@ -138,10 +138,10 @@ def test_a_push_whose_reply_was_lost_hears_it_when_it_is_repeated(store, when_fu
 def test_a_repeated_push_spares_calls_that_were_running_and_wait_again(store, told):
     """Their job was processed when the push dropped what waited of its id."""
     shard = Shard(store, max_length=1, when_full=WhenFull.DROP_OLDEST)
-    store.push(shard.spec, [NewJob("1", b"running", 1.0, record=b"running")])
+    store.push(shard.spec, [Call("1", b"running", 1.0, record=b"running")])
     (job,) = shard.claim()
-    store.push(shard.spec, [NewJob("1", b"waiting", 2.0, record=b"waiting")])
-    second = [NewJob("2", b"x", perform_in=9e9)]
+    store.push(shard.spec, [Call("1", b"waiting", 2.0, record=b"waiting")])
+    second = [Call("2", b"x", perform_in=9e9)]
     call = push_call(shard.spec, shard.lease.shard, Sender(), second)
     replies = [store.client.call(call)]
     shard.end(job, Disposition.RETRY)
@@ -154,7 +154,7 @@ def test_a_repeated_push_spares_calls_that_were_running_and_wait_again(store, to
 
 
 def test_they_are_told_also_when_another_shard_refuses(store, told, client):
-    jobs = [NewJob(str(n), b"x", record=b"%d" % n) for n in range(20)]
+    jobs = [Call(str(n), b"x", record=b"%d" % n) for n in range(20)]
     two = QueueSpec("two", shards=2, policies=Policies(max_length=2, when_full=WhenFull.DROP_NEWEST))
     store.push(two, jobs[:1])
     client.set("lowkiq:1:{two:1}:due", "no sorted set")

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.views import DAY, Counters, LaneReport, NodeReport, NodeUpdate, Running, Sample, Wait
 from celery_lowkiq.store import node_reports
@@ -56,7 +56,7 @@ def test_due_jobs_of_several_shards_are_counted(store):
     ids = [next(i for n in range(99) if queue.shard_of(i := f"id{n}").index == index) for index in range(3)]
     for job_id in (*ids, *(f"{one}-later" for one in ids)):
         push(store, job_id, ("a", 1), queue=queue, **({"delay": 900.0} if "later" in job_id else {}))
-    store.push(queue, [NewJob("urgent", b"1", priority=5)])
+    store.push(queue, [Call("urgent", b"1", priority=5)])
     shards = queue.shard_refs()
     found = [store.count_due([shard]) for shard in shards]
     assert sum(found) == store.count_due(shards) == 4

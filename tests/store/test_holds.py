@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.dumps import Header, State, entry_line, read_line
 from celery_lowkiq.rules.errors import QueueFull
-from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, RemovalReason
+from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueSpec, RemovalReason
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.actions import DEAD, STEP, Actions
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
@@ -240,7 +240,7 @@ def test_a_payload_equal_to_the_dead_one_merges_into_it_when_that_is_requeued(st
 
 def test_a_large_dead_job_comes_back_in_steps_with_the_id_closed(store, shard, actions):
     count = 2 * STEP + 10
-    store.push(shard.spec, [NewJob("1", b"%05d" % n, float(n)) for n in range(count)])
+    store.push(shard.spec, [Call("1", b"%05d" % n, float(n)) for n in range(count)])
     actions.bury(shard.spec, ["1"], b"moved")
     Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
     shard.push("1", b"newer", float(count))
@@ -253,7 +253,7 @@ def test_a_large_dead_job_comes_back_in_steps_with_the_id_closed(store, shard, a
 
 def test_equal_scores_of_a_large_dead_job_keep_their_order(store, shard, actions):
     texts = [b"%05d" % n for n in range(STEP + 10)]
-    store.push(shard.spec, [NewJob("1", text, 5.0) for text in texts])
+    store.push(shard.spec, [Call("1", text, 5.0) for text in texts])
     actions.bury(shard.spec, ["1"], b"moved")
     Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
     shard.push("1", b"newer", 5.0)
@@ -263,7 +263,7 @@ def test_equal_scores_of_a_large_dead_job_keep_their_order(store, shard, actions
 
 def test_an_interrupted_requeue_leaves_the_id_held(store, shard, actions):
     count = 2 * STEP
-    store.push(shard.spec, [NewJob("1", b"%05d" % n, float(n)) for n in range(count)])
+    store.push(shard.spec, [Call("1", b"%05d" % n, float(n)) for n in range(count)])
     actions.bury(shard.spec, ["1"], b"moved")
     Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
 
@@ -299,7 +299,7 @@ def test_an_id_goes_on_when_its_dead_payload_is_deleted(store, shard, actions, a
 
 
 def test_a_large_dead_job_is_deleted_in_steps_with_the_id_closed(store, shard, actions):
-    store.push(shard.spec, [NewJob("1", b"%05d" % n, float(n)) for n in range(2 * STEP)])
+    store.push(shard.spec, [Call("1", b"%05d" % n, float(n)) for n in range(2 * STEP)])
     actions.bury(shard.spec, ["1"], b"moved")
     Pausing(store.client).switch_holds(shard.spec, ["1"], held=True)
     shard.push("1", b"newer", 9e4)
@@ -320,7 +320,7 @@ def test_the_dead_payload_is_edited_and_requeued(store, shard, actions):
 
 @pytest.mark.parametrize("count", [2, 100])
 def test_an_id_goes_on_when_the_last_dead_payload_is_deleted(store, shard, actions, count):
-    store.push(shard.spec, [NewJob("1", b"%05d" % n * 20, float(n)) for n in range(count)])
+    store.push(shard.spec, [Call("1", b"%05d" % n * 20, float(n)) for n in range(count)])
     (job,) = shard.claim()
     shard.end(job, Disposition.BURY, error=b"Reject")
     shard.push("1", b"newer", 9e4)
@@ -383,7 +383,7 @@ def test_a_held_id_takes_hold_max_payloads(store):
     shard.push("1", b"2", 2)
     shard.push("1", b"3", 3)
     with pytest.raises(QueueFull, match="2 payloads wait behind a dead one of id '1', and hold_max allows 3"):
-        store.push(shard.spec, [NewJob("1", b"4", 4.0), NewJob("1", b"5", 5.0)])
+        store.push(shard.spec, [Call("1", b"4", 4.0), Call("1", b"5", 5.0)])
     shard.push("1", b"4", 4)
     shard.push("2", b"other", 4)
     with pytest.raises(QueueFull):
@@ -394,7 +394,7 @@ def test_a_held_id_takes_hold_max_payloads(store):
 def test_hold_max_counts_spilled_payloads(store):
     shard = Shard(store, hold=100)
     kill(shard)
-    store.push(shard.spec, [NewJob("1", b"%050d" % n, float(n)) for n in range(100)])
+    store.push(shard.spec, [Call("1", b"%050d" % n, float(n)) for n in range(100)])
     with pytest.raises(QueueFull, match="100 payloads"):
         shard.push("1", b"more", 101.0)
 
@@ -453,10 +453,10 @@ def test_a_dump_brings_a_held_id(store):
 @pytest.mark.parametrize("count", [1, 3000])
 def test_a_held_id_moves_with_all_that_is_behind_it(store, client, count):
     queue = QueueSpec("moving", shards=2, policies=Policies(hold=10_000))
-    store.push(queue, [NewJob("1", b"head", 1.0)])
+    store.push(queue, [Call("1", b"head", 1.0)])
     lease = take(store, queue, queue.shard_of("1").index)
     end(store, lease, store.claim(queue, lease, 1), Disposition.DIE, queue=queue, error=b"boom")
-    store.push(queue, [NewJob("1", b"%05d" % n, 2.0 + n) for n in range(count)])
+    store.push(queue, [Call("1", b"%05d" % n, 2.0 + n) for n in range(count)])
     (before,) = Queries(store.client).held_ids(queue).items
     for shards in (3, 2, 5):
         queue = QueueSpec("moving", shards=shards, policies=Policies(hold=10_000))
@@ -472,7 +472,7 @@ def test_a_held_id_moves_with_all_that_is_behind_it(store, client, count):
 def test_a_pause_and_a_hold_of_one_id_meet_in_a_shard(store, client):
     """Somebody paused the id in the shard where it goes."""
     queue = QueueSpec("moving", shards=1, policies=Policies(hold=10_000))
-    store.push(queue, [NewJob("1", b"head", 1.0)])
+    store.push(queue, [Call("1", b"head", 1.0)])
     lease = take(store, queue)
     end(store, lease, store.claim(queue, lease, 1), Disposition.DIE, queue=queue, error=b"boom")
     two = QueueSpec("moving", shards=2, policies=queue.policies)

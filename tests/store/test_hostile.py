@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.claims import CLAIM_BYTES
 from celery_lowkiq.store.keys import shard_keys
@@ -47,7 +47,7 @@ def test_a_reply_that_leaves_something_out_cannot_be_read(store, monkeypatch):
 
 @pytest.mark.parametrize("job_id", IDS)
 def test_any_allowed_id_goes_all_the_way(store, job_id):
-    store.push(ONE, [NewJob(job_id, data, score, 1.0) for score, data in enumerate(DATA)])
+    store.push(ONE, [Call(job_id, data, score, 1.0) for score, data in enumerate(DATA)])
     lease = take(store)
     claimed = claim(store, lease)
     assert [job.id for job in claimed.jobs] == [job_id]
@@ -79,7 +79,7 @@ def test_queue_names_do_not_reach_each_others_keys(store, client, name):
 
 def test_a_payload_of_one_mebibyte(store):
     data = bytes(range(256)) * 4096
-    store.push(ONE, [NewJob("1", data, 1, 1.0), NewJob("1", b"small", 2, 1.0)])
+    store.push(ONE, [Call("1", data, 1, 1.0), Call("1", b"small", 2, 1.0)])
     lease = take(store)
     claimed = claim(store, lease)
     assert [p.data for p in claimed.jobs[0].payloads] == [data]
@@ -93,7 +93,7 @@ def test_a_payload_of_one_mebibyte(store):
 def test_a_hundred_thousand_payloads_of_one_id(store):
     """A claim takes at most 1,000 of them, lowest scores first; the rest stays waiting."""
     count = 100_000
-    store.push(ONE, [NewJob("1", b"%d" % number, float(count - number), 1.0) for number in range(count)])
+    store.push(ONE, [Call("1", b"%d" % number, float(count - number), 1.0) for number in range(count)])
     (job,) = Queries(store.client).jobs(ONE).items
     assert (job.payload_count, len(job.payloads)) == (count, 10)
     lease = take(store)
@@ -114,7 +114,7 @@ def test_a_hundred_thousand_payloads_of_one_id(store):
 
 def test_a_claim_is_bounded_over_all_its_ids(store):
     queue = QueueSpec("wide", shards=1, batch_size=100)
-    jobs = [NewJob(str(i), b"%d" % n + b"x" * 100, n, 1.0) for i in range(20) for n in range(200)]
+    jobs = [Call(str(i), b"%d" % n + b"x" * 100, n, 1.0) for i in range(20) for n in range(200)]
     store.push(queue, jobs)
     claimed = claim(store, take(store, queue), 100)
     assert 1000 <= sum(len(job.payloads) for job in claimed.jobs) < 2000
@@ -202,7 +202,7 @@ def test_p8_a_claim_tells_little_of_a_payload_that_no_call_could_have_stored(sto
 
 def test_a_payload_of_the_largest_size_comes_whole(store):
     data = b"x" * CLAIM_BYTES
-    store.push(ONE, [NewJob("1", data, 1.0), NewJob("1", b"y", 2.0)])
+    store.push(ONE, [Call("1", data, 1.0), Call("1", b"y", 2.0)])
     lease = take(store)
     (job,) = claim(store, lease).jobs
     assert job.payloads[0].data == data

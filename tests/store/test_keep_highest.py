@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from tests.store.shard import Shard
 
@@ -73,15 +73,15 @@ def test_a_call_of_which_nothing_stays_does_not_make_a_job_due(store):
 def test_recorded_payloads_are_dropped_by_the_run(store):
     shard = Shard(store, keep=1)
     for score in (1, 2, 3):
-        store.push(shard.spec, [NewJob("1", b"%d" % score, score, record=b"a call")])
+        store.push(shard.spec, [Call("1", b"%d" % score, score, record=b"a call")])
     (job,) = shard.claim()
     assert ([p.data for p in job.payloads], job.unwanted) == ([b"1", b"2", b"3"], 2)
 
 
 def push_recorded(shard, size):
     """Twenty calls that somebody hears of, with scores from 0, and two with higher ones."""
-    calls = [NewJob("1", b"%02d" % n * size, n, record=b"a call") for n in range(20)]
-    calls += [NewJob("1", b"y" * size, 50), NewJob("1", b"z" * size, 51)]
+    calls = [Call("1", b"%02d" % n * size, n, record=b"a call") for n in range(20)]
+    calls += [Call("1", b"y" * size, 50), Call("1", b"z" * size, 51)]
     shard.store.push(shard.spec, calls)
 
 
@@ -117,7 +117,7 @@ def test_a_recorded_one_that_is_not_kept_makes_nothing_due_either(store, size):
     shard = with_recorded(store, size, when_pushed_after_failure=AfterFailure.NOW)
     shard.run(Disposition.RETRY, retry_count=0, delay=1000.0)
     before = shard.waiting().perform_in
-    store.push(shard.spec, [NewJob("1", b"low" * size, 19.5, record=b"a call")])
+    store.push(shard.spec, [Call("1", b"low" * size, 19.5, record=b"a call")])
     assert (shard.waiting().payload_count, shard.waiting().perform_in) == (23, before)
 
 

@@ -9,7 +9,7 @@ from celery_lowkiq.integration import queue
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.dumps import End, Entry, State, end_line, entry_line
 from celery_lowkiq.rules.errors import BadDump
-from celery_lowkiq.rules.models import Disposition, NewJob, Payload, PayloadRemoval
+from celery_lowkiq.rules.models import Call, Disposition, Payload, PayloadRemoval
 from tests.store.helpers import ONE, claim, contents, end, push, take, waiting
 
 MANY = 1000
@@ -18,7 +18,7 @@ MANY = 1000
 def fill(store, count: int = MANY) -> list[tuple[str, float]]:
     """Payloads of one id, pairs of them with equal scores; returned in their order."""
     items = [(f"p{n:04}", float(n // 2)) for n in range(count)]
-    store.push(ONE, [NewJob("1", data.encode(), score, 1.0) for data, score in items])
+    store.push(ONE, [Call("1", data.encode(), score, 1.0) for data, score in items])
     return items
 
 
@@ -73,7 +73,7 @@ def test_payloads_that_are_written_together_keep_their_order(store):
 
 def test_equal_payloads_in_one_bulk_push_are_one(store):
     """P8: of equal payloads that are written together, the smaller score stays."""
-    jobs = [NewJob("1", b"p%d" % (n % 100), float(1000 - n), 1.0) for n in range(400)]
+    jobs = [Call("1", b"p%d" % (n % 100), float(1000 - n), 1.0) for n in range(400)]
     store.push(ONE, jobs)
     found = contents(claim(store, take(store)))["1"]
     assert found == [(f"p{n % 100}", float(1000 - n)) for n in range(399, 299, -1)]

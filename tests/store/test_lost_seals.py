@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.leases import LeaseWatch
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store import durability, registry
 from celery_lowkiq.store.cluster_map import slot_of
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def numbers(first, count):
-    return [NewJob(str(number), b"x", None) for number in range(first, first + count)]
+    return [Call(str(number), b"x", None) for number in range(first, first + count)]
 
 
 def cut_off(cluster, master):

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.job_filter import FailureFilter
-from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.models import Call, Disposition
 from tests.store.helpers import claim, end, take
 
 JOBS = 100_000
@@ -35,13 +35,13 @@ def filled_queue(redis_server):
 
     store, spec = context_of(app).store, many.queue_spec
     ids = [str(number) for number in range(JOBS)]
-    store.push(spec, [NewJob(job_id, b'"dead"') for job_id in ids])
+    store.push(spec, [Call(job_id, b'"dead"') for job_id in ids])
     for index in range(spec.shards):
         lease = take(store, spec, index)
         while (claimed := claim(store, lease, 1000)).jobs:
             error = b"ValueError: bad sku 17"
             end(store, lease, claimed, Disposition.DIE, queue=spec, error=error)
-    store.push(spec, [NewJob(job_id, b'"behind"') for job_id in ids])
+    store.push(spec, [Call(job_id, b'"behind"') for job_id in ids])
     yield many.ordered_queue
     app.close()
 

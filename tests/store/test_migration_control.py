@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq.rules.errors import MigrationAborted, StoreUnavailable
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.rules.policies import AfterFailure, Policies
 from celery_lowkiq.store import mover as moving_shards
 from celery_lowkiq.store import registry
@@ -42,7 +42,7 @@ def test_a_paused_migration_holds_nothing_back(store, client):
     migrations = Migrations(store.client, NAME)
     assert migrations.pause(True) is None
     early, late = someone(2, 1), someone(2, 1)
-    store.push(ONE, [NewJob(early, b"1", 1.0, perform_in=1.0), NewJob(late, b"1", 1.0, perform_in=9e9)])
+    store.push(ONE, [Call(early, b"1", 1.0, perform_in=1.0), Call(late, b"1", 1.0, perform_in=9e9)])
     mover = begun(store, ONE, 2)
     until(client, mover, "move")
     assert (migrations.pause(True), migrations.pause(True)) == (True, False)
@@ -73,8 +73,8 @@ def test_what_is_left_in_a_pause_does_not_grow(store, client, monkeypatch):
     monkeypatch.setattr("celery_lowkiq.store.mover.SAMPLED_JOBS", 64)
     leaving = [someone(2, 1) for _ in range(300)]
     staying = [someone(2, home=0) for _ in range(300)]
-    jobs = [NewJob(one, b"1", 1.0, perform_in=1.0) for one in leaving]
-    store.push(ONE, [*jobs, *(NewJob(one, b"1", 1.0, perform_in=9e9) for one in staying)])
+    jobs = [Call(one, b"1", 1.0, perform_in=1.0) for one in leaving]
+    store.push(ONE, [*jobs, *(Call(one, b"1", 1.0, perform_in=9e9) for one in staying)])
     migrations, mover = Migrations(store.client, NAME), begun(store, ONE, 2)
     until(client, mover, "move")
     migrations.pause(True)
@@ -91,7 +91,7 @@ def test_what_is_left_in_a_pause_does_not_grow(store, client, monkeypatch):
 
 def test_a_call_is_found_at_the_next_look_in_any_of_many_shards(store, client):
     queue = replace(ONE, shards=60)
-    store.push(queue, [NewJob("1", b"1")])
+    store.push(queue, [Call("1", b"1")])
     mover = begun(store, queue, 90)
     until(client, mover, "move")
     Migrations(store.client, NAME).pause(True)
@@ -115,7 +115,7 @@ def test_an_id_of_which_a_part_has_left_leaves_in_a_pause(store, client, monkeyp
     """Its call records leave before its payloads: no claim takes it where it was."""
     monkeypatch.setattr(moving_shards, "TRANSFER_PAYLOADS", 3)
     job_id = someone(2, 1)
-    jobs = [NewJob(job_id, b"%d" % n, 1.0 + n, perform_in=1.0, record=b"call") for n in range(5)]
+    jobs = [Call(job_id, b"%d" % n, 1.0 + n, perform_in=1.0, record=b"call") for n in range(5)]
     store.push(ONE, jobs)
     mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
     until(client, mover, "move")
@@ -135,7 +135,7 @@ def test_an_id_of_which_a_part_has_left_leaves_in_a_pause(store, client, monkeyp
 @pytest.mark.one_server
 def test_a_migration_that_redis_refuses_to_begin_is_an_error(store, client):
     """It counted as one that another process has begun: `reshard` asked again and again, without a pause."""
-    store.push(ONE, [NewJob("1", b"1")])
+    store.push(ONE, [Call("1", b"1")])
     client.config_set("min-replicas-to-write", 1)
     try:
         with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
@@ -152,7 +152,7 @@ def test_a_migration_that_redis_refuses_to_begin_is_an_error(store, client):
 
 
 def test_a_migration_that_is_paused_before_it_changes_anything_waits(store, client):
-    store.push(ONE, [NewJob("1", b"1")])
+    store.push(ONE, [Call("1", b"1")])
     mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
     migrations.pause(True)
     assert not mover.turn()
@@ -165,9 +165,9 @@ def test_the_state_of_a_migration_has_the_counts_of_redis(store, client):
     assert migrations.state() is None
     queue = replace(ONE, shards=2)
     lease = owned(store, queue, 0)
-    store.push(queue, [NewJob(someone(2, home=0), b"1", perform_in=1.0)])
+    store.push(queue, [Call(someone(2, home=0), b"1", perform_in=1.0)])
     claimed(store, queue, lease)
-    jobs = [NewJob(f"job-{n}", b"1", perform_in=9e9 - n) for n in range(50)]
+    jobs = [Call(f"job-{n}", b"1", perform_in=9e9 - n) for n in range(50)]
     store.push(queue, jobs)
     mover = begun(store, queue, 3)
     until(client, mover, "move")
@@ -195,7 +195,7 @@ def test_the_state_of_a_migration_has_the_counts_of_redis(store, client):
 def test_a_migration_is_aborted(store, client):
     """All comes back; the queue can be resharded again."""
     queue = replace(ONE, shards=3)
-    store.push(queue, [NewJob(f"job-{n}", b"1", 5.0 + n, perform_in=9e9 - n) for n in range(50)])
+    store.push(queue, [Call(f"job-{n}", b"1", 5.0 + n, perform_in=9e9 - n) for n in range(50)])
     before = {index: client.zrange(key("due", index), 0, -1, withscores=True) for index in range(3)}
     mover, migrations = begun(store, queue, 5), Migrations(store.client, NAME)
     until(client, mover, "move")
@@ -217,13 +217,13 @@ def test_a_migration_is_aborted(store, client):
 @pytest.mark.parametrize("fenced", [0, 1, 3])
 def test_a_migration_is_aborted_before_any_shard_is_open(store, client, fenced):
     queue = replace(ONE, shards=3)
-    store.push(queue, [NewJob(f"job-{n}", b"1", perform_in=1.0) for n in range(20)])
+    store.push(queue, [Call(f"job-{n}", b"1", perform_in=1.0) for n in range(20)])
     mover, migrations = begun(store, queue, 5), Migrations(store.client, NAME)
     until(client, mover, "flip")
     for index in range(fenced):
         run(store, "fence", index, gen=1, route="3>5")
     assert migrations.abort() == 3
-    store.push(queue, [NewJob(f"job-{n}", b"2", perform_in=1.0) for n in range(20)])
+    store.push(queue, [Call(f"job-{n}", b"2", perform_in=1.0) for n in range(20)])
     until(client, mover, "idle")
     claims = [claimed(store, queue, owned(store, queue, index)) for index in range(3)]
     assert {len(job.payloads) for claim in claims for job in claim.jobs} == {2}
@@ -231,7 +231,7 @@ def test_a_migration_is_aborted_before_any_shard_is_open(store, client, fenced):
 
 
 def test_a_migration_that_has_changed_nothing_ends_when_it_is_aborted(store, client):
-    store.push(ONE, [NewJob("1", b"1", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"1", perform_in=1.0)])
     mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
     assert migrations.abort() == 1
     assert client.hmget(queue_key(NAME), "shards", "phase", "format") == [b"1", b"idle", b"4"]
@@ -240,14 +240,14 @@ def test_a_migration_that_has_changed_nothing_ends_when_it_is_aborted(store, cli
 
 
 def test_what_has_all_moved_is_not_aborted(store, client):
-    store.push(ONE, [NewJob("1", b"1")])
+    store.push(ONE, [Call("1", b"1")])
     mover = begun(store, ONE, 2)
     until(client, mover, "seal")
     assert Migrations(store.client, NAME).abort() is None
 
 
 def test_who_waits_for_an_aborted_migration_is_told(store, client, monkeypatch):
-    store.push(ONE, [NewJob("1", b"1")])
+    store.push(ONE, [Call("1", b"1")])
     mover, migrations, turn = Mover(store.client, ONE), Migrations(store.client, NAME), Mover.turn
 
     def aborted(self):
@@ -263,7 +263,7 @@ def test_who_waits_for_an_aborted_migration_is_told(store, client, monkeypatch):
 
 
 def test_an_aborted_migration_whose_queue_loses_its_own_key_goes_back(store, client):
-    store.push(ONE, [NewJob(f"job-{n}", b"1", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"job-{n}", b"1", perform_in=1.0) for n in range(20)])
     mover, migrations = begun(store, ONE, 2), Migrations(store.client, NAME)
     until(client, mover, "move")
     mover.turn()
@@ -278,7 +278,7 @@ def test_an_aborted_migration_whose_queue_loses_its_own_key_goes_back(store, cli
 def test_a_shard_that_would_be_removed_keeps_its_pause(store, client):
     """One that is removed does not."""
     queue = replace(ONE, shards=3)
-    store.push(queue, [NewJob(f"job-{n}", b"1") for n in range(20)])
+    store.push(queue, [Call(f"job-{n}", b"1") for n in range(20)])
     Pausing(store.client).switch_shard(queue, 2, paused=True)
     mover = begun(store, queue, 2)
     until(client, mover, "move")
@@ -293,7 +293,7 @@ def test_a_shard_that_would_be_removed_keeps_its_pause(store, client):
 def test_the_more_urgent_of_both_jobs_decides(store, client, priority, wanted):
     """The older one has priority 1."""
     queue, job_id = replace(ONE, policies=Policies(priority=3)), someone(2, home=1)
-    store.push(queue, [NewJob(job_id, b"1", perform_in=9e8, priority=1)])
+    store.push(queue, [Call(job_id, b"1", perform_in=9e8, priority=1)])
     mover = begun(store, queue, 2)
     until(client, mover, "move")
     pushed(store, in_migration(queue, 2), job_id, b"2", perform_in=7e8, priority=priority)
@@ -308,7 +308,7 @@ def test_the_more_urgent_of_both_jobs_decides(store, client, priority, wanted):
 )
 def test_a_call_that_comes_back_acts_on_a_job_that_waits_for_its_retry(store, client, policies, due_at):
     queue, job_id = replace(ONE, policies=Policies(**policies)), someone(2, home=1)
-    store.push(queue, [NewJob(job_id, b"1", perform_in=1.0)])
+    store.push(queue, [Call(job_id, b"1", perform_in=1.0)])
     lease = owned(store, queue, 0)
     fails(store, queue, lease)
     client.zadd(key("due"), {job_id: 9e9})

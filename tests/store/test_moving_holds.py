@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store import mover as moving_shards
 from celery_lowkiq.store.errors import ShardCountDiffers
@@ -20,9 +20,9 @@ def _half_moved(store, monkeypatch):
     queue = replace(words.ONE, policies=Policies(hold=10_000))
     job_id = words.someone(2, home=1)
     lease = words.owned(store, queue, 0)
-    store.push(queue, [NewJob(job_id, b"dead %d" % n, float(n)) for n in range(3)])
+    store.push(queue, [Call(job_id, b"dead %d" % n, float(n)) for n in range(3)])
     words.ended(store, queue, lease, words.claimed(store, queue, lease), Disposition.BURY, error=b"boom")
-    store.push(queue, [NewJob(job_id, b"newer %d" % n, 9.0 + n) for n in range(3)])
+    store.push(queue, [Call(job_id, b"newer %d" % n, 9.0 + n) for n in range(3)])
     mover = words.begun(store, queue, 2)
     words.until(store.client.redis, mover, "move")
     while not store.client.redis.hlen(words.key("dead_jobs", 1)):
@@ -58,11 +58,11 @@ def test_a_large_dead_job_is_moved_before_the_waiting_one(store, monkeypatch):
     """The retry count of the waiting one moves with it, and no claim finds the shard damaged."""
     monkeypatch.setattr(moving_shards, "TRANSFER_BYTES", 2500)
     job_id, lease = words.someone(2, home=1), words.owned(store, words.ONE, 0)
-    store.push(words.ONE, [NewJob(job_id, b"%d" % n * 900, float(n)) for n in range(1, 10)])
+    store.push(words.ONE, [Call(job_id, b"%d" % n * 900, float(n)) for n in range(1, 10)])
     words.ended(
         store, words.ONE, lease, words.claimed(store, words.ONE, lease), Disposition.BURY, error=b"boom"
     )
-    store.push(words.ONE, [NewJob(job_id, b"newer", 99.0)])
+    store.push(words.ONE, [Call(job_id, b"newer", 99.0)])
     words.fails(store, words.ONE, lease)
     mover = words.begun(store, words.ONE, 2)
     while words.phase(store.client.redis) != "idle":

@@ -21,7 +21,7 @@ from celery_lowkiq.rules.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from celery_lowkiq.rules.models import NewJob, StoredRecord
+from celery_lowkiq.rules.models import Call, StoredRecord
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.actions import DEAD, FAILED, Actions
 from celery_lowkiq.store.call_records import CallReader
@@ -208,7 +208,7 @@ def test_a_silent_redis_is_an_error_and_not_a_hang():
         parameters = {"host": "127.0.0.1", "port": deaf.getsockname()[1], "socket_timeout": 0.2}
         store = RedisStore(connect(parameters, pool_size=1, pool_timeout=1))
         with pytest.raises(StoreUnavailable):
-            store.push(ONE, [NewJob("1", b"x")])
+            store.push(ONE, [Call("1", b"x")])
 
 
 def test_a_pool_without_a_free_connection_is_an_error_and_not_a_hang(redis_server):
@@ -216,9 +216,9 @@ def test_a_pool_without_a_free_connection_is_an_error_and_not_a_hang(redis_serve
     store = RedisStore(client)
     taken = client.connection_pool.get_connection("PING")  # redis-py 5 asks for a name
     with pytest.raises(StoreUnavailable):
-        store.push(ONE, [NewJob("1", b"x")])
+        store.push(ONE, [Call("1", b"x")])
     client.connection_pool.release(taken)
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
 
 
 def test_no_password_is_in_any_error():
@@ -227,7 +227,7 @@ def test_no_password_is_in_any_error():
             parameters = {"host": "127.0.0.1", "port": server.port, "password": password}
             store = RedisStore(connect(parameters, pool_size=1, pool_timeout=1))
             with pytest.raises(LowkiqError) as raised:
-                store.push(ONE, [NewJob("1", b"x")])
+                store.push(ONE, [Call("1", b"x")])
             assert "hunter" not in f"{raised.value!r} {raised.value} {store!r} {vars(store)}"
         right = {"host": "127.0.0.1", "port": server.port, "password": "hunter2"}
         store = RedisStore(connect(right, pool_size=1, pool_timeout=1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.dumps import Entry, State
-from celery_lowkiq.rules.models import Disposition, NewJob, Payload, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, Payload, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.redis_store import RedisStore
 from tests.bound import Pausing
@@ -37,7 +37,7 @@ def test_of_a_call(store, past, priority, policies):
 
 def test_of_calls_in_bulk_with_a_paused_id_among_them(store):
     Pausing(store.client).switch_ids(ONE, ["2"], paused=True)
-    store.push(ONE, [NewJob(f"{n}", b"x", perform_in=1.0) for n in range(5)])
+    store.push(ONE, [Call(f"{n}", b"x", perform_in=1.0) for n in range(5)])
     assert stats(store).length == 5
     assert stats(store).oldest < LATE
 

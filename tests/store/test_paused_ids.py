@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec
 from celery_lowkiq.store.actions import DEAD, FAILED, STEP, Actions
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.listings import Listing
@@ -64,7 +64,7 @@ def test_later_pushes_merge_into_the_held_job(store, pausing):
     pausing.switch_ids(ONE, ["1"], paused=True)
     lease = take(store)
     push(store, "1", ("a", 2), perform_in=5.0)
-    store.push(ONE, [NewJob("1", b"b", 1.0, 7.0), NewJob("2", b"c", 1.0, 6.0), NewJob("1", b"d", 3.0, 8.0)])
+    store.push(ONE, [Call("1", b"b", 1.0, 7.0), Call("2", b"c", 1.0, 6.0), Call("1", b"d", 3.0, 8.0)])
     assert held_ids(store) == {"1"}
     assert ids_of(claim(store, lease)) == ["2"]
     pausing.switch_ids(ONE, ["1"], paused=False)
@@ -113,7 +113,7 @@ def test_a_takeover_recovers_into_held_and_so_do_strays(store, pausing):
 def test_ten_thousand_paused_ids(store, pausing):
     """They are pushed, fail, and are recovered, and none of them is ever due."""
     ids = [str(number) for number in range(10_000)]
-    store.push(TWO, [NewJob(job_id, b"x", 1, 1.0) for job_id in ids])
+    store.push(TWO, [Call(job_id, b"x", 1, 1.0) for job_id in ids])
     leases = [take(store, TWO, shard) for shard in range(2)]
     failing = [claim(store, lease, 1000) for lease in leases]
     left = [claim(store, lease, 1000) for lease in leases]
@@ -125,7 +125,7 @@ def test_ten_thousand_paused_ids(store, pausing):
         end(store, lease, claimed, Disposition.RETRY, queue=TWO, error=b"boom")
     heirs = [take(store, TWO, shard, owner="heir") for shard in range(2)]
     assert all(len(claimed.jobs) == 1000 for claimed in left)
-    store.push(TWO, [NewJob(job_id, b"y", 2) for job_id in ids])
+    store.push(TWO, [Call(job_id, b"y", 2) for job_id in ids])
     found = stats(store, TWO)
     assert (found.length, found.paused_jobs, found.retries, found.busy, found.lag) == (
         10_000,
@@ -165,7 +165,7 @@ def test_pushes_of_a_paused_id_wake_nobody(store, pausing):
 
 
 def test_listings_show_held_jobs(store, pausing):
-    store.push(TWO, [NewJob(f"{n:02d}", b"x", 1, 1000.0 + n) for n in range(40)])
+    store.push(TWO, [Call(f"{n:02d}", b"x", 1, 1000.0 + n) for n in range(40)])
     pausing.switch_ids(TWO, [f"{n:02d}" for n in range(0, 40, 2)], paused=True)
     queries = Queries(store.client)
     listed = []
@@ -229,7 +229,7 @@ def test_ids_stay_paused_when_an_empty_queue_gets_another_count(store, client, p
     Actions(store.client).delete(TWO, ["other"])
     three = QueueSpec("two", shards=3)
     reshard(store.mover(TWO), TWO, 3)
-    store.push(three, [NewJob(job_id, b"x") for job_id in ids])
+    store.push(three, [Call(job_id, b"x") for job_id in ids])
     assert (stats(store, three).paused_jobs, Queries(store.client).paused(three).ids) == (2500, 2500)
     again = {paused.id: paused.since for paused in Queries(store.client).paused_ids(three, limit=1000).items}
     assert since.items() == again.items()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import NOT_ISOLATED, AfterFailure, Isolation, Policies
 from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.keys import shard_keys
@@ -64,12 +64,12 @@ class TestDebounce:
     @pytest.mark.parametrize("portion", [{}, {"per_run": 2}], ids=["1,000 payloads", "max_payloads_per_run"])
     def test_what_a_claim_leaves_is_not_put_off_anew(self, store, portion):
         shard = Shard(store, debounce=100.0, **portion)
-        calls = [NewJob("1", b"%d" % n, n) for n in range(1001)]
+        calls = [Call("1", b"%d" % n, n) for n in range(1001)]
         store.push(shard.spec, calls)
         hasten(shard)
         assert len(shard.claim()[0].payloads) == portion.get("per_run", 1000)
         before = shard.waiting().perform_in
-        store.push(shard.spec, [NewJob("1", b"new", 2000)])
+        store.push(shard.spec, [Call("1", b"new", 2000)])
         assert shard.waiting().perform_in == before <= time.time()
 
     def test_what_a_run_leaves_runs_when_it_said(self, store):
@@ -172,7 +172,7 @@ class TestStale:
         shard.run()
         store.release(shard.lease)
         wider = replace(shard.spec, shards=4)
-        store.push(wider, [NewJob(str(n), b"x") for n in range(9)])
+        store.push(wider, [Call(str(n), b"x") for n in range(9)])
         assert shard.queries.stats(wider).length == 9
 
     def test_marks_vanish_where_nothing_is_processed_any_more(self, store, client):
@@ -400,7 +400,7 @@ def ids(jobs):
 
 def fail_as(shard, outcomes):
     """Jobs that have failed in one run, and are due again: retry_count and isolation by id."""
-    shard.store.push(shard.spec, [NewJob(job_id, b"x") for job_id in outcomes])
+    shard.store.push(shard.spec, [Call(job_id, b"x") for job_id in outcomes])
     jobs = shard.claim()
     assert ids(jobs) == sorted(outcomes)
     for job in jobs:
@@ -505,7 +505,7 @@ def test_the_log_of_tries_has_the_whole_number(shard):
 
 def test_nothing_is_asked_of_redis_for_it_while_nothing_has_failed(shard, redis_server):
     """The jobs of a window are claimed by the same commands as ever."""
-    shard.store.push(shard.spec, [NewJob(job_id, b"x") for job_id in "abc"])
+    shard.store.push(shard.spec, [Call(job_id, b"x") for job_id in "abc"])
     client = shard.store.client.redis
     client.config_resetstat()
     shard.claim()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, Settlement
 from celery_lowkiq.rules.policies import WhenFull
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.listings import Listing
@@ -26,7 +26,7 @@ def shard_of(store, **policies):
 
 def push(shard, *priorities, at=1.0):
     """Jobs with the ids '0', '1', ..., due one s after the other."""
-    jobs = [NewJob(f"{n}", b"x", perform_in=at + n, priority=p) for n, p in enumerate(priorities)]
+    jobs = [Call(f"{n}", b"x", perform_in=at + n, priority=p) for n, p in enumerate(priorities)]
     shard.store.push(shard.spec, jobs)
 
 
@@ -56,7 +56,7 @@ class TestTurns:
         shard = shard_of(store, priority_max_wait=60.0)
         now = time.time()
         for job_id, priority, ago in (("a", 0, 10), ("b", 9, 90), ("c", 5, 99), ("d", 1, 20), ("e", 0, 80)):
-            store.push(shard.spec, [NewJob(job_id, b"x", perform_in=now - ago, priority=priority)])
+            store.push(shard.spec, [Call(job_id, b"x", perform_in=now - ago, priority=priority)])
         found = []
         while some := claim(shard, most):
             found += some
@@ -65,7 +65,7 @@ class TestTurns:
     def test_what_is_not_due_waits_whatever_its_priority(self, store):
         shard = shard_of(store)
         push(shard, 0, 1, at=4e9)
-        store.push(shard.spec, [NewJob("due", b"x", perform_in=1.0, priority=9)])
+        store.push(shard.spec, [Call("due", b"x", perform_in=1.0, priority=9)])
         assert claim(shard) == ["due"]
         assert shard.queries.stats(shard.spec).lag == 0
 
@@ -97,7 +97,7 @@ class TestMerging:
     def test_a_merged_job_takes_the_more_urgent_one_and_keeps_its_time(self, store):
         shard = shard_of(store)
         for time_, priority in ((1.0, 5), (2.0, 2), (3.0, 9)):
-            store.push(shard.spec, [NewJob("1", b"%d" % priority, perform_in=time_, priority=priority)])
+            store.push(shard.spec, [Call("1", b"%d" % priority, perform_in=time_, priority=priority)])
         job = shard.waiting()
         assert (job.priority, job.perform_in, job.payload_count) == (2, 1.0, 3)
 
@@ -110,7 +110,7 @@ class TestMerging:
 
     def test_calls_of_one_push_are_merged_as_well(self, store):
         shard = shard_of(store)
-        store.push(shard.spec, [NewJob("1", b"a", priority=5), NewJob("1", b"b", priority=3)])
+        store.push(shard.spec, [Call("1", b"a", priority=5), Call("1", b"b", priority=3)])
         assert priorities(shard, "1") == [3]
 
     def test_the_tasks_priority_is_that_of_calls_without_one(self, store):
@@ -120,7 +120,7 @@ class TestMerging:
 
     def test_what_a_claim_leaves_of_a_long_job_keeps_its_priority(self, store):
         shard = shard_of(store)
-        jobs = [NewJob("1", b"%d" % n, float(n), perform_in=1.0, priority=6) for n in range(1005)]
+        jobs = [Call("1", b"%d" % n, float(n), perform_in=1.0, priority=6) for n in range(1005)]
         store.push(shard.spec, jobs)
         (job,) = shard.run()
         assert (len(job.payloads), job.priority) == (1000, 6)
@@ -130,7 +130,7 @@ class TestMerging:
         shard = shard_of(store)
         push(shard, 5)
         (job,) = shard.claim()
-        store.push(shard.spec, [NewJob("0", b"y", priority=1)])
+        store.push(shard.spec, [Call("0", b"y", priority=1)])
         settlement = Settlement("0", job.claim, Disposition.RETRY, 0, 1000.0, b"boom")
         store.settle(shard.spec, shard.lease, [settlement])
         assert (shard.waiting("0").priority, shard.waiting("0").retry_count) == (1, 0)
@@ -163,7 +163,7 @@ class TestAfterARun:
 
     def test_what_is_left_of_a_job_that_died_is_new(self, store):
         shard = shard_of(store, priority=2, retry_priority=9)
-        store.push(shard.spec, [NewJob("0", b"a", 1.0), NewJob("0", b"b", 2.0)])
+        store.push(shard.spec, [Call("0", b"a", 1.0), Call("0", b"b", 2.0)])
         shard.run(Disposition.RETRY, retry_count=0)
         assert priorities(shard, "0") == [9]
         shard.run(Disposition.DIE)
@@ -214,15 +214,15 @@ class TestElsewhere:
             push(shard, 5, at=6e9)
             assert heard() == (SHARD, 6e9)
             push(shard, 5, 5, at=7e9)
-            store.push(ONE, [NewJob("sooner", b"x", perform_in=5e9, priority=9)])
+            store.push(ONE, [Call("sooner", b"x", perform_in=5e9, priority=9)])
             assert heard() == (SHARD, 5e9)
 
     def test_a_paused_id_keeps_its_priority(self, store, client):
         shard, pausing = shard_of(store), Pausing(store.client)
         push(shard, 5, 7, None)
         assert pausing.switch_ids(shard.spec, ["0", "2", "new"], paused=True) == 3
-        store.push(shard.spec, [NewJob("new", b"x", perform_in=4.0, priority=6)])
-        store.push(shard.spec, [NewJob("0", b"y", priority=3)])
+        store.push(shard.spec, [Call("new", b"x", perform_in=4.0, priority=6)])
+        store.push(shard.spec, [Call("0", b"y", priority=3)])
         assert [job.paused for job in map(shard.waiting, ["0", "1", "2", "new"])] == [True, False, True, True]
         assert priorities(shard, "0", "1", "2", "new") == [3, 7, 0, 6]
         assert claim(shard) == ["1"]
@@ -266,13 +266,13 @@ class TestElsewhere:
     def test_a_full_queue_counts_them_and_drops_them_first(self, store):
         shard = shard_of(store, max_length=2, when_full=WhenFull.DROP_OLDEST)
         push(shard, None, 5)
-        store.push(shard.spec, [NewJob("2", b"x")])
+        store.push(shard.spec, [Call("2", b"x")])
         assert (shard.waiting("1"), shard.queries.stats(shard.spec).length) == (None, 2)
 
     def test_why_counts_who_comes_before(self, store):
         shard = shard_of(store)
         push(shard, 5, 0, 3, 5, 9)
-        store.push(shard.spec, [NewJob("later", b"x", perform_in=4e9)])
+        store.push(shard.spec, [Call("later", b"x", perform_in=4e9)])
         look = Diagnosis(store.client)
         ahead = [
             look.facts(shard.spec, f"{n}", rate=None, max_retries=None, read=lambda _: None).waiting.ahead
@@ -291,7 +291,7 @@ class TestElsewhere:
 def test_an_urgent_call_behind_thousands_is_the_next(store):
     shard = shard_of(store)
     push(shard, *[9] * 5000)
-    store.push(shard.spec, [NewJob("urgent", b"x", priority=1)])
+    store.push(shard.spec, [Call("urgent", b"x", priority=1)])
     assert claim(shard, 2) == ["urgent", "0"]
 
 
@@ -300,7 +300,7 @@ def test_what_a_dead_owner_left_runs_in_the_order_of_its_claims(store, priority)
     shard = shard_of(store)
     order = [f"{n}" for n in range(8, -1, -1)]
     for job_id in order:
-        store.push(shard.spec, [NewJob(job_id, b"x", perform_in=1.0, priority=priority)])
+        store.push(shard.spec, [Call(job_id, b"x", perform_in=1.0, priority=priority)])
         assert claim(shard) == [job_id]
     shard.lease = take(store, shard.spec, owner="next")
     found = []
@@ -315,7 +315,7 @@ def test_what_a_dead_owner_left_runs_in_the_order_of_its_claims(store, priority)
 @pytest.mark.parametrize("when", [2e10, 1e11, 1e300])
 def test_a_time_beyond_all_others_changes_no_priority(store, when):
     shard = shard_of(store)
-    store.push(shard.spec, [NewJob("1", b"x", perform_in=when, priority=5)])
+    store.push(shard.spec, [Call("1", b"x", perform_in=when, priority=5)])
     assert (shard.waiting().priority, shard.waiting().perform_in) == (5, when)
     Actions(store.client).run_now_all(shard.spec)
     assert claim(shard) == ["1"]
@@ -325,8 +325,8 @@ def test_a_full_queue_drops_what_is_urgent_when_nothing_else_can_go(store):
     """Long jobs cannot be dropped at once."""
     shard = shard_of(store, max_length=20, when_full=WhenFull.DROP_OLDEST)
     for n in range(16):
-        long = [NewJob(f"long {n}", b"%d" % m + b"x" * 500, perform_in=1.0, priority=5) for m in range(20)]
+        long = [Call(f"long {n}", b"%d" % m + b"x" * 500, perform_in=1.0, priority=5) for m in range(20)]
         store.push(shard.spec, long)
     for n in range(5):
-        store.push(shard.spec, [NewJob(f"{n}", b"x", perform_in=2.0 + n)])
+        store.push(shard.spec, [Call(f"{n}", b"x", perform_in=2.0 + n)])
     assert (shard.waiting("0"), shard.waiting("4") is None) == (None, False)

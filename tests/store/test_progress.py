@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.progress import Stop
 from tests.bound import Pausing, Queries
@@ -44,7 +44,7 @@ CASES = {
 def case(request, store, actions):
     """Where one id with very many payloads is, and what is done to it."""
     place, act = request.param
-    store.push(ONE, [NewJob("1", b"%05d" % n, float(n)) for n in range(MANY)])
+    store.push(ONE, [Call("1", b"%05d" % n, float(n)) for n in range(MANY)])
     if place == "dead":
         actions.bury(ONE, ["1"], b"boom")
     return place, act

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, QueueResharded, StoreFull, StoreUnavailable
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import queue_key, shard_keys
@@ -28,11 +28,11 @@ from tests.store.helpers import ONE, SHARD, claim, end, listening, push, take, w
 def test_a_repeated_push_changes_nothing_even_over_a_newer_one(store):
     push(store, "0", ("registers", 1))
     sender = Sender()
-    old = push_call(ONE, SHARD, sender, [NewJob("1", b"old", 1, 1.0)])
+    old = push_call(ONE, SHARD, sender, [Call("1", b"old", 1, 1.0)])
     assert store.client.call(old) == 1
     lease = take(store)
     end(store, lease, claim(store, lease))
-    assert store.client.call(push_call(ONE, SHARD, sender, [NewJob("1", b"new", 2)])) == 1
+    assert store.client.call(push_call(ONE, SHARD, sender, [Call("1", b"new", 2)])) == 1
     assert store.client.call(old) == 0
     assert waiting(store, "1") == [("new", 2)]
 
@@ -48,7 +48,7 @@ def test_a_push_whose_reply_was_lost_is_repeated_under_its_number(store, monkeyp
         return replies
 
     monkeypatch.setattr(store.client, "calls", loses_one)
-    store.push(ONE, [NewJob("1", b"a", 1, record=b"of the call")], pauses=[0.0])
+    store.push(ONE, [Call("1", b"a", 1, record=b"of the call")], pauses=[0.0])
     assert waiting(store, "1") == [("a", 1)]
     assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 1
 
@@ -59,7 +59,7 @@ def test_senders_are_forgotten_after_an_hour_without_a_push(store, client):
     long_ago = {f"gone-{number}": "5 1000" for number in range(50)}
     client.hset(senders, mapping=long_ago)
     for _ in range(200):
-        RedisStore(client).push(ONE, [NewJob("1", b"a", 1)])
+        RedisStore(client).push(ONE, [Call("1", b"a", 1)])
     names = client.hkeys(senders)
     assert not [name for name in names if name.startswith(b"gone")]
     assert len(names) > 200
@@ -67,17 +67,17 @@ def test_senders_are_forgotten_after_an_hour_without_a_push(store, client):
 
 def test_a_bulk_push_goes_in_chunks_to_all_shards(store):
     queue = QueueSpec("many", shards=3)
-    store.push(queue, [NewJob(str(number), b"x") for number in range(5000)])
+    store.push(queue, [Call(str(number), b"x") for number in range(5000)])
     assert Queries(store.client).stats(queue).length == 5000
     assert all(one.length > 1500 for one in Queries(store.client).shard_stats(queue))
 
 
 def test_chunks_are_bounded_in_jobs_and_bytes():
-    small = [NewJob("1", b"x")] * (2 * CHUNK_JOBS + 1)
+    small = [Call("1", b"x")] * (2 * CHUNK_JOBS + 1)
     assert [len(chunk) for chunk in chunked(small)] == [CHUNK_JOBS, CHUNK_JOBS, 1]
-    large = [NewJob("1", b"x" * (CHUNK_BYTES // 2))] * 5
+    large = [Call("1", b"x" * (CHUNK_BYTES // 2))] * 5
     assert [len(chunk) for chunk in chunked(large)] == [2, 2, 1]
-    full = [NewJob("1", b"x" * (CHUNK_BYTES - 1)), NewJob("2", b"x"), NewJob("3", b"x")]
+    full = [Call("1", b"x" * (CHUNK_BYTES - 1)), Call("2", b"x"), Call("3", b"x")]
     assert [len(chunk) for chunk in chunked(full)] == [2, 1]
 
 
@@ -101,7 +101,7 @@ def test_a_queue_is_resharded_and_old_callers_follow(store, client, before, afte
     reshard(store.mover(old), old, after)
     assert waiting(store, "1", new) == [("a", 1)]
     Actions(store.client).delete(new, ["1"])
-    jobs = [NewJob(str(n), b"x") for n in range(2 * CHUNK_JOBS * max(before, after))]
+    jobs = [Call(str(n), b"x") for n in range(2 * CHUNK_JOBS * max(before, after))]
     stored = []
     store.push(old, jobs, stored=stored.extend)
     assert sorted(job.id for job in stored) == sorted(job.id for job in jobs)
@@ -113,7 +113,7 @@ def test_what_was_stored_before_the_number_of_shards_changed_is_not_stored_twice
     """Its reply was lost, and the queue was resharded before the push was repeated."""
     old, new, sender = QueueSpec("q", shards=1), QueueSpec("q", shards=2), Sender()
     push(store, "1", ("registers", 1), queue=old)
-    call = push_call(old, old.shard_of("1"), sender, [NewJob("1", b"x")])
+    call = push_call(old, old.shard_of("1"), sender, [Call("1", b"x")])
     assert store.client.call(call) == 1
     Actions(store.client).delete(old, ["1"])
     reshard(store.mover(old), old, 2)
@@ -160,7 +160,7 @@ def test_many_threads_push_at_once_and_nothing_is_lost(store):
 
     def pusher(number: int) -> None:
         for step in range(50):
-            store.push(queue, [NewJob(f"{number}-{step}", b"x")])
+            store.push(queue, [Call(f"{number}-{step}", b"x")])
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(pusher, range(8)))
@@ -170,7 +170,7 @@ def test_many_threads_push_at_once_and_nothing_is_lost(store):
 def test_scripts_come_back_after_a_flush(store, client):
     push(store, "1", ("a", 1))
     client.script_flush()
-    store.push(QueueSpec("two", shards=3), [NewJob(str(number), b"x") for number in range(30)])
+    store.push(QueueSpec("two", shards=3), [Call(str(number), b"x") for number in range(30)])
     client.script_flush()
     lease = take(store)
     assert claim(store, lease).jobs[0].id == "1"
@@ -201,7 +201,7 @@ def test_pushes_go_on_while_the_number_of_shards_changes(client):
         push(store, "1", ("a", 1), queue=old)
 
         def pusher(number, queues=(old, new)):
-            jobs = [NewJob(f"id-{number}-{step}", b"x") for step in range(20)]
+            jobs = [Call(f"id-{number}-{step}", b"x") for step in range(20)]
             RedisStore(client).push(queues[number % 2], jobs)
 
         acts = [partial(reshard, store.mover(old), old, 8) for _ in range(2)]

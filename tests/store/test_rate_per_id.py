@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob, PayloadRemoval, RemovalReason, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.client import FakeClockClient
 from celery_lowkiq.store.listings import Listing
@@ -106,9 +106,9 @@ def test_a_claim_looks_at_a_bounded_number(clocked):
     """Its limit of 100, and 100 more; the next one goes on from there."""
     shard = limited(clocked)
     names = [f"{n}" for n in range(300)]
-    clocked.push(shard.spec, [NewJob(name, b"x", perform_in=1.0) for name in names])
+    clocked.push(shard.spec, [Call(name, b"x", perform_in=1.0) for name in names])
     assert [len(shard.run()) for _ in range(3)] == [100] * 3
-    clocked.push(shard.spec, [NewJob(name, b"x", perform_in=1.0) for name in names])
+    clocked.push(shard.spec, [Call(name, b"x", perform_in=1.0) for name in names])
     shard.push("free")
     now = clocked.client.now()
     assert shard.claim() == ()

@@ -9,7 +9,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.leases import LeaseWatch
-from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, ShardRef, shard_of
+from celery_lowkiq.rules.models import Call, Disposition, Lease, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store.actions import DEAD, Actions, queue_damages, repair_queue
 from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
@@ -49,7 +49,7 @@ def everywhere(store):
     push(store, "later", ("a", 1.0), perform_in=FAR)
     push(store, "held", ("a", 1.0))
     push(store, "long", *LONG)
-    store.push(ONE, [NewJob("ranked", b"a", 1.0, priority=5), NewJob("recorded", b"a", 1.0, record=b"call")])
+    store.push(ONE, [Call("ranked", b"a", 1.0, priority=5), Call("recorded", b"a", 1.0, record=b"call")])
     return lease
 
 
@@ -138,7 +138,7 @@ def test_a_lost_meta_is_written_again_above_all_that_is_stored(store, client, ca
     Pausing(store.client).switch_queue(ONE, paused=True)
     known = client.hgetall(KEYS["meta"])
     client.delete(KEYS["meta"])
-    store.push(ONE, [NewJob("ahead", b"made")])
+    store.push(ONE, [Call("ahead", b"made")])
     assert caplog.text.count("shard orders/0 was repaired: meta was rewritten") == 1
     meta = client.hgetall(KEYS["meta"])
     assert int(meta[b"score"]) == 5_000_000_000 * 1_000_000 + 1
@@ -174,7 +174,7 @@ def ids_in(index, count=3, shards=4):
 
 def test_ids_that_belong_elsewhere_keep_a_shard_from_being_repaired(store, client):
     """O6: what cannot be told is refused, with the command that shows it; the other shards go on."""
-    store.push(FOUR, [NewJob(str(n), b"x", 1.0) for n in range(40)])
+    store.push(FOUR, [Call(str(n), b"x", 1.0) for n in range(40)])
     keys = shard_keys(ShardRef("orders", 3))
     client.delete(keys["meta"])
     (stranger,) = ids_in(2, 1)
@@ -183,14 +183,14 @@ def test_ids_that_belong_elsewhere_keep_a_shard_from_being_repaired(store, clien
     with pytest.raises(
         ShardDamaged, match=r"shard orders/3 .*`celery -A proj lowkiq repair orders`"
     ) as error:
-        store.push(FOUR, [NewJob(ids_in(3)[0], b"y", 1.0)])
+        store.push(FOUR, [Call(ids_in(3)[0], b"y", 1.0)])
     assert "4 shards, but the code declares 4" not in str(error.value)
-    store.push(FOUR, [NewJob(ids_in(1)[0], b"y", 1.0)])
+    store.push(FOUR, [Call(ids_in(1)[0], b"y", 1.0)])
 
 
 def test_a_registry_that_was_lost_and_written_by_other_code_is_put_right(store, client):
     """O6, a twin: shards that all say another number tell that the registry is wrong."""
-    store.push(FOUR, [NewJob(str(n), b"x", 1.0) for n in range(40)])
+    store.push(FOUR, [Call(str(n), b"x", 1.0) for n in range(40)])
     client.hset(queue_key("orders"), "shards", "7")
     (damage,) = queue_damages(store.client, FOUR)
     assert damage.shard is None
@@ -202,10 +202,10 @@ def test_a_registry_that_was_lost_and_written_by_other_code_is_put_right(store, 
 
 def test_a_lost_registry_is_written_again_with_the_number_of_the_shards(store, client):
     """The number in the code may be another one for a long time."""
-    store.push(FOUR, [NewJob(str(n), b"x", 1.0) for n in range(40)])
+    store.push(FOUR, [Call(str(n), b"x", 1.0) for n in range(40)])
     client.delete(queue_key("orders"))
     other = RedisStore(client)
-    other.push(QueueSpec("orders", shards=7), [NewJob(str(n), b"y", 2.0) for n in range(40)])
+    other.push(QueueSpec("orders", shards=7), [Call(str(n), b"y", 2.0) for n in range(40)])
     assert client.hget(queue_key("orders"), "shards") == b"4"
     assert Queries(store.client).stats(FOUR).length == 40
     assert queue_damages(store.client, FOUR) == []
@@ -276,7 +276,7 @@ def test_times_priorities_and_pauses_come_back_from_the_keys_beside(store, clien
 
 def test_a_lost_priority_becomes_that_of_the_queue(store, client):
     queue = QueueSpec("orders", shards=1, policies=Policies(priority=3))
-    store.push(queue, [NewJob("urgent", b"a", 1.0, priority=7)])
+    store.push(queue, [Call("urgent", b"a", 1.0, priority=7)])
     client.delete(KEYS["by_priority"])
     repair_queue(store.client, queue)
     assert Queries(store.client).job(queue, "urgent").waiting.priority == 3
@@ -390,7 +390,7 @@ def test_taking_shards_does_not_wait_for_a_repair(store, client, monkeypatch):
     ids = {
         ref: next(str(n) for n in range(99) if shard_of(str(n), 2) == ref.index) for ref in (first, second)
     }
-    store.push(queue, [NewJob(ids[first], b"x"), NewJob(ids[second], b"x")])
+    store.push(queue, [Call(ids[first], b"x"), Call(ids[second], b"x")])
     client.delete(shard_keys(first)["meta"])
     begun, may_go_on = threading.Event(), threading.Event()
     whole = Repairs.rewrite_meta
@@ -435,7 +435,7 @@ def test_a_repair_waits_when_no_thread_can_start(store, client, monkeypatch):
 def test_a_long_job_that_is_deleted_was_not_lost(store, caplog):
     """O6: between two steps of its end, a claim finds no mark without payloads."""
     lease = take(store)
-    store.push(ONE, [NewJob("long", b"%03d" % n, float(n), 1.0) for n in range(512)])
+    store.push(ONE, [Call("long", b"%03d" % n, float(n), 1.0) for n in range(512)])
     step, claims = store.client.call, []
 
     def between(call):

@@ -9,7 +9,7 @@ import pytest
 
 from celery_lowkiq.rules import resharding as rules
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.rules.models import Disposition, Layout, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, Layout, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from celery_lowkiq.store import mover as strays
 from celery_lowkiq.store.actions import Actions
@@ -77,10 +77,10 @@ def entries_of(client, name, index, job_id):
 def an_id_with_everything(store, queue, job_id):
     """Failed, spilled, with a call record, and dead."""
     lease = owned(store, queue, 0)
-    store.push(queue, [NewJob(job_id, b"%03d" % n + b"y" * 200, 2.0 + n, 1.0) for n in range(40)])
+    store.push(queue, [Call(job_id, b"%03d" % n + b"y" * 200, 2.0 + n, 1.0) for n in range(40)])
     ended(store, queue, lease, claimed(store, queue, lease), Disposition.BURY, error=b"boom")
-    jobs = [NewJob(job_id, payload, 100.0 + n, 1.0) for n, payload in enumerate(LONG)]
-    store.push(queue, [*jobs, NewJob(job_id, b"called", 200.0, 1.0, record=b"call")])
+    jobs = [Call(job_id, payload, 100.0 + n, 1.0) for n, payload in enumerate(LONG)]
+    store.push(queue, [*jobs, Call(job_id, b"called", 200.0, 1.0, record=b"call")])
     fails(store, queue, lease)
 
 
@@ -108,7 +108,7 @@ def test_everything_of_an_id_moves(store, client):
         getattr(client, command)(key(name), job_id, value)
     client.zadd(key("buckets"), {job_id: 9e15})
     Pausing(store.client).switch_ids(ONE, [other], paused=True)
-    store.push(ONE, [NewJob(other, b"1", 5.0, 9e9, priority=4)])
+    store.push(ONE, [Call(other, b"1", 5.0, 9e9, priority=4)])
     client.zadd(key("due_prioritized"), {(ranked := someone(3, 1)): 9e9})
     client.zadd(key("by_priority"), {ranked: 5 * 2**34 + 9e9})
     client.hset(key("jobs"), ranked, b"1 1 x")
@@ -145,7 +145,7 @@ def test_an_id_with_two_marks_stays_a_suspect_as_long_as_both_say(
 ):
     """The mark that came ended the suspicion before what had run at the other crash was done."""
     job_id = someone(2, 1)
-    store.push(ONE, [NewJob(job_id, b"x", perform_in=1.0)])
+    store.push(ONE, [Call(job_id, b"x", perform_in=1.0)])
     mover = begun(store, ONE, 2)
     until(client, mover, "move")
     home = Layout(2).home(job_id)
@@ -158,9 +158,9 @@ def test_an_id_with_two_marks_stays_a_suspect_as_long_as_both_say(
 @pytest.mark.parametrize("shards", [1, 2, 5, 7])
 def test_payloads_and_order_are_the_same_after_migrations(store, client, shards):
     queue = replace(ONE, shards=3)
-    jobs = [NewJob(f"id-{n % 17}", b"%d" % n, perform_in=1.0) for n in range(170)]
+    jobs = [Call(f"id-{n % 17}", b"%d" % n, perform_in=1.0) for n in range(170)]
     store.push(queue, jobs)
-    store.push(queue, [NewJob("long", payload, perform_in=1.0) for payload in LONG])
+    store.push(queue, [Call("long", payload, perform_in=1.0) for payload in LONG])
     queue = resharded(store, queue, shards)
     found = {}
     for index in range(shards):
@@ -174,7 +174,7 @@ def test_payloads_and_order_are_the_same_after_migrations(store, client, shards)
 def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, client, monkeypatch):
     monkeypatch.setattr("celery_lowkiq.store.mover.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
-    store.push(ONE, [NewJob(job_id, payload, 1.0, 1.0) for payload in LONG])
+    store.push(ONE, [Call(job_id, payload, 1.0, 1.0) for payload in LONG])
     queue = resharded(store, ONE, 2)
     claim = claimed(store, queue, owned(store, queue, 1))
     assert [payload.data for job in claim.jobs for payload in job.payloads] == LONG
@@ -183,7 +183,7 @@ def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, clie
 def test_an_id_of_several_transfers_is_claimed_in_neither_shard_meanwhile(store, client, monkeypatch):
     monkeypatch.setattr("celery_lowkiq.store.mover.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
-    store.push(ONE, [NewJob(job_id, payload, perform_in=1.0) for payload in LONG])
+    store.push(ONE, [Call(job_id, payload, perform_in=1.0) for payload in LONG])
     mover, queue = begun(store, ONE, 2), in_migration(ONE, 2)
     until(client, mover, "move")
     leases = [owned(store, queue, index) for index in range(2)]
@@ -201,9 +201,9 @@ def test_counts_add_up_in_the_shards_that_stay(store, client):
     queue = replace(ONE, shards=3)
     for index in range(3):
         lease = owned(store, queue, index)
-        store.push(queue, [NewJob(someone(3, home=index), b"x", perform_in=1.0) for _ in range(index + 1)])
+        store.push(queue, [Call(someone(3, home=index), b"x", perform_in=1.0) for _ in range(index + 1)])
         ended(store, queue, lease, claimed(store, queue, lease))
-        store.push(queue, [NewJob(someone(3, home=index), b"x", perform_in=1.0)])
+        store.push(queue, [Call(someone(3, home=index), b"x", perform_in=1.0)])
         ended(store, queue, lease, claimed(store, queue, lease), Disposition.BURY, error=b"boom")
     before = stats(store, queue)
     assert (before.processed, before.dead, before.failed) == (6, 3, 3)
@@ -216,7 +216,7 @@ def test_a_mover_waits_for_nothing_while_jobs_can_move(store, client, monkeypatc
     monkeypatch.setattr(rules, "TURN_SHARDS", 1)
     monkeypatch.setattr(strays, "STEP", 10)
     queue = replace(ONE, shards=3)
-    store.push(queue, [NewJob(str(number), b"x") for number in range(300)])
+    store.push(queue, [Call(str(number), b"x") for number in range(300)])
     mover = begun(store, queue, 8)
     while phase(client) != "idle":
         assert mover.turn()
@@ -224,7 +224,7 @@ def test_a_mover_waits_for_nothing_while_jobs_can_move(store, client, monkeypatc
 
 
 def test_a_retired_shard_expires_and_comes_back_with_another_migration(store, client):
-    store.push(replace(ONE, shards=2), [NewJob("any", b"x")])
+    store.push(replace(ONE, shards=2), [Call("any", b"x")])
     queue = resharded(store, replace(ONE, shards=2), 1)
     assert client.hget(key("meta", 1), "shards") == b"retired"
     assert 3000 < client.ttl(key("meta", 1)) <= 3600
@@ -239,8 +239,8 @@ def test_a_retired_shard_expires_and_comes_back_with_another_migration(store, cl
 
 def test_a_call_that_was_stored_before_the_route_changed_is_known_when_it_is_repeated(store, client):
     job_id = someone(2, 1)
-    call = push_call(ONE, ShardRef(NAME, 0), Sender(), [NewJob(job_id, b"x")])
-    store.push(ONE, [NewJob("any", b"x")])
+    call = push_call(ONE, ShardRef(NAME, 0), Sender(), [Call(job_id, b"x")])
+    store.push(ONE, [Call("any", b"x")])
     assert store.client.call(call) == 1
     until(client, begun(store, ONE, 2), "move")
     assert store.client.call(call) == 0
@@ -251,7 +251,7 @@ def test_a_call_that_was_stored_before_the_route_changed_is_known_when_it_is_rep
 def test_a_call_for_an_id_with_payloads_elsewhere_runs_after_them(store, client, policies):
     queue = replace(ONE, policies=policies)
     job_id, new = someone(2, 1), someone(2, 1)
-    store.push(queue, [NewJob(job_id, b"older", perform_in=1.0)])
+    store.push(queue, [Call(job_id, b"older", perform_in=1.0)])
     mover, moved = begun(store, queue, 2), in_migration(queue, 2)
     until(client, mover, "move")
     for name in (job_id, new):
@@ -269,7 +269,7 @@ def test_a_call_for_an_id_with_payloads_elsewhere_runs_after_them(store, client,
 
 def test_a_call_for_an_id_in_processing_elsewhere_waits_until_it_is_settled(store, client):
     job_id = someone(2, 1)
-    store.push(ONE, [NewJob(job_id, b"older", perform_in=1.0)])
+    store.push(ONE, [Call(job_id, b"older", perform_in=1.0)])
     lease = owned(store, ONE, 0)
     running = claimed(store, ONE, lease)
     mover, moved = begun(store, ONE, 2), in_migration(ONE, 2)
@@ -295,7 +295,7 @@ def moved_meanwhile(store, client, queue, job_id, *payloads, **when):
 
 def a_failed_job(store, queue, job_id):
     lease = owned(store, queue, 0)
-    store.push(queue, [NewJob(job_id, b"older", perform_in=1.0)])
+    store.push(queue, [Call(job_id, b"older", perform_in=1.0)])
     fails(store, queue, lease)
     return Queries(store.client).job(queue, job_id).waiting.perform_in
 
@@ -328,7 +328,7 @@ def test_a_call_resets_the_retry_count_if_the_queue_says_so(store, client):
 def test_a_call_moves_a_debounced_job_at_most_by_debounce_max(store, client, most, late):
     queue = replace(ONE, policies=Policies(debounce=1e5, debounce_max=most))
     job_id = someone(2, 1)
-    store.push(queue, [NewJob(job_id, b"older")])
+    store.push(queue, [Call(job_id, b"older")])
     before = Queries(store.client).job(queue, job_id).waiting.perform_in
     job = moved_meanwhile(store, client, queue, job_id, b"newer")
     assert (job.perform_in > before) is late
@@ -338,14 +338,14 @@ def test_a_call_moves_a_debounced_job_at_most_by_debounce_max(store, client, mos
 def test_the_more_urgent_priority_stays(store, client):
     queue = replace(ONE, policies=Policies(priority=5))
     job_id = someone(2, 1)
-    store.push(queue, [NewJob(job_id, b"older")])
+    store.push(queue, [Call(job_id, b"older")])
     assert moved_meanwhile(store, client, queue, job_id, b"newer", priority=2).priority == 2
 
 
 def test_jobs_that_are_moved_count_as_waiting(store, client):
     queue = replace(ONE, policies=Policies(max_length=2, when_full=WhenFull.REFUSE))
     stays = [someone(2, home=0) for _ in range(3)]
-    store.push(queue, [NewJob(job_id, b"x", perform_in=1.0) for job_id in stays[:2]])
+    store.push(queue, [Call(job_id, b"x", perform_in=1.0) for job_id in stays[:2]])
     mover, moved = begun(store, queue, 2), in_migration(queue, 2)
     until(client, mover, "move")
     assert client.zcard(key("moving")) == 2
@@ -358,7 +358,7 @@ def test_an_import_is_never_refused_and_drops_nothing(store, client):
     policies = Policies(max_length=2, when_full=WhenFull.DROP_OLDEST)
     queue = replace(ONE, shards=2, policies=policies)
     ids = [someone(2, home=index) for index in (0, 1)]
-    store.push(queue, [NewJob(job_id, b"x", perform_in=1.0) for job_id in ids])
+    store.push(queue, [Call(job_id, b"x", perform_in=1.0) for job_id in ids])
     queue = resharded(store, queue, 1)
     assert stats(store, queue).length == 2
 
@@ -369,7 +369,7 @@ def test_an_import_is_never_refused_and_drops_nothing(store, client):
 def test_a_paused_id_stays_paused(store, client):
     job_id = someone(2, 1)
     Pausing(store.client).switch_ids(ONE, [job_id], paused=True)
-    store.push(ONE, [NewJob(job_id, b"x", perform_in=1.0)])
+    store.push(ONE, [Call(job_id, b"x", perform_in=1.0)])
     queue = resharded(store, ONE, 2)
     lease = owned(store, queue, 1)
     assert claimed(store, queue, lease).jobs == ()
@@ -379,7 +379,7 @@ def test_a_paused_id_stays_paused(store, client):
 
 def test_what_an_operator_does_leaves_a_job_that_is_moved_where_it_is(store, client):
     stays = someone(2, home=0)
-    store.push(ONE, [NewJob(stays, b"x", perform_in=9e9)])
+    store.push(ONE, [Call(stays, b"x", perform_in=9e9)])
     mover, moved = begun(store, ONE, 2), in_migration(ONE, 2)
     until(client, mover, "move")
     Pausing(store.client).switch_ids(moved, [stays], paused=True)
@@ -393,7 +393,7 @@ def test_what_an_operator_does_leaves_a_job_that_is_moved_where_it_is(store, cli
 
 
 def test_the_pause_of_a_queue_holds_in_new_shards(store, client):
-    store.push(ONE, [NewJob("any", b"x")])
+    store.push(ONE, [Call("any", b"x")])
     Pausing(store.client).switch_queue(ONE, paused=True)
     queue = resharded(store, ONE, 2)
     assert stats(store, queue).paused == 2
@@ -401,7 +401,7 @@ def test_the_pause_of_a_queue_holds_in_new_shards(store, client):
 
 @pytest.mark.parametrize("turns", range(5))
 def test_a_queue_whose_own_key_is_lost_is_resharded_as_its_shards_are(store, client, turns):
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(50)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(50)])
     queue = resharded(store, ONE, 4)
     mover = begun(store, queue, 3)
     if turns:
@@ -417,18 +417,18 @@ def test_a_queue_whose_own_key_is_lost_is_resharded_as_its_shards_are(store, cli
 
 
 def test_a_caller_that_remembers_a_migration_begins_the_queue_of_an_empty_redis_anew(store, client):
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
     until(client, begun(store, ONE, 2), "move")
-    store.push(ONE, [NewJob("1", b"y")])
+    store.push(ONE, [Call("1", b"y")])
     client.flushall()
-    store.push(ONE, [NewJob("1", b"z")])
+    store.push(ONE, [Call("1", b"z")])
     assert client.hget(queue_key(NAME), "shards") == b"2"
     assert not client.hexists(queue_key(NAME), "phase")
     assert reshard(begun(store, ONE, 3), ONE, 3) == 1
 
 
 def test_a_queue_gets_its_number_after_another_migration_that_ended_just_now(store, client, monkeypatch):
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
     begin = Migrations.begin
 
     def refused(migrations, shards):
@@ -445,10 +445,10 @@ def test_the_pause_of_a_removed_shard_ends_with_it(store, client):
     """Its jobs run where they are now. The shard that is added later is not paused."""
     two, pausing = replace(ONE, shards=2), Pausing(store.client)
     names = [someone(2, home=1) for _ in range(3)]
-    store.push(two, [NewJob(names[0], b"x", perform_in=1.0)])
+    store.push(two, [Call(names[0], b"x", perform_in=1.0)])
     lease = owned(store, two, 1)
     running = claimed(store, two, lease)
-    store.push(two, [NewJob(name, b"x", perform_in=1.0) for name in names[1:]])
+    store.push(two, [Call(name, b"x", perform_in=1.0) for name in names[1:]])
     assert pausing.switch_shard(two, 1, paused=True)
     mover = begun(store, two, 1)
     until(client, mover, "move")
@@ -464,9 +464,9 @@ def test_the_pause_of_a_removed_shard_ends_with_it(store, client):
 
 
 def test_the_pause_of_a_shard_that_stays_holds_for_jobs_that_come_to_it(store, client):
-    store.push(ONE, [NewJob(someone(1, home=0), b"x")])
+    store.push(ONE, [Call(someone(1, home=0), b"x")])
     queue = resharded(store, ONE, 2)
-    store.push(queue, [NewJob(job_id := someone(2, home=1), b"x", perform_in=1.0)])
+    store.push(queue, [Call(job_id := someone(2, home=1), b"x", perform_in=1.0)])
     pausing = Pausing(store.client)
     assert pausing.switch_shard(queue, 0, paused=True)
     queue = resharded(store, queue, 1)
@@ -479,7 +479,7 @@ def test_the_pause_of_a_shard_that_stays_holds_for_jobs_that_come_to_it(store, c
 def test_the_end_of_a_migration_is_written_when_replicas_have_its_seals(store):
     """On a cluster, the queue's own key lies on another master: it could say so of a seal that is lost."""
     queue = QueueSpec("sealed", shards=2)
-    store.push(queue, [NewJob("1", b"x", None)])
+    store.push(queue, [Call("1", b"x", None)])
     assert store.begin_migration("sealed", 4)
     mover, migrations = store.mover(queue), Migrations(store.client, "sealed")
     confirmed, confirm = [], mover._confirm

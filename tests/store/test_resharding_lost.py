@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from celery_lowkiq.rules.errors import NotAbortable, StoreUnavailable
-from celery_lowkiq.rules.models import Layout, NewJob, shard_of
+from celery_lowkiq.rules.models import Call, Layout, shard_of
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.actions import queue_damages, repair_queue
@@ -37,14 +37,14 @@ from tests.store.resharding import (
 @pytest.mark.parametrize("declared", [1, 3, 9])
 def test_a_queue_whose_own_key_is_lost_while_its_shards_close_goes_on(store, client, declared, closed, open_):
     """Closed shards keep the route of the migration: callers finish it, and no other number applies."""
-    store.push(replace(ONE, shards=5), [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(50)])
+    store.push(replace(ONE, shards=5), [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(50)])
     queue = resharded(store, resharded(store, replace(ONE, shards=5), 9), 3)
     begun(store, queue, 5).turn()
     half_flipped(store, closed, open_)
     client.delete(queue_key(NAME))
     caller = replace(ONE, shards=declared)
     for n in range(50):
-        store.push(caller, [NewJob(f"id-{n}", b"y", perform_in=1.0)])
+        store.push(caller, [Call(f"id-{n}", b"y", perform_in=1.0)])
     assert client.hmget(queue_key(NAME), "gen", "migration") == [b"3", b"3>5"]
     until(client, Mover(store.client, caller), "idle")
     assert runs_of(store, replace(ONE, shards=5)) == {f"id-{n}": ["x", "y"] for n in range(50)}
@@ -68,7 +68,7 @@ def runs_of(store, queue):
 
 
 def test_a_queue_whose_own_key_is_lost_between_two_seals_ends_its_migration(store, client):
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"x", perform_in=1.0)])
     mover = begun(store, ONE, 3)
     until(client, mover, "seal")
     run(store, "seal", 2, gen=1, shards="1>3", sealed="3")
@@ -80,25 +80,25 @@ def test_a_queue_whose_own_key_is_lost_between_two_seals_ends_its_migration(stor
 
 def test_a_queue_whose_own_key_is_older_than_its_shards_follows_them(store, client):
     """A failover lost the begin of the migration; shards on other servers have closed."""
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"x", perform_in=1.0)])
     before = client.dump(queue_key(NAME))
     begun(store, ONE, 2).turn()
     run(store, "fence", 0, gen=1, route="1>2")
     client.restore(queue_key(NAME), 0, before, replace=True)
-    store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"y", perform_in=1.0)])
     until(client, Mover(store.client, ONE), "idle")
     assert runs_of(store, replace(ONE, shards=2)) == {"1": ["x", "y"]}
 
 
 def test_a_queue_whose_own_key_is_lost_in_a_migration_stays_paused(store, client):
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     Pausing(store.client).switch_queue(ONE, paused=True)
     mover = begun(store, ONE, 3)
     until(client, mover, "flip")
     run(store, "fence", 0, gen=1, route="1>3")
     since = client.hget(queue_key(NAME), "paused")
     client.delete(queue_key(NAME))
-    store.push(ONE, [NewJob("another", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("another", b"x", perform_in=1.0)])
     assert client.hget(queue_key(NAME), "paused") == since
     until(client, mover, "idle")
     queue = replace(ONE, shards=3)
@@ -110,7 +110,7 @@ def test_a_queue_whose_own_key_is_lost_in_a_migration_stays_paused(store, client
 @pytest.mark.parametrize("stored", [None, 1, 9])
 def test_a_queue_that_is_repaired_after_a_migration_can_be_resharded(store, client, stored):
     """Its own key was lost, or written by other code: its shards know the number of the last migration."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     queue = resharded(store, ONE, 5)
     client.delete(queue_key(NAME))
     if stored:
@@ -123,7 +123,7 @@ def test_a_queue_that_is_repaired_after_a_migration_can_be_resharded(store, clie
 
 @pytest.mark.parametrize("phase", ["flip", "move", "seal"])
 def test_a_queue_that_is_repaired_in_a_migration_goes_on_with_it(store, client, phase):
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     mover = begun(store, ONE, 5)
     until(client, mover, phase)
     if phase == "flip":
@@ -143,7 +143,7 @@ def test_a_source_that_a_failover_takes_back_after_it_was_finished_is_moved_agai
     monkeypatch.setattr("celery_lowkiq.rules.resharding.TRANSFER_IDS", 1)
     two, moves = replace(ONE, shards=2), [name for name in map(str, range(200)) if homes(name) == (0, 2)]
     stays = next(name for name in map(str, range(200)) if homes(name)[0] == 1)
-    store.push(two, [NewJob(name, b"x", perform_in=1.0) for name in [*moves, stays]])
+    store.push(two, [Call(name, b"x", perform_in=1.0) for name in [*moves, stays]])
     lease = owned(store, two, 1)
     running = claimed(store, two, lease)
     before = {name: client.dump(name) for name in client.scan_iter(f"lowkiq:1:{{{NAME}:0}}:*")}
@@ -183,7 +183,7 @@ def until_unconfirmed(mover, monkeypatch, after):
 
 def test_a_transfer_that_comes_back_to_a_sealed_shard_moves_all_once_more(store, client, monkeypatch):
     """Failovers lost the end of the transfer in its source, and the last phase in the queue's own key."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     mover = begun(store, ONE, 3)
     until(client, mover, "move")
     # The export is confirmed, and the import is not.
@@ -204,7 +204,7 @@ def test_a_transfer_that_comes_back_to_a_sealed_shard_moves_all_once_more(store,
 
 def test_the_last_phase_begins_when_replicas_have_the_end_of_all_transfers(store, client):
     """What is sealed takes no transfer: none may come back with a failover."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     mover, confirmed = begun(store, ONE, 3), []
     confirm = mover._confirm
 
@@ -219,7 +219,7 @@ def test_the_last_phase_begins_when_replicas_have_the_end_of_all_transfers(store
 
 def test_a_transfer_is_imported_when_replicas_have_its_export(store, client, monkeypatch):
     """Else a failover of its source could bring back what has run in the other shard by then."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     mover = begun(store, ONE, 2)
     until(client, mover, "move")
     until_unconfirmed(mover, monkeypatch, after=0)
@@ -231,7 +231,7 @@ def test_a_transfer_is_imported_when_replicas_have_its_export(store, client, mon
 
 def test_a_shard_whose_opening_a_failover_has_lost_is_opened_again(store, client):
     """The phase after it stands in the queue's own key, which is another master's."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     mover = begun(store, ONE, 3)
     until(client, mover, "flip")
     run(store, "fence", 2, gen=1, route="1>3")
@@ -246,7 +246,7 @@ def test_a_shard_whose_opening_a_failover_has_lost_is_opened_again(store, client
 def test_a_shard_that_a_failover_takes_back_in_the_last_phase_is_moved_again(store, client, back_to):
     """It was sealed by no one, and the migration never ended."""
     two = replace(ONE, shards=2)
-    store.push(two, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(two, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     former = copies(client, 1)
     mover = begun(store, two, 1)
     until(client, mover, "flip")
@@ -265,7 +265,7 @@ def test_a_shard_that_a_failover_takes_back_over_two_migrations_is_moved_again(s
     """Its replica was cut off all that time, so that no mover waited for it."""
     three = replace(ONE, shards=3)
     ids = [f"id-{n}" for n in range(20)]
-    store.push(three, [NewJob(job_id, b"x", perform_in=1.0) for job_id in ids])
+    store.push(three, [Call(job_id, b"x", perform_in=1.0) for job_id in ids])
     before, mover = copies(client, 0), begun(store, three, 1)
     until(client, mover, "seal")
     sealing = copies(client, 0)
@@ -273,7 +273,7 @@ def test_a_shard_that_a_failover_takes_back_over_two_migrations_is_moved_again(s
     two = resharded(store, ONE, 2)
     take_back(client, 0, {"before": before, "sealing": sealing}[back_to])
     call = next(one for one in ids if shard_of(one, 2) == shard_of(one, 3) == 0)
-    store.push(two, [NewJob(call, b"y", perform_in=1.0)])
+    store.push(two, [Call(call, b"y", perform_in=1.0)])
     until(client, Mover(store.client, two), "idle")
     assert client.hmget(queue_key(NAME), "gen", "migration") == [b"3", b"1>2"]
     done = runs_of(store, two)
@@ -286,7 +286,7 @@ def test_a_shard_that_a_failover_takes_back_over_two_migrations_is_moved_again(s
 
 def test_a_queue_that_has_lost_that_its_shards_close_goes_on(store, client):
     """A failover took its own key back to the phase before, in which it was paused."""
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"x", perform_in=1.0)])
     mover, migrations = begun(store, ONE, 3), Migrations(store.client, NAME)
     before = client.dump(queue_key(NAME))
     until(client, mover, "flip")
@@ -294,7 +294,7 @@ def test_a_queue_that_has_lost_that_its_shards_close_goes_on(store, client):
         run(store, "fence", index, gen=1, route="1>3")
     client.restore(queue_key(NAME), 0, before, replace=True)
     assert migrations.pause(True)
-    store.push(ONE, [NewJob("1", b"y", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"y", perform_in=1.0)])
     migrations.pause(False)
     until(client, mover, "idle")
     assert client.hget(queue_key(NAME), "gen") == b"1"
@@ -303,7 +303,7 @@ def test_a_queue_that_has_lost_that_its_shards_close_goes_on(store, client):
 
 def test_a_migration_that_the_queue_has_lost_goes_on_before_another_one_begins(store, client):
     """Another one would have its number, and shards that are open would take no part in it."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     before = client.dump(queue_key(NAME))
     until(client, begun(store, ONE, 2), "move")
     client.restore(queue_key(NAME), 0, before, replace=True)
@@ -318,21 +318,21 @@ def test_a_queue_that_has_lost_that_its_shards_are_sealed_moves_once_more(store,
     """A sealed shard says nothing of the ids that calls wait for, which were more than a turn has."""
     monkeypatch.setattr("celery_lowkiq.rules.resharding.TURN_JOBS", 2)
     two, waiting = replace(ONE, shards=2), [name for name in map(str, range(20)) if shard_of(name, 2)]
-    store.push(two, [NewJob("any", b"x", perform_in=1.0)])
+    store.push(two, [Call("any", b"x", perform_in=1.0)])
     mover = begun(store, two, 1)
     until(client, mover, "move")
     before = client.dump(queue_key(NAME))
     until(client, mover, "seal")
     run(store, "seal", 1, gen=1, shards="2>1", sealed="retired")
     client.restore(queue_key(NAME), 0, before, replace=True)
-    store.push(two, [NewJob(job_id, b"x", perform_in=1.0) for job_id in waiting])
+    store.push(two, [Call(job_id, b"x", perform_in=1.0) for job_id in waiting])
     until(client, Mover(store.client, two), "idle")
     assert runs_of(store, ONE) == {job_id: ["x"] for job_id in ["any", *waiting]}
 
 
 def test_a_queue_that_has_forgotten_a_migration_finds_it_before_another_one_begins(store, client):
     """A failover took its own key and a shard back; the shards that were added are still in it."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     before = client.dump(queue_key(NAME))
     mover = begun(store, ONE, 4)
     until(client, mover, "move")
@@ -350,7 +350,7 @@ def test_a_queue_that_has_forgotten_a_migration_finds_it_before_another_one_begi
 def test_a_queue_that_has_lost_a_migration_that_ended_is_in_none(store, client):
     """A failover took its own key back to the one before, whose phase stayed, with the last one's number."""
     two = replace(ONE, shards=2)
-    store.push(two, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(two, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     mover, migrations = begun(store, two, 1), Migrations(store.client, NAME)
     until(client, mover, "flip")
     migrations.pause(True)
@@ -367,7 +367,7 @@ def test_a_queue_that_has_lost_a_migration_that_ended_is_in_none(store, client):
 
 def test_a_mover_finds_that_the_queue_has_forgotten_a_migration(store, client):
     """Workers that have their leases, and callers that know its shards, ask nothing of its own key."""
-    store.push(ONE, [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(ONE, [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     until(client, begun(store, ONE, 2), "flip")
     before = client.dump(queue_key(NAME))
     Migrations(store.client, NAME).abort()
@@ -385,7 +385,7 @@ def test_a_turn_that_finds_a_forgotten_migration_does_not_count_as_a_busy_redis(
 ):
     """Its many requests were measured as one small request; those of a turn that failed were not measured."""
     clock = SimpleNamespace(now=0.0)
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"x", perform_in=1.0)])
     begun(store, ONE, 2)
     mover = Mover(store.client, ONE, clock=SimpleNamespace(monotonic=lambda: clock.now))
     mover.turn()
@@ -406,7 +406,7 @@ def test_a_turn_that_finds_a_forgotten_migration_does_not_count_as_a_busy_redis(
 @pytest.mark.parametrize("lost", ["its own key", "what a shard did"])
 def test_a_migration_that_may_take_another_one_back_is_not_taken_back(store, client, lost):
     """Calls of an id lie in both shards then, later ones in the one that it would leave."""
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"x", perform_in=1.0)])
     migrations = Migrations(store.client, NAME)
     until(client, begun(store, ONE, 2), "move")
     assert migrations.abort() == 1
@@ -432,7 +432,7 @@ def test_a_queue_is_registered_as_its_retired_shards_say(store, client):
     """A failover took its own key back to before its migration, and the master of the other shard is
     unreachable.
     """
-    store.push(replace(ONE, shards=4), [NewJob(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
+    store.push(replace(ONE, shards=4), [Call(f"id-{n}", b"x", perform_in=1.0) for n in range(20)])
     before = client.dump(queue_key(NAME))
     resharded(store, replace(ONE, shards=4), 1)
     client.restore(queue_key(NAME), 0, before, replace=True)

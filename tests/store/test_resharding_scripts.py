@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch
-from celery_lowkiq.rules.models import NewJob, ShardRef
+from celery_lowkiq.rules.models import Call, ShardRef
 from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import queue_key
 from celery_lowkiq.store.mover import Migrations
@@ -59,7 +59,7 @@ def imported(store, number, data, index=1, gen=1, source=0):
 
 
 def test_a_closed_shard_refuses_calls_and_gives_none_of_its_jobs(store, client):
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"x", perform_in=1.0)])
     lease = owned(store, ONE, 0)
     assert fence(store)[:2] == [b"closed", b"1"]
     assert isinstance(pushed(store, ONE, "1", b"y"), ShardCountDiffers)
@@ -71,7 +71,7 @@ def test_a_closed_shard_refuses_calls_and_gives_none_of_its_jobs(store, client):
 def test_a_fence_writes_few_jobs_when_few_are_not_usual_ones(store, client, index):
     """The usual ones are renamed: writing them anew would take as long as there are jobs."""
     times = {f"id-{number}": number + 0.123456 for number in range(3000)}
-    store.push(ONE, [NewJob(name, b"1", perform_in=time) for name, time in times.items()])
+    store.push(ONE, [Call(name, b"1", perform_in=time) for name, time in times.items()])
     client.zadd(key("paused"), {"other": 1.0})
     client.zadd(key(index), {"other": 7.5})
     client.config_resetstat()
@@ -86,7 +86,7 @@ def test_a_fence_writes_few_jobs_when_few_are_not_usual_ones(store, client, inde
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_fence_hides_many_jobs_with_priorities_in_steps(store, client, paused):
     """Between two of them, claims take what is left, and find no key that differs from others."""
-    jobs = [NewJob(f"id-{number}", b"1", 1.0, priority=number % 10) for number in range(3500)]
+    jobs = [Call(f"id-{number}", b"1", 1.0, priority=number % 10) for number in range(3500)]
     if paused:
         Pausing(store.client).switch_ids(ONE, [job.id for job in jobs], paused=True)
     store.push(ONE, jobs)
@@ -109,7 +109,7 @@ def test_a_fence_hides_many_jobs_with_priorities_in_steps(store, client, paused)
 
 
 def test_a_queue_with_many_priorities_is_moved(store):
-    jobs = [NewJob(f"id-{number}", b"1", 1.0, priority=number % 10) for number in range(3500)]
+    jobs = [Call(f"id-{number}", b"1", 1.0, priority=number % 10) for number in range(3500)]
     store.push(ONE, jobs)
     queue = resharded(store, ONE, 2)
     found = {
@@ -121,7 +121,7 @@ def test_a_queue_with_many_priorities_is_moved(store):
 
 
 def test_a_fence_comes_once_in_each_migration(store, client):
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
     assert fence(store)[0] == fence(store)[0] == b"closed"
     opened(store)
     assert fence(store)[:2] == [b"1>2", b"1"]
@@ -129,17 +129,17 @@ def test_a_fence_comes_once_in_each_migration(store, client):
 
 
 def test_a_shard_that_has_lost_its_meta_takes_part_in_the_next_migration(store, client):
-    store.push(ONE, [NewJob("1", b"x", perform_in=1.0)])
+    store.push(ONE, [Call("1", b"x", perform_in=1.0)])
     queue = resharded(store, resharded(store, ONE, 2), 1)
     client.delete(key("meta"))
-    store.push(queue, [NewJob("1", b"y", perform_in=1.0)])
+    store.push(queue, [Call("1", b"y", perform_in=1.0)])
     queue = resharded(store, queue, 2)
     lease = owned(store, queue, queue.layout.home("1"))
     assert [payload.data for payload in claimed(store, queue, lease).jobs[0].payloads] == [b"x", b"y"]
 
 
 def test_only_a_mover_opens_a_shard_in_a_migration(store, client):
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
     fence(store)
 
     def written(index, shards):
@@ -152,7 +152,7 @@ def test_only_a_mover_opens_a_shard_in_a_migration(store, client):
 
 
 def test_a_shard_opens_only_after_its_fence(store, client):
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
     assert opened(store) == [b"1", b"0"]
     fence(store)
     assert opened(store) == opened(store) == [b"1>2", b"1"]
@@ -169,7 +169,7 @@ def test_scores_and_call_numbers_of_an_opened_shard_begin_above_the_floor(store,
 
 
 def a_pair(store, *ids):
-    store.push(ONE, [NewJob(job_id, b"x", perform_in=1.0) for job_id in ids])
+    store.push(ONE, [Call(job_id, b"x", perform_in=1.0) for job_id in ids])
     for index in (0, 1):
         fence(store, index)
     for index in (0, 1):
@@ -203,7 +203,7 @@ def test_a_number_that_the_shard_has_received_is_not_used_again(store, client):
 
 def test_an_export_tells_of_ids_without_anything_and_of_ids_in_processing(store, client):
     gone, runs = someone(2, 1), someone(2, 1)
-    store.push(ONE, [NewJob(runs, b"x", perform_in=1.0)])
+    store.push(ONE, [Call(runs, b"x", perform_in=1.0)])
     claimed(store, ONE, owned(store, ONE, 0))
     a_pair(store)
     assert exported(store, [gone, runs]) == [0, b"", [gone.encode()], [runs.encode()]]
@@ -241,7 +241,7 @@ def test_a_sealed_shard_takes_no_transfer(store, client):
 
 
 def test_one_migration_begins_at_a_time(store, client):
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
     migrations = Migrations(store.client, NAME)
     assert not migrations.begin(1)
     assert migrations.begin(2)
@@ -249,7 +249,7 @@ def test_one_migration_begins_at_a_time(store, client):
 
 
 def test_a_fence_that_redis_has_lost_is_set_again(store, client):
-    store.push(ONE, [NewJob(job_id := someone(2, 1), b"x", perform_in=1.0)])
+    store.push(ONE, [Call(job_id := someone(2, 1), b"x", perform_in=1.0)])
     mover = begun(store, ONE, 2)
     until(client, mover, "move")
     client.hset(key("meta"), "shards", 1)
@@ -272,7 +272,7 @@ def test_a_job_whose_place_is_lost_in_a_migration_is_sorted_again(store, client)
 
 def test_a_mover_leaves_a_queue_of_a_later_version_alone(store, client):
     """Its phases may be others."""
-    store.push(ONE, [NewJob("1", b"x")])
+    store.push(ONE, [Call("1", b"x")])
     mover = begun(store, ONE, 2)
     client.hset(queue_key(NAME), mapping={"format": 9, "phase": "unknown"})
     with pytest.raises(FormatMismatch, match="format 9"):

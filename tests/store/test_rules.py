@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.models import Call, Disposition, Merge, QueueSpec, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
@@ -199,7 +199,7 @@ def test_rule_9_a_push_during_processing_waits_for_the_settle(store, disposition
 
 
 def test_rule_10_equality_is_equality_of_bytes(store):
-    store.push(ONE, [NewJob("1", b'{"a":1}', 1), NewJob("1", b'{"a": 1}', 2), NewJob("1", b'{"a":1}', 3)])
+    store.push(ONE, [Call("1", b'{"a":1}', 1), Call("1", b'{"a": 1}', 2), Call("1", b'{"a":1}', 3)])
     assert waiting(store, "1") == [('{"a":1}', 1), ('{"a": 1}', 2)]
 
 
@@ -239,8 +239,8 @@ def test_rule_11_scores_ascend_within_a_batch_whatever_the_order_of_arrival(stor
 
 
 def test_default_scores_keep_arrival_order_whatever_clients_clocks_say(store):
-    store.push(ONE, [NewJob("1", b"%d" % number) for number in range(50)])
-    store.push(ONE, [NewJob("1", b"%d" % number) for number in range(50, 100)])
+    store.push(ONE, [Call("1", b"%d" % number) for number in range(50)])
+    store.push(ONE, [Call("1", b"%d" % number) for number in range(50, 100)])
     payloads = claim(store, take(store)).jobs[0].payloads
     assert [p.data for p in payloads] == [b"%d" % number for number in range(100)]
     assert len({p.score for p in payloads}) == 100
@@ -250,10 +250,10 @@ def test_a_time_of_sending_is_the_score_unless_it_lies_ahead_of_redis(store):
     """O3: the score of a sender whose clock is ahead is made as any other: above those of the calls before,
     below those of the calls to come.
     """
-    store.push(ONE, [NewJob("1", b"first")])
-    store.push(ONE, [NewJob("1", b"sent", sent=1700000000.123456)])
-    store.push(ONE, [NewJob("1", b"ahead", sent=9e9), NewJob("1", b"also", sent=8e9)])
-    store.push(ONE, [NewJob("1", b"last")])
+    store.push(ONE, [Call("1", b"first")])
+    store.push(ONE, [Call("1", b"sent", sent=1700000000.123456)])
+    store.push(ONE, [Call("1", b"ahead", sent=9e9), Call("1", b"also", sent=8e9)])
+    store.push(ONE, [Call("1", b"last")])
     payloads = claim(store, take(store)).jobs[0].payloads
     assert [p.data for p in payloads] == [b"sent", b"first", b"ahead", b"also", b"last"]
     assert payloads[0].score == 1700000000.123456
@@ -297,7 +297,7 @@ def test_payloads_of_a_claim_with_a_large_number_are_whole(store, client, number
     lease = take(store)
     client.hset(shard_keys(SHARD)["meta"], "claim", number)
     push(store, "1", ("a", 1), ("b", 2), perform_in=PAST)
-    store.push(ONE, [NewJob("2", b"c", 3.0, perform_in=PAST, record=b"record of its call")])
+    store.push(ONE, [Call("2", b"c", 3.0, perform_in=PAST, record=b"record of its call")])
     claimed = claim(store, lease)
     assert claimed.number > number
     assert contents(claimed) == {"1": [("a", 1), ("b", 2)], "2": [("c", 3)]}

@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.models import Layout, NewJob
+from celery_lowkiq.rules.models import Call, Layout
 from celery_lowkiq.rules.resharding import Migration, Phase
 from celery_lowkiq.store.claims import scan
 from celery_lowkiq.store.connect import connect
@@ -33,7 +33,7 @@ def server():
 def store(server):
     client = connect({"path": server.socket_path}, pool_size=2, pool_timeout=5)
     store = RedisStore(client)
-    store.push(ONE, [NewJob(job_id, b"x", 1, perform_in=1.0) for job_id in IDS])
+    store.push(ONE, [Call(job_id, b"x", 1, perform_in=1.0) for job_id in IDS])
     yield store
     store.close()
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from celery_lowkiq.rules.models import Failure, NewJob
+from celery_lowkiq.rules.models import Call, Failure
 from celery_lowkiq.store.actions import STEP_BYTES as ACTION_BYTES
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.claims import CLAIM_BYTES, MAX_GROUPS, record_call
@@ -26,7 +26,7 @@ LONG_STEP_BYTES = 256 * 1024
 def push_large(store, count):
     """Jobs with payloads as large as calls may be, in the order of their ids."""
     for n in range(count):
-        store.push(ONE, [NewJob(f"{n:04}", b"x" * LARGE, 1.0, perform_in=float(n))])
+        store.push(ONE, [Call(f"{n:04}", b"x" * LARGE, 1.0, perform_in=float(n))])
 
 
 def commands_of_scripts(client, act):
@@ -104,7 +104,7 @@ def push_long(store, sizes):
     """Push a job with payloads of these sizes; return them by ascending score."""
     payloads = [(b"%04d" % n).ljust(size, b"x") for n, size in enumerate(sizes)]
     for n, payload in enumerate(payloads):
-        store.push(ONE, [NewJob("long", payload, float(n))])
+        store.push(ONE, [Call("long", payload, float(n))])
     return payloads
 
 

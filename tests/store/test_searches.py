@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, Settlement
 from celery_lowkiq.store import listings
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
@@ -29,7 +29,7 @@ def queries(store, request, monkeypatch):
     """A hundred waiting jobs, due at 1000 to 1099 s: each fifth has failed. Few are read at once, too."""
     monkeypatch.setattr(listings, "READ", 3 * request.param)
     monkeypatch.setattr(listings, "STEP", request.param)
-    store.push(QUEUE, [NewJob(f"id-{n:02d}", b"x", 1, 1000.0 + n) for n in range(100)])
+    store.push(QUEUE, [Call(f"id-{n:02d}", b"x", 1, 1000.0 + n) for n in range(100)])
     for shard in range(3):
         lease = take(store, QUEUE, shard)
         taken = claim(store, lease, 1000)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.dumps import Header, entry_line, read_line
-from celery_lowkiq.rules.models import Disposition, Merge, NewJob, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, Merge, QueueSpec, ShardRef
 from celery_lowkiq.rules.signatures import KeyRing, split_record
 from celery_lowkiq.store.actions import Actions, Signed
 from celery_lowkiq.store.call_records import digest, jobs_with_calls
@@ -25,9 +25,7 @@ KEYS = shard_keys(SHARD)
 
 def push(store, signer, *jobs, queue=ONE):
     store.pusher.signer = signer
-    store.push(
-        queue, [NewJob(job_id, data, score, 1.0, record=record) for job_id, data, score, record in jobs]
-    )
+    store.push(queue, [Call(job_id, data, score, 1.0, record=record) for job_id, data, score, record in jobs])
 
 
 def pushed(store, signer, data, score, queue=ONE):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Disposition, Merge, NewJob, Settlement
+from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Call, Disposition, Merge, Settlement
 from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation
 from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
@@ -83,8 +83,8 @@ def test_without_leave_no_suspect_is_taken(store):
 def test_a_killer_is_found_and_its_neighbours_never_buried(store):
     """It runs in a batch of four ids; whoever runs it dies."""
     for number in range(4):
-        store.push(ONE, [NewJob(f"id-{number}", b"good %d" % n, n, 1.0) for n in range(3)])
-    store.push(ONE, [NewJob("id-2", b"killer", 1.5, 1.0)])
+        store.push(ONE, [Call(f"id-{number}", b"good %d" % n, n, 1.0) for n in range(3)])
+    store.push(ONE, [Call("id-2", b"killer", 1.5, 1.0)])
     runs, deaths = [], 0
     lease = take(store, owner=next(OWNERS))
     while (claimed := claim(store, lease)).jobs:
@@ -151,7 +151,7 @@ def test_a_node_that_returns_alive_takes_back_what_its_epochs_counted(store, cli
 
 
 def call_and_die(store, count):
-    store.push(ONE, [NewJob("1", b"killer", 1, 1.0, record=b"call")])
+    store.push(ONE, [Call("1", b"killer", 1, 1.0, record=b"call")])
     die_with(store, count)
 
 

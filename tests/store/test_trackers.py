@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.errors import InvalidCall, StoreFull
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.models import Call, Disposition, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.tracking import Counts, NewCall, State, began, ended, ended_without_run
 from celery_lowkiq.store.call_records import STEP
 from celery_lowkiq.store.keys import TRACKER_KEYS, TrackerKeys
@@ -242,7 +242,7 @@ def test_a_tracker_is_kept_while_it_waits_and_for_its_ttl_after(tracker_store, c
     ],
 )
 def test_a_tracker_outlives_its_last_call(tracker_store, tracker, client, jobs):
-    latest = latest_due([NewJob(**{"id": "1", "payload": b"x", **job}) for job in jobs])
+    latest = latest_due([Call(**{"id": "1", "payload": b"x", **job}) for job in jobs])
     tracker_store.add(tracker, calls("a"), latest)
     assert client.ttl(TrackerKeys(tracker)["tracker"]) > 129 * DAY
 
@@ -313,7 +313,7 @@ def test_a_tracker_follows_a_call_into_a_shard_that_was_acquired_earlier(store, 
     two = replace(moves.ONE, shards=2)
     job_id = next(name for name in map(str, range(99)) if (shard_of(name, 2), shard_of(name, 3)) == (0, 1))
     tracker_store.add(tracker, [NewCall("call", moves.NAME, job_id, b"x")])
-    store.push(two, [NewJob(job_id, b"x", perform_in=1.0, record=b"call")])
+    store.push(two, [Call(job_id, b"x", perform_in=1.0, record=b"call")])
     new = moves.owned(store, two, 1)
     (seen,) = store.observe([ShardRef(moves.NAME, 0)])
     old = store.acquire(two, ShardRef(moves.NAME, 0), "me", seen, new.epoch + 1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.views import IdCalls
 from celery_lowkiq.store.actions import Actions
@@ -17,7 +17,7 @@ META = shard_keys(SHARD)["meta"]
 
 
 def push_calls(store, job_id, count, queue=ONE):
-    store.push(queue, [NewJob(job_id, b"%d" % n) for n in range(count)])
+    store.push(queue, [Call(job_id, b"%d" % n) for n in range(count)])
 
 
 def test_a_large_backlog_of_one_id_is_seen(store):
@@ -56,12 +56,12 @@ def test_the_oldest_call_of_ids_with_few_calls_is_that_of_the_job_that_is_due_fo
 
 
 def test_a_call_that_waits_for_its_time_is_not_old(store):
-    store.push(ONE, [NewJob("42", b"%d" % n, delay=1000) for n in range(100)])
+    store.push(ONE, [Call("42", b"%d" % n, delay=1000) for n in range(100)])
     assert (stats(store).calls, stats(store).oldest_call) == (100, 0)
 
 
 def test_a_score_of_the_caller_is_no_time(store):
-    store.push(ONE, [NewJob("42", b"%d" % n, float(n)) for n in range(100)])
+    store.push(ONE, [Call("42", b"%d" % n, float(n)) for n in range(100)])
     assert 0 < stats(store).oldest_call < 1000
 
 
@@ -138,7 +138,7 @@ def test_merged_calls_are_saved_runs(store, per_run, priority):
     shard = Shard(store, per_run=per_run)
     for payload in (b"a", b"b", b"b", b"c"):
         shard.push("1", payload, priority=priority)
-    shard.store.push(shard.spec, [NewJob("2", b"%d" % (n % 100), priority=priority) for n in range(200)])
+    shard.store.push(shard.spec, [Call("2", b"%d" % (n % 100), priority=priority) for n in range(200)])
     runs = 0
     while jobs := shard.run():
         runs += len(jobs)

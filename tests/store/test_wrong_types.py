@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from celery_lowkiq.rules.errors import StoreError
-from celery_lowkiq.rules.models import Disposition, NewJob
+from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.rules.tracking import NewCall, began
 from celery_lowkiq.store import keys
 from celery_lowkiq.store.call_records import digest
@@ -271,7 +271,7 @@ def a_shard_without_a_number(store):
 def a_paused_shard(store):
     Pausing(store.client).switch_shard(ONE, 0, paused=True)
     state = an_idle_shard(store)
-    store.push(ONE, [NewJob("ranked", b"x", priority=5)])
+    store.push(ONE, [Call("ranked", b"x", priority=5)])
     return state
 
 
@@ -286,8 +286,8 @@ def a_shard_with_jobs_everywhere(store):
         end(store, lease, claim(store, lease, 1), disposition, delay=1000.0)
     push(store, "runs", ("a", 1), ("b", 2), perform_in=2.0)
     running = claim(store, lease, 1)
-    store.push(ONE, [NewJob("long", b"%d" % n * 50, float(n)) for n in range(100)])
-    store.push(ONE, [NewJob("recorded", b"x", record=b"of a call"), NewJob("ranked", b"x", priority=5)])
+    store.push(ONE, [Call("long", b"%d" % n * 50, float(n)) for n in range(100)])
+    store.push(ONE, [Call("recorded", b"x", record=b"of a call"), Call("ranked", b"x", priority=5)])
     Pausing(store.client).switch_ids(ONE, ["held", "runs"], paused=True)
     push(store, "held", ("a", 1))
     (seen,) = store.observe([SHARD])

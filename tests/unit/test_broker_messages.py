@@ -32,7 +32,7 @@ class Store:
         if self.error is not None:
             raise self.error
         self.jobs += jobs
-        self.pushed += [(job.id, job.payload, job.perform_in) for job in jobs]
+        self.pushed += [(job.id, job.data, job.perform_in) for job in jobs]
         self.records += [job.record for job in jobs if job.record is not None]
 
 

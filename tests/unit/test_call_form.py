@@ -13,9 +13,8 @@ from celery import Celery
 from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.call_form import Arguments, SignatureForm
-from celery_lowkiq.integration.calls import Call
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, UndecodablePayload
-from celery_lowkiq.rules.models import Batch, Job, Lease, Payload, QueueSpec, ShardRef
+from celery_lowkiq.rules.models import Batch, Call, Job, Lease, Payload, QueueSpec, ShardRef
 
 
 @dataclass
@@ -227,23 +226,23 @@ class TestCalls:
 
     def test_the_payload_says_when_it_may_run(self):
         form = SignatureForm(save, False, 0)
-        assert form.timed(Call("1", {}), 100.0).payload == {}
-        assert form.timed(Call("1", {}, perform_in=103.0), 100.0).payload == {"eta": 103.0}
+        assert form.timed(Call("1", payload={}), 100.0).payload == {}
+        assert form.timed(Call("1", payload={}, perform_in=103.0), 100.0).payload == {"eta": 103.0}
         assert form.eta_of({"1": [{"eta": 105.0}]}, batch_of(b"", 7.0)) == 105.0
         assert form.eta_of({"1": []}, batch_of(b"", 7.0)) == 0.0
         merging = SignatureForm(save, False, 0, merges=True)
-        assert merging.timed(Call("1", {}, delay=5.0), 100.0).payload == {}
+        assert merging.timed(Call("1", payload={}, delay=5.0), 100.0).payload == {}
 
     def test_a_countdown_counts_from_the_score_that_the_push_makes(self):
         """The clock of the caller has no part in it, unless the call has a score of its own."""
         form = SignatureForm(save, False, 0)
-        assert form.timed(Call("1", {}, delay=5.0), 100.0).payload == {"countdown": 5.0}
+        assert form.timed(Call("1", payload={}, delay=5.0), 100.0).payload == {"countdown": 5.0}
         assert form.eta_of({"1": [{"countdown": 5.0}]}, batch_of(b"", 7.0)) == pytest.approx(12.0, abs=0.01)
         assert form.made_due({"args": [], "kwargs": {}, "countdown": 5.0}, 100.0) == {
             "args": [],
             "kwargs": {},
         }
-        assert form.timed(Call("1", {}, score=3.0, delay=5.0), 100.0).payload == {"eta": 105.0}
+        assert form.timed(Call("1", payload={}, score=3.0, delay=5.0), 100.0).payload == {"eta": 105.0}
 
     def test_a_run_gets_them_back(self):
         form = SignatureForm(save, False, 0)

@@ -206,7 +206,7 @@ class TestReceivers:
         task.apply_async(("1",), countdown=60)
         (job,) = stored
         assert (job.delay, job.perform_in) == (delay, perform_in)
-        assert (b"countdown" in job.payload) is (task.by is not None and delay is not None)
+        assert (b"countdown" in job.data) is (task.by is not None and delay is not None)
 
     def test_it_gives_the_id_of_a_call_its_score_and_its_priority(self, task, stored, receive):
         def change(headers, body, properties):
@@ -218,8 +218,8 @@ class TestReceivers:
         task.apply_async(["1"])
         (job,) = stored
         assert (job.id, job.score, job.priority) == ("2", 7, 9)
-        assert b"paid" in job.payload
-        assert task.by is None or b'"task_id":"other"' in job.payload
+        assert b"paid" in job.data
+        assert task.by is None or b'"task_id":"other"' in job.data
 
     def test_it_cannot_make_it_a_call_of_another_task(self, task, stored, receive):
         receive(lambda headers, *_: headers.update(task="other"))
@@ -246,4 +246,4 @@ class TestReceivers:
         receive(change)
         ordered_task(app=app, name="sync")(batch)
         app.tasks["sync"].perform_async([{"id": 1, "payload": {"n": 1}}, {"id": 2, "payload": {}}])
-        assert [job.payload for job in stored] == [b'{"n":1,"tenant":"acme"}', b'{"tenant":"acme"}']
+        assert [job.data for job in stored] == [b'{"n":1,"tenant":"acme"}', b'{"tenant":"acme"}']

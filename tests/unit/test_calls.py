@@ -10,9 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from celery_lowkiq.integration.calls import Call, bulk, read_delay, read_id, read_score, read_time, single
+from celery_lowkiq.integration.calls import bulk, read_delay, read_id, read_score, read_time, single
 from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.rules.errors import InvalidCall
+from celery_lowkiq.rules.models import Call
 
 UTC = timezone.utc
 JSON = Codec("json", None, 1000)
@@ -158,9 +159,9 @@ def test_delays():
 
 
 def test_a_single_call_takes_celerys_words():
-    assert single(1, "p", tz=UTC) == Call("1", "p")
-    assert single(1, "p", countdown=5, tz=UTC) == Call("1", "p", delay=5.0)
-    assert single(1, "p", eta=5, score=2, tz=UTC) == Call("1", "p", 2.0, 5.0)
+    assert single(1, "p", tz=UTC) == Call("1", payload="p")
+    assert single(1, "p", countdown=5, tz=UTC) == Call("1", payload="p", delay=5.0)
+    assert single(1, "p", eta=5, score=2, tz=UTC) == Call("1", payload="p", score=2.0, perform_in=5.0)
     with pytest.raises(InvalidCall, match="exclude each other"):
         single(1, "p", eta=5, countdown=5, tz=UTC)
 
@@ -172,9 +173,9 @@ def test_a_bulk_call_takes_lowkiqs_words_and_defaults():
         {"id": 2, "score": 3, "perform_in": timedelta(seconds=9)},
     ]
     assert bulk(iter(jobs), JSON, UTC) == [
-        Call("0", "", data=b'""'),
-        Call("1", {"attr": "v1"}, data=b'{"attr":"v1"}'),
-        Call("2", "", 3.0, None, 9.0, data=b'""'),
+        Call("0", b'""'),
+        Call("1", b'{"attr":"v1"}', payload={"attr": "v1"}),
+        Call("2", b'""', 3.0, None, 9.0),
     ]
 
 

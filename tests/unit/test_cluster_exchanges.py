@@ -6,7 +6,7 @@ import pytest
 
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import StoreUnavailable
-from celery_lowkiq.rules.models import Disposition, Lease, NewJob, QueueSpec, Settlement, ShardRef
+from celery_lowkiq.rules.models import Call, Disposition, Lease, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.rules.text import shard_names
 from celery_lowkiq.rules.tracking import State, TrackerUpdate
 from celery_lowkiq.store import durability
@@ -131,7 +131,7 @@ def ids(shards, count):
 
 
 def job_of(shard):
-    return NewJob(ids([shard], 1)[0], b"x", 1.0)
+    return Call(ids([shard], 1)[0], b"x", 1.0)
 
 
 JOBS = [job_of(shard) for shards in SHARDS for shard in shards]

@@ -10,7 +10,7 @@ from celery.worker import state
 
 from celery_lowkiq import Again, InvalidCall, ordered_task
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 
 runs = []
 
@@ -230,7 +230,7 @@ class TestRunNow:
 
 @pytest.mark.parametrize("payload", [b"5", b'{"args": [1]}', b'{"args": 1, "kwargs": {}}'])
 def test_a_payload_of_another_form_goes_to_the_morgue(lowkiq, lowkiq_app, save, payload):
-    context_of(lowkiq_app).store.push(save.queue_spec, [NewJob("1", payload)])
+    context_of(lowkiq_app).store.push(save.queue_spec, [Call("1", payload)])
     lowkiq.drain()
     assert "is not a call of a task with by=" in save.ordered_queue.job(1).dead.error
     assert runs == []

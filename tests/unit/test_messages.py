@@ -375,7 +375,8 @@ class TestStandIns:
         make_task(Listening).apply_async(("1", "x"), **call)
         make_task().apply_async(("1", "x"), **call)
         (one,), (other,) = stored
-        assert one == other
+        # A message names its call.
+        assert one._replace(task_id=None) == other._replace(task_id=None)
 
     def test_an_error_of_another_kind_is_its_own(self, rows, stored, monkeypatch):
         monkeypatch.setattr(Outbox, "row", lambda *_: 1 / 0)

@@ -6,7 +6,7 @@ import fakeredis
 import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
-from celery_lowkiq.rules.models import Disposition, NewJob, QueueSpec, Settlement
+from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, Settlement
 from celery_lowkiq.store.actions import DEAD, Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
@@ -27,7 +27,7 @@ def take(store, owner="me"):
 
 
 def test_the_way_of_a_job(store):
-    store.push(QUEUE, [NewJob("1", b"b", 2), NewJob("1", b"a", 1), NewJob("2", b"c")])
+    store.push(QUEUE, [Call("1", b"b", 2), Call("1", b"a", 1), Call("2", b"c")])
     lease = take(store)
     claim = store.claim(QUEUE, lease, 1)
     assert {job.id: [p.data for p in job.payloads] for job in claim.jobs} == {"1": [b"a", b"b"], "2": [b"c"]}
@@ -43,14 +43,14 @@ def test_the_way_of_a_job(store):
 
 
 def test_a_long_job_spills_and_comes_back_in_order(store):
-    store.push(QUEUE, [NewJob("1", b"%03d" % n + b"x" * 30, float(-n), 1.0) for n in range(200)])
+    store.push(QUEUE, [Call("1", b"%03d" % n + b"x" * 30, float(-n), 1.0) for n in range(200)])
     scores = [p.score for p in store.claim(QUEUE, take(store), 1).jobs[0].payloads]
     assert scores == sorted(scores)
     assert len(scores) == 200
 
 
 def test_calls(store):
-    store.push(QUEUE, [NewJob("1", b"a", record=b"first"), NewJob("1", b"a", record=b"second")])
+    store.push(QUEUE, [Call("1", b"a", record=b"first"), Call("1", b"a", record=b"second")])
     lease = take(store)
     (job,) = store.claim(QUEUE, lease, 1).jobs
     assert [call.data for call in job.calls.records] == [b"first", b"second"]
@@ -60,7 +60,7 @@ def test_calls(store):
 
 
 def test_refusals(store):
-    store.push(QUEUE, [NewJob("1", b"a")])
+    store.push(QUEUE, [Call("1", b"a")])
     former = take(store, "former")
     take(store, "heir")
     with pytest.raises(NotOwner):

@@ -355,7 +355,7 @@ def test_a_call_makes_up_no_broker_queue(monkeypatch):
 
     result = record.apply_async((1, "x"), task_id="known", headers={"of": "a message"})
     assert result.id == "known"
-    assert [(job.id, job.payload) for job in stored] == [("1", b'"x"')]
+    assert [(job.id, job.data) for job in stored] == [("1", b'"x"')]
     assert set(app.amqp.queues) == {"celery"}
 
 

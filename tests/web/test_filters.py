@@ -9,7 +9,7 @@ import time
 import pytest
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.store import listings
 from celery_lowkiq.store.keys import shard_keys
 from tests.web.pages import hidden_fields, submit
@@ -23,7 +23,7 @@ def record(app):
     task, store = app.tasks["record"], context_of(app).store
     now = time.time()
     times = {f"o-{n}": now + 3600 * n if n % 2 else now - 3600 * n - 60 for n in range(40)}
-    store.push(task.queue_spec, [NewJob(one, b'"x"', 1.0, at) for one, at in times.items()])
+    store.push(task.queue_spec, [Call(one, b'"x"', 1.0, at) for one, at in times.items()])
     for one, at in times.items():
         # As those that wait since then: a push takes no time of the past.
         store.client.redis.zadd(shard_keys(task.queue_spec.shard_of(one))["due"], {one: at})

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.store.keys import shard_keys
 
 PAGES = {
@@ -35,7 +35,7 @@ MILLION, OPENED_S = 1_000_000, 0.3
 
 
 def fill(app, first, last):
-    jobs = [NewJob(str(n), b'"x"', 1.0, 1e9 + n) for n in range(first, last)]
+    jobs = [Call(str(n), b'"x"', 1.0, 1e9 + n) for n in range(first, last)]
     for at in range(0, len(jobs), 5000):
         context_of(app).store.push(app.tasks["record"].queue_spec, jobs[at : at + 5000])
 

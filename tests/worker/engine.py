@@ -12,7 +12,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.redis_params import SOCKET_TIMEOUTS
 from celery_lowkiq.rules.basics import SystemClock
 from celery_lowkiq.rules.claims import lag
-from celery_lowkiq.rules.models import NewJob, QueueSpec
+from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.rules.shares import lease_splitter
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.redis_store import RedisStore
@@ -74,7 +74,7 @@ class Engine:
 
     def push(self, count: int) -> None:
         ids = [str(next(self._numbers)) for _ in range(count)]
-        self.pushes.push(QUEUE, [NewJob(job_id, b"x") for job_id in ids])
+        self.pushes.push(QUEUE, [Call(job_id, b"x") for job_id in ids])
         self._pushed += ids
 
     def all_done(self, seconds: float = 60.0) -> None:

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_lowkiq.rules.errors import ShardDamaged
-from celery_lowkiq.rules.models import Disposition, NewJob, Settlement, ShardRef, shard_of
+from celery_lowkiq.rules.models import Call, Disposition, Settlement, ShardRef, shard_of
 from celery_lowkiq.store.actions import repair_queue
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from tests.bound import Pausing
@@ -75,8 +75,8 @@ def client(redis_server):
 def load(engine, count, first):
     """Short jobs and long ones, some with a priority."""
     ids = [str(first + n) for n in range(count)]
-    jobs = [NewJob(job_id, b"x", priority=5 if int(job_id) % 5 == 0 else None) for job_id in ids]
-    long = [NewJob(job_id, b"%04d" % n * 20, float(n)) for job_id in ids[::10] for n in range(30)]
+    jobs = [Call(job_id, b"x", priority=5 if int(job_id) % 5 == 0 else None) for job_id in ids]
+    long = [Call(job_id, b"%04d" % n * 20, float(n)) for job_id in ids[::10] for n in range(30)]
     engine.pushes.push(QUEUE, jobs + long)
     return ids
 
@@ -125,10 +125,10 @@ def test_a_key_of_another_type_stops_one_shard_until_it_is_repaired(redis_server
         client.delete(shard_keys(DAMAGED)[key])
         client.set(shard_keys(DAMAGED)[key], "planted")
         others = [str(n) for n in range(100, 200) if shard_of(str(n), QUEUE.shards) != DAMAGED.index]
-        engine.pushes.push(QUEUE, [NewJob(job_id, b"x") for job_id in others])
+        engine.pushes.push(QUEUE, [Call(job_id, b"x") for job_id in others])
         told = ""
         try:
-            engine.pushes.push(QUEUE, [NewJob(OF_DAMAGED, b"x")])
+            engine.pushes.push(QUEUE, [Call(OF_DAMAGED, b"x")])
             pushed.append(OF_DAMAGED)
         except ShardDamaged as error:
             told = str(error)
@@ -147,7 +147,7 @@ def test_a_damaged_shard_delays_the_polls_of_no_other_one(redis_server, client, 
     """A job whose announcement was lost waited for 5 s instead of a poll."""
     runs, other = Runs(), shard_keys(ShardRef(QUEUE.name, 2))
     with Engine(redis_server, runner=runs, lanes=1, poll_interval=0.1) as engine:
-        engine.pushes.push(QUEUE, [NewJob(OF_DAMAGED, b"x", perform_in=9e9)])
+        engine.pushes.push(QUEUE, [Call(OF_DAMAGED, b"x", perform_in=9e9)])
         eventually(lambda: client.hget(shard_keys(DAMAGED)["lease"], "owner"))
         client.delete(shard_keys(DAMAGED)["due"])
         client.set(shard_keys(DAMAGED)["due"], "planted")
@@ -164,11 +164,11 @@ def test_a_meta_that_was_lost_before_a_worker_starts_stops_nobody(redis_server, 
     """O6: its own shard is served, too, and so are the shards after it; callers of the shard go on."""
     runs, ids = Runs(), [str(n) for n in range(40)]
     engine = Engine(redis_server, runner=runs)
-    engine.pushes.push(QUEUE, [NewJob(job_id, b"x") for job_id in ids])
+    engine.pushes.push(QUEUE, [Call(job_id, b"x") for job_id in ids])
     client.delete(shard_keys(DAMAGED)["meta"])
     with engine:
         eventually(lambda: all(runs.done[job_id] for job_id in ids))
-        engine.pushes.push(QUEUE, [NewJob(OF_DAMAGED, b"x")])
+        engine.pushes.push(QUEUE, [Call(OF_DAMAGED, b"x")])
         eventually(lambda: runs.done[OF_DAMAGED])
     (told,) = [record for record in caplog.records if "shard q/1 was repaired" in record.getMessage()]
     assert told.levelname == "WARNING"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.codec import MARK, Codec
 from celery_lowkiq.rules.errors import UndecodablePayload
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from celery_lowkiq.store.keys import KEY_TYPES, shard_keys
 from tests.bound import Queries
 from tests.waiting import eventually
@@ -99,7 +99,7 @@ class Node:
     def push_to_all_shards(self):
         """Ids of good jobs, one at least for each shard."""
         ids = [f"good-{next(_numbers)}" for _ in range(16)]
-        self.store.push(QUEUE, [NewJob(job_id, b'"good"') for job_id in ids])
+        self.store.push(QUEUE, [Call(job_id, b'"good"') for job_id in ids])
         return ids
 
     def idle(self):

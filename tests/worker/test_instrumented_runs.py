@@ -29,7 +29,7 @@ import pytest
 import proj
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.request import RunObservers
-from celery_lowkiq.rules.models import NewJob
+from celery_lowkiq.rules.models import Call
 from proj import app, seen, sync
 from tests.waiting import eventually
 
@@ -49,7 +49,7 @@ def lowkiq_app(lowkiq_server):
 
 def push():
     # As a process without the package does it.
-    context_of(app).store.push(sync.queue_spec, [NewJob("1", b'"x"')])
+    context_of(app).store.push(sync.queue_spec, [Call("1", b'"x"')])
 
 def run_once(lowkiq):
     with lowkiq.worker():
