@@ -568,17 +568,15 @@ def _write_group(queue: str, one: FailureGroup) -> None:
 # ``why``: one answer to why an id does not run.
 
 
-def _why(queue: OrderedQueue, id: str) -> Why:  # noqa: A002
-    return queue.why(id)
-
-
 def _write_reasons(found: Why) -> None:
     for reason in found.reasons:
         write_text(escaped(reason.text))
 
 
 why: click.Command = record_command(
-    Read("why", "Why an id is not running", _why, (QUEUE, ID)),
+    Read(
+        "why", "Why an id is not running", Why, lambda queue, **given: queue.why(given[ID.name]), (QUEUE, ID)
+    ),
     "Why an id is not running.",
     """Where an ID of QUEUE is, and why it does not run, in words.
 

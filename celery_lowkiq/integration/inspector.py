@@ -16,6 +16,7 @@ from celery_lowkiq.integration.app import context_of, ordered_tasks, read_queue_
 from celery_lowkiq.integration.current import NO_APP, is_fallback_app, naming
 from celery_lowkiq.integration.json_records import (
     OverviewJson,
+    PayloadMask,
     QueueJson,
     QueueShardsJson,
     ShardsJson,
@@ -29,7 +30,7 @@ from celery_lowkiq.rules.health import by_load, check_health, reachable, unreach
 from celery_lowkiq.rules.models import Layout, QueueSpec, ShardRef
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.topology import ServerInfo, Topology, check_topology, check_users
-from celery_lowkiq.rules.tracking import TrackerView
+from celery_lowkiq.rules.tracking import TrackedCall, TrackerView
 from celery_lowkiq.rules.views import (
     Finding,
     NodeReport,
@@ -294,6 +295,26 @@ class Inspector:
     def tracker(self, tracker_id: str) -> Tracker:
         """Return a tracker. Raises UnknownTracker, and InvalidCall for an invalid id."""
         return Tracker.get(self.app, tracker_id, raw=self._raw)
+
+    def tracked_calls(
+        self,
+        id: str,  # noqa: A002
+        state: str = "",
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Page[TrackedCall]:
+        """Return a page of a tracker's calls, in one state or ("") in any, in the order in which they came.
+
+        Raises UnknownTracker and InvalidCall.
+        """
+        page = self.tracker(id).jobs(state or None, limit, after)
+        tasks, redactor = self.tasks(), context_of(self.app).settings.redactor
+
+        def masked(call: TrackedCall) -> TrackedCall:
+            form = tasks[call.queue].call_form if call.queue in tasks else None
+            return replace(call, payload=PayloadMask(redactor, form).stored(call.payload))
+
+        return page.map(masked) if self._masked else page
 
     def topology(self) -> Topology:
         """Return the masters, and the shards of all queues that each of them stores."""

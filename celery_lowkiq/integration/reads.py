@@ -6,27 +6,38 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from celery_lowkiq.integration.actions import FILTERS, SHARDS, Parameter
 from celery_lowkiq.integration.audit import Audit, AuditEntry
 from celery_lowkiq.integration.inspector import Inspector
-from celery_lowkiq.integration.json_records import PlacesJson, ShownDeadJob, ShownJob, places_json
-from celery_lowkiq.integration.queue import Failures, Matches, OrderedQueue, read_filter
+from celery_lowkiq.integration.json_records import (
+    OverviewJson,
+    PlacesJson,
+    ShownDeadJob,
+    ShownJob,
+    places_json,
+)
+from celery_lowkiq.integration.queue import BOUNDS, Failures, Matches, OrderedQueue, read_filter
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.health import Hint
-from celery_lowkiq.rules.job_filter import ANY, DEAD_STATES, WAITING_STATES, FailureFilter
-from celery_lowkiq.rules.resharding import MigrationState
+from celery_lowkiq.rules.job_filter import DEAD_STATES, WAITING_STATES
+from celery_lowkiq.rules.resharding import MigrationState, ReshardCost
+from celery_lowkiq.rules.topology import ServerInfo, Topology
+from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.validators import is_whole, whole
 from celery_lowkiq.rules.views import (
     HOUR,
     SPANS,
     Finding,
+    HeldId,
     NodeReport,
     Page,
+    PausedId,
     Sample,
     SearchPage,
     ShardReport,
+    ShardsPage,
     Stats,
 )
 
@@ -116,6 +127,9 @@ LIMIT = Query(
     read=lambda text: whole_number("limit", text or str(DEFAULT_LIMIT), 1, MAX_LIMIT),
 )
 SPAN = Query("span", {"enum": list(SPANS)}, read=lambda text: text or HOUR.name)
+#: States of a tracker's calls by their names; "" for all of them.
+CALL_STATES = ("", *(state.value for state in State))
+CALL_STATE = Query("state", {"enum": list(CALL_STATES)}, read=lambda text: chosen("state", text, CALL_STATES))
 IN_LIST = Query("list", {"enum": list(MATCHED)}, True, lambda text: chosen("list", text, MATCHED))
 
 
@@ -123,18 +137,14 @@ IN_LIST = Query("list", {"enum": list(MATCHED)}, True, lambda text: chosen("list
 class Read:
     """A read. ``run(of, **values)`` returns its record: ``of`` is a queue, or without one the Inspector.
 
-    ``text`` says what it returns; the type of the record is that of the annotation of ``run``.
+    ``text`` says what it returns, ``record`` is the type of that. A parameter in braces is part of the path.
     """
 
     name: str
     text: str
+    record: Any
     run: Callable[..., Any]
     parameters: tuple[Query, ...] = ()
-
-    @property
-    def answer(self) -> Any:
-        """The type of the record."""
-        return get_type_hints(self.run)["return"]
 
 
 # The listings of a queue, and the query of one page.
@@ -161,34 +171,12 @@ AGES = ("<1min", "<1h", "<1d", ">1min", ">1h", ">1d", ">7d")
 
 @dataclass(frozen=True)
 class ListingQuery:
-    """The query of one page of a listing."""
+    """The query of one page of a listing: the values of its parameters by name."""
 
     listing: str
-    by: str
-    wanted: FailureFilter
-    minimum: float | None
-    maximum: float | None
-    reverse: bool
-    limit: int
-    after: str | None
+    values: Mapping[str, Any]
     #: Entries that the pages before have searched.
-    searched: int
-
-    @classmethod
-    def of(cls, listing: str, values: Mapping[str, Any], searched: int = 0) -> ListingQuery:
-        """``values``: of the parameters of the listing, by name."""
-        filters = {name: values.get(name, "") for name in ("prefix", "state", "age", "failure")}
-        return cls(
-            listing=listing,
-            by=values.get("by") or SORTS[listing][0],
-            minimum=values.get("minimum"),
-            maximum=values.get("maximum"),
-            reverse=values.get("reverse", False),
-            limit=values["limit"],
-            after=values["after"],
-            wanted=FailureFilter(**filters),
-            searched=searched,
-        )
+    searched: int = 0
 
     @property
     def sorts(self) -> tuple[str, ...]:
@@ -196,66 +184,54 @@ class ListingQuery:
 
     @property
     def query(self) -> dict[str, Any]:
-        """The fields of the URL query, without the cursor."""
+        """The fields of the URL query, without the cursor and without defaults."""
+        defaults = {"by": self.sorts[0], "limit": DEFAULT_LIMIT}
+        values = {"list": self.listing, **self.values, "reverse": "1" if self.values.get("reverse") else ""}
         return {
-            "list": self.listing,
-            "by": self.by if self.by != self.sorts[0] else None,
-            "prefix": self.wanted.prefix,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "reverse": "1" if self.reverse else None,
-            "limit": self.limit if self.limit != DEFAULT_LIMIT else None,
-            **self.filters,
+            name: one for name, one in values.items() if name != AFTER.name and one != defaults.get(name, "")
         }
 
     @property
     def filters(self) -> dict[str, str]:
-        """The filters that no sort has."""
-        return {"state": self.wanted.state, "age": self.wanted.age, "failure": self.wanted.failure}
-
-    @property
-    def narrows(self) -> bool:
-        """True if the listing leaves jobs out."""
-        return self.wanted != ANY or self.has_range
+        """The filters that were given."""
+        return {name: one for name in ("prefix", "state", "age", "failure") if (one := self.values.get(name))}
 
     @property
     def has_range(self) -> bool:
         """True if the listing is between two values of the sort, which no action takes."""
-        return (self.minimum, self.maximum) != (None, None)
+        return any(self.values.get(name) is not None for name in BOUNDS)
+
+    @property
+    def narrows(self) -> bool:
+        """True if the listing leaves jobs out."""
+        return bool(self.filters) or self.has_range
 
     @property
     def is_sorted(self) -> bool:
         """True if the order or the range was chosen."""
-        return self.by != self.sorts[0] or self.reverse or self.has_range
+        chosen = self.values.get("reverse", False) or self.values.get("by", self.sorts[0]) != self.sorts[0]
+        return chosen or self.has_range
 
     @property
     def is_filtered(self) -> bool:
         """True if a filter, an order or a range was chosen."""
-        return self.wanted != ANY or self.is_sorted
+        return bool(self.filters) or self.is_sorted
 
     def of_queue(self, queue: OrderedQueue) -> SearchPage[Any]:
         """Raises InvalidCall and StoreError."""
-        if self.listing == "processing":
-            return queue.processing(limit=self.limit, after=self.after, **LISTED)
-        options = {
-            "prefix": self.wanted.prefix,
-            "minimum": self.minimum,
-            "maximum": self.maximum,
-            "reverse": self.reverse,
-            "limit": self.limit,
-            "after": self.after,
-            **self.filters,
-        }
-        reads = queue.morgue if self.listing == "morgue" else queue.jobs
-        return reads(self.by, **options, **LISTED)
+        named: dict[str, Any] = {"morgue": queue.morgue, "processing": queue.processing}
+        page: SearchPage[Any] = named.get(self.listing, queue.jobs)(**self.values, **LISTED)
+        return page
 
 
-def searches(listing: str) -> tuple[Query, ...]:
-    """The parameters of a listing that order and filter it."""
+def listing_parameters(listing: str) -> tuple[Query, ...]:
+    """The parameters of a listing: those that order and filter it, and those of a page."""
     bound = {"type": "number"}
     sorts, states = SORTS[listing], STATES[listing]
+    if listing == "processing":
+        return LIMIT, AFTER
     return (
-        Query("by", {"enum": list(sorts)}, read=lambda text: chosen("by", text, ("", *sorts))),
+        Query("by", {"enum": list(sorts)}, read=lambda text: chosen("by", text or sorts[0], sorts)),
         Query("prefix", TEXT),
         Query("minimum", bound, read=partial(_number, "minimum")),
         Query("maximum", bound, read=partial(_number, "maximum")),
@@ -263,6 +239,8 @@ def searches(listing: str) -> tuple[Query, ...]:
         Query("state", {"enum": list(states)}, read=lambda text: chosen("state", text, ("", *states))),
         Query("age", {"type": "string", "pattern": "^[<>][0-9]{1,9}(s|m|min|h|d)$"}),
         FAILURE,
+        LIMIT,
+        AFTER,
     )
 
 
@@ -331,14 +309,6 @@ def _shards(queue: OrderedQueue) -> Shards:
     return Shards(found, paused.queue, paused.ids, tuple(queue.shard_hints(found)))
 
 
-def _migration(queue: OrderedQueue) -> Resharding:
-    return Resharding(queue.migration())
-
-
-def _failures(queue: OrderedQueue, failure: str) -> Failures:
-    return queue.failures(failure)
-
-
 def _matches(queue: OrderedQueue, **given: str) -> Matches:
     dead = given.pop("list") == "morgue"
     return queue.matching(read_filter(given), dead=dead)
@@ -348,94 +318,132 @@ def _history(of: Inspector | OrderedQueue, span: str) -> Samples:
     return Samples(of.history(span) if isinstance(of, OrderedQueue) else of.history(span=span).total)
 
 
-def _nodes(inspector: Inspector) -> Nodes:
-    return Nodes(inspector.nodes())
-
-
-def _doctor(inspector: Inspector) -> Findings:
-    return Findings(inspector.doctor())
-
-
-def _audit(inspector: Inspector, limit: int, after: str | None) -> Page[AuditEntry]:
-    return Audit(inspector.app).read(limit, after)
-
-
 def _listing(name: str) -> Read:
-    def run(queue: OrderedQueue, **values: Any) -> Any:
-        return ListingQuery.of(name, values).of_queue(queue)
-
-    run.__annotations__["return"] = SearchPage[ShownDeadJob] if name == "morgue" else SearchPage[ShownJob]
-    found = () if name == "processing" else searches(name)
-    text = "A page of jobs of a queue; pass its `next` as `after` for the following one"
-    return Read(name, text, run, (QUEUE, *found, LIMIT, AFTER))
+    return Read(
+        name,
+        "A page of jobs of a queue; pass its `next` as `after` for the following one",
+        SearchPage[ShownDeadJob] if name == "morgue" else SearchPage[ShownJob],
+        lambda queue, **values: ListingQuery(name, values).of_queue(queue),
+        (QUEUE, *listing_parameters(name)),
+    )
 
 
 READS = (
     Read(
         "stats",
         "Counts in Lowkiq's form: `total` and `by_worker`, each `length`, `morgue_length`, `lag`, `missing`",
+        LowkiqStats,
         _lowkiq_stats,
     ),
     Read(
         "queues",
         "All queues with their counts; what is damaged, and which masters are unreachable or deny a right",
+        OverviewJson,
         Inspector.overview_json,
     ),
     *map(_listing, SORTS),
     Read(
-        "job", "Everything about one id: its jobs, why it is not running, and its tries", places, (QUEUE, ID)
+        "job",
+        "Everything about one id: its jobs, why it is not running, and its tries",
+        PlacesJson,
+        places,
+        (QUEUE, ID),
     ),
     Read(
         "shards",
         "The shards of a queue, who has each, what is paused, and whether more shards would help",
+        Shards,
         _shards,
         (QUEUE,),
     ),
     Read(
         "migration",
         "The move of a queue to another number of shards, and what each shard has left to move",
-        _migration,
+        Resharding,
+        lambda queue: Resharding(queue.migration()),
         (QUEUE,),
     ),
     Read(
         "reshard_cost",
         "An estimate of what the action `reshard` would cost",
+        ReshardCost,
         OrderedQueue.reshard_cost,
         (QUEUE, Query(SHARDS.name, schema_of(SHARDS), True, SHARDS.read)),
     ),
-    Read("paused_ids", "A page of the paused ids of a queue", OrderedQueue.paused_ids, (QUEUE, AFTER)),
+    Read(
+        "paused_ids",
+        "A page of the paused ids of a queue",
+        ShardsPage[PausedId],
+        OrderedQueue.paused_ids,
+        (QUEUE, AFTER),
+    ),
     Read(
         "held_ids",
         "A page of the ids that a dead payload holds, the longest held first",
+        ShardsPage[HeldId],
         OrderedQueue.held_ids,
         (QUEUE, AFTER),
     ),
     Read(
         "failures",
         "The groups of failures of a queue, or the one with a fingerprint, each with an example",
-        _failures,
+        Failures,
+        lambda queue, failure: queue.failures(failure),
         (QUEUE, FAILURE),
     ),
     Read(
         "matches",
         "How many dead jobs, or waiting ones that failed, match a filter; the search is bounded",
+        Matches,
         _matches,
         (QUEUE, IN_LIST, *(Query(one.name, schema_of(one)) for one in FILTERS)),
     ),
     Read(
         "history",
         "Counters and lag of the last hour or day, of one queue or of all",
+        Samples,
         _history,
         (Query("queue", TEXT), SPAN),
     ),
-    Read("nodes", "The nodes, their lanes, and what each runs", _nodes),
-    Read("redis", "The report of Redis about itself", Inspector.server),
+    Read(
+        "nodes",
+        "The nodes, their lanes, and what each runs",
+        Nodes,
+        lambda inspector: Nodes(inspector.nodes()),
+    ),
+    Read("redis", "The report of Redis about itself", ServerInfo, Inspector.server),
     Read(
         "masters",
         "The masters of a cluster, or the only one, with the shards that each stores",
+        Topology,
         Inspector.topology,
     ),
-    Read("doctor", "The results of the health checks, and what to do about them", _doctor),
-    Read("audit", "The changes that people made, the latest first", _audit, (LIMIT, AFTER)),
-    Read("trackers", "Trackers, the latest first", Inspector.trackers, (LIMIT, AFTER)),
+    Read(
+        "doctor",
+        "The results of the health checks, and what to do about them",
+        Findings,
+        lambda inspector: Findings(inspector.doctor()),
+    ),
+    Read(
+        "audit",
+        "The changes that people made, the latest first",
+        Page[AuditEntry],
+        lambda inspector, **page: Audit(inspector.app).read(**page),
+        (LIMIT, AFTER),
+    ),
+    Read("trackers", "Trackers, the latest first", Page[TrackerView], Inspector.trackers, (LIMIT, AFTER)),
+    Read(
+        "trackers/{id}",
+        "A tracker and its counts",
+        TrackerView,
+        lambda inspector, **given: inspector.tracker(given[ID.name]).view(),
+        (ID,),
+    ),
+    Read(
+        "trackers/{id}/calls",
+        "A page of a tracker's calls, in the order in which they came",
+        Page[TrackedCall],
+        Inspector.tracked_calls,
+        (ID, CALL_STATE, LIMIT, AFTER),
+    ),
 )

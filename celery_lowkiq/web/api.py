@@ -24,7 +24,8 @@ from celery_lowkiq.integration.json_records import (
 from celery_lowkiq.integration.reads import QUEUE, READS, TEXT, Query, Read, Schema, places, schema_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.web.changes import begin, call_off, operation_of
+from celery_lowkiq.rules.tracking import TrackerView
+from celery_lowkiq.web.changes import begin, call_off, cancel_calls, operation_of
 from celery_lowkiq.web.endpoints import Endpoint, ErrorJson, Params, body_of, field, json_response
 from celery_lowkiq.web.errors import Refused
 from celery_lowkiq.web.operations import Operation
@@ -205,7 +206,8 @@ def endpoint_of(read: Read) -> Endpoint:
         return read.run(of, **values)
 
     run.__doc__ = read.text
-    return Endpoint("GET", f"/{read.name}", run, read.answer, read.parameters)
+    query = tuple(one for one in read.parameters if f"{{{one.name}}}" not in read.name)
+    return Endpoint("GET", f"/{read.name}", run, read.record, query)
 
 
 async def plain_job(request: Request) -> Response:
@@ -293,6 +295,11 @@ def cancel(request: Request) -> OperationJson:
     return OperationJson.of(found)
 
 
+def cancel_tracker(request: Request) -> TrackerView:
+    """End the waiting calls of a tracker as failed; running ones go on."""
+    return cancel_calls(request, request.path_params["id"]).view()
+
+
 async def _fields(request: Request) -> dict[str, Any]:
     """The JSON object of a request. Only scripts of our own origin, or no browser, can send this type."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -316,6 +323,7 @@ OTHERS: dict[str, tuple[Endpoint, ...]] = {
         Endpoint("GET", "/operations/{id}", operation, OperationJson),
         Endpoint("DELETE", "/operations/{id}", cancel, OperationJson, status=202),
     ),
+    "/trackers/{id}": (Endpoint("DELETE", "/trackers/{id}", cancel_tracker, TrackerView),),
 }
 ENDPOINTS: tuple[Endpoint, ...] = tuple(
     one for read in map(endpoint_of, READS) for one in (read, *OTHERS.get(read.path, ()))

@@ -22,7 +22,6 @@ from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.settings import SETTINGS, Network, Settings
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.web import api, changes, job_page, pages
-from celery_lowkiq.web import pages as tracked
 from celery_lowkiq.web.api import description
 from celery_lowkiq.web.auth import Access, FindUser, Guard, Proxies, Roles, header, path_of, read_basic
 from celery_lowkiq.web.endpoints import BASE, Endpoint, ErrorJson, json_response
@@ -119,12 +118,14 @@ def _routes() -> list[Route | Mount]:
         Route("/audit", pages.audit),
         Route("/operations", pages.operations),
         Route("/operation", pages.operation),
+        Route("/trackers", pages.trackers),
+        Route("/tracker", pages.tracker),
+        Route("/tracker/cancel", changes.cancel_tracker, methods=["POST"]),
         Route("/change", changes.change, methods=["POST"]),
         Route("/cancel", changes.cancel, methods=["POST"]),
         *(endpoint.route for endpoint in ENDPOINTS),
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),
-        *tracked.ROUTES,
         Mount("/static", Files(directory=STATIC)),
     ]
 
@@ -137,7 +138,6 @@ def openapi(request: Request) -> dict[str, Any]:
 #: The whole JSON API.
 ENDPOINTS: tuple[Endpoint, ...] = (
     *api.ENDPOINTS,
-    *tracked.ENDPOINTS,
     Endpoint("GET", "/openapi.json", openapi, dict[str, Any]),
 )
 

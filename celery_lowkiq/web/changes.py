@@ -21,6 +21,7 @@ from celery_lowkiq.integration.actions import (
 )
 from celery_lowkiq.integration.audit import Change
 from celery_lowkiq.integration.queue import OrderedQueue
+from celery_lowkiq.integration.tracking import Tracker
 from celery_lowkiq.rules.errors import InvalidCall, PayloadError
 from celery_lowkiq.web.auth import address_of, check_token, user_of
 from celery_lowkiq.web.endpoints import Params, form_of
@@ -155,6 +156,23 @@ async def cancel(request: Request) -> Response:
     call_off(request, operation)
     await run_in_threadpool(operation.wait, PATIENCE)
     return RedirectResponse(link(request, "/operation", id=operation.id), 303)
+
+
+async def cancel_tracker(request: Request) -> Response:
+    """Form handler: cancels the waiting calls of a tracker."""
+    form = await form_of(request)
+    check_token(request, form.text("token", ""))
+    tracker = await run_in_threadpool(cancel_calls, request, form.text("id"))
+    return RedirectResponse(link(request, "/tracker", id=tracker.id), 303)
+
+
+def cancel_calls(request: Request, tracker_id: str) -> Tracker:
+    """Cancel the waiting calls of a tracker, and log the user who does. Raises UnknownTracker."""
+    site = site_of(request)
+    tracker = site.inspector.tracker(tracker_id)
+    change = Change(*asker(request), "cancel", f"tracker {tracker.name}", (tracker.id,))
+    site.audit.around(change, tracker.cancel)
+    return tracker
 
 
 def operation_of(site: Site, operation_id: str) -> Operation:

@@ -16,13 +16,11 @@ from starlette.routing import Route
 from celery_lowkiq.integration.actions import MAX_IDS
 from celery_lowkiq.integration.json_records import encode
 from celery_lowkiq.integration.reads import (
-    AFTER,
-    LIMIT,
     ListingQuery,
     Query,
     chosen,
     flag,
-    searches,
+    listing_parameters,
     short,
     whole_number,
 )
@@ -83,14 +81,14 @@ BODY_SECONDS = 30.0
 
 
 class Params:
-    """Fields of a query, a form or a JSON object."""
+    """Fields of a path and its query, of a form or a JSON object."""
 
     def __init__(self, fields: Sequence[tuple[str, str]]) -> None:
         self._fields = fields
 
     @classmethod
     def query(cls, request: Request) -> Params:
-        return cls(request.query_params.multi_items())
+        return cls([*request.path_params.items(), *request.query_params.multi_items()])
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return the first value of a field. Without a default, the field is required."""
@@ -117,9 +115,9 @@ class Params:
 
 def listing_query(params: Params, listing: str) -> ListingQuery:
     """Return the query of a page of a listing. Raises InvalidCall."""
-    values = {one.name: params.value(one) for one in (*searches(listing), LIMIT, AFTER)}
+    values = {one.name: params.value(one) for one in listing_parameters(listing)}
     searched = whole_number("searched", params.text("searched", "") or "0", 0, 10**9 - 1)
-    return ListingQuery.of(listing, values, searched)
+    return ListingQuery(listing, values, searched)
 
 
 async def body_of(request: Request) -> bytes:

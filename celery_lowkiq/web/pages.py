@@ -9,29 +9,32 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from celery_lowkiq.integration.actions import ACTIONS, FILTERS, Action, offered, offered_for_matches
-from celery_lowkiq.integration.audit import Change
 from celery_lowkiq.integration.inspector import FoundId, Inspector
-from celery_lowkiq.integration.json_records import PayloadMask
 from celery_lowkiq.integration.queue import OrderedQueue, read_filter
-from celery_lowkiq.integration.reads import AFTER, AGES, LIMIT, MATCHED, SORTS, STATES, ListingQuery, Query
-from celery_lowkiq.integration.tracking import Tracker
+from celery_lowkiq.integration.reads import (
+    AFTER,
+    AGES,
+    CALL_STATE,
+    CALL_STATES,
+    LIMIT,
+    MATCHED,
+    SORTS,
+    STATES,
+    ListingQuery,
+)
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.health import by_load
 from celery_lowkiq.rules.job_filter import FailureFilter, job_state
 from celery_lowkiq.rules.models import Layout, ShardRef
 from celery_lowkiq.rules.text import by_master, ranges
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.rules.tracking import State, TrackedCall, TrackerView
 from celery_lowkiq.rules.views import (
     HOUR,
     LaneReport,
-    Page,
     SearchPage,
     ShardsPage,
     ShardState,
@@ -42,10 +45,9 @@ from celery_lowkiq.rules.views import (
     sum_of_states,
 )
 from celery_lowkiq.web import charts
-from celery_lowkiq.web.auth import check_token
-from celery_lowkiq.web.changes import asker, operation_of
+from celery_lowkiq.web.changes import operation_of
 from celery_lowkiq.web.charts import lane_map, picture_of
-from celery_lowkiq.web.endpoints import Endpoint, Params, form_of, listing_query
+from celery_lowkiq.web.endpoints import Params, listing_query
 from celery_lowkiq.web.formatting import bytes_text
 from celery_lowkiq.web.render import link, page
 from celery_lowkiq.web.site import queue_of, site_of
@@ -335,11 +337,7 @@ def operation(request: Request) -> Response:
     return page(request, "operation.html", operation=found)
 
 
-# Trackers: pages and endpoints that show and cancel them.
-
-#: States by their names; "" for all of them.
-CALL_STATES = ("", *(state.value for state in State))
-#: Maximum length of a shown payload, in characters.
+#: Maximum length of a payload of a tracked call, in characters.
 PEEK = 160
 
 
@@ -352,92 +350,16 @@ def trackers(request: Request) -> Response:
 
 def tracker(request: Request) -> Response:
     """One tracker, and a listing of its calls."""
-    tracker, state = _asked(request)
+    params, inspector = Params.query(request), site_of(request).inspector
+    tracker_id = params.text("id")
+    state, limit, after = (params.value(one) for one in (CALL_STATE, LIMIT, AFTER))
     return page(
         request,
         "tracker.html",
-        view=tracker.view(),
+        view=inspector.tracker(tracker_id).view(),
         state=state,
         states=CALL_STATES,
-        found=_calls(request, tracker, state),
-        after=Params.query(request).value(AFTER),
+        found=inspector.tracked_calls(tracker_id, state, limit, after),
+        after=after,
         payload_text=lambda call: bytes_text(call.payload)[:PEEK],
     )
-
-
-async def cancel(request: Request) -> Response:
-    """Form handler: cancels the waiting calls of a tracker."""
-    form = await form_of(request)
-    check_token(request, form.text("token", ""))
-    return await run_in_threadpool(_cancel, request, form.text("id"))
-
-
-def _cancel(request: Request, tracker_id: str) -> Response:
-    tracker = site_of(request).inspector.tracker(tracker_id)
-    _cancelled(request, tracker)
-    return RedirectResponse(link(request, "/tracker", id=tracker.id), 303)
-
-
-def _cancelled(request: Request, tracker: Tracker) -> int:
-    change = Change(*asker(request), "cancel", f"tracker {tracker.name}", (tracker.id,))
-    return site_of(request).audit.around(change, tracker.cancel)
-
-
-# -- for programs
-
-
-def api_tracker(request: Request) -> TrackerView:
-    """A tracker and its counts."""
-    return _named(request).view()
-
-
-def api_calls(request: Request) -> Page[TrackedCall]:
-    """A page of a tracker's calls, in the order in which they came."""
-    return _calls(request, _named(request), Params.query(request).choice("state", CALL_STATES, ""))
-
-
-def api_cancel(request: Request) -> TrackerView:
-    """End the waiting calls of a tracker as failed; running ones go on."""
-    tracker = _named(request)
-    _cancelled(request, tracker)
-    return tracker.view()
-
-
-def _named(request: Request) -> Tracker:
-    return site_of(request).inspector.tracker(request.path_params["id"])
-
-
-def _asked(request: Request) -> tuple[Tracker, str]:
-    params = Params.query(request)
-    tracker = site_of(request).inspector.tracker(params.text("id"))
-    return tracker, params.choice("state", CALL_STATES, "")
-
-
-def _calls(request: Request, tracker: Tracker, state: str) -> Page[TrackedCall]:
-    params = Params.query(request)
-    tasks, site = site_of(request).inspector.tasks(), site_of(request)
-
-    def masked(call: TrackedCall) -> TrackedCall:
-        form = tasks[call.queue].call_form if call.queue in tasks else None
-        stored = PayloadMask(site.redactor, form).stored(call.payload)
-        return replace(call, payload=stored)
-
-    return tracker.jobs(state or None, params.value(LIMIT), params.value(AFTER)).map(masked)
-
-
-ROUTES = (
-    Route("/trackers", trackers),
-    Route("/tracker", tracker),
-    Route("/tracker/cancel", cancel, methods=["POST"]),
-)
-ENDPOINTS = (
-    Endpoint("GET", "/trackers/{id}", api_tracker, TrackerView),
-    Endpoint("DELETE", "/trackers/{id}", api_cancel, TrackerView),
-    Endpoint(
-        "GET",
-        "/trackers/{id}/calls",
-        api_calls,
-        Page[TrackedCall],
-        (Query("state", {"enum": list(CALL_STATES)}), LIMIT, AFTER),
-    ),
-)

@@ -104,7 +104,7 @@ def test_an_error_leads_to_the_jobs_with_its_failure(browser, record):
 
 def test_each_filter_stays_in_the_links_of_the_others(browser, record):
     text = browser.get("/queue?queue=record&state=due&age=%3E3h&prefix=o-1&limit=2").text
-    held = "/queue?queue=record&list=jobs&prefix=o-1&limit=2&state=held&age=%3E3h"
+    held = "/queue?queue=record&list=jobs&prefix=o-1&state=held&age=%3E3h&limit=2"
     assert f'href="{html.escape(held)}"' in text
     assert '<input type="hidden" name="state" value="due">' in text
     assert '<option value="&gt;3h" selected>over 3 h</option>' in text
