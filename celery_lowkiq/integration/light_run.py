@@ -28,7 +28,7 @@ from celery_lowkiq.integration.request import (
     succeeded,
 )
 from celery_lowkiq.integration.result_writes import HeldResult, ResultBuffers, encode
-from celery_lowkiq.integration.run import Run, report, requeued, was_requeued
+from celery_lowkiq.integration.run import Observed, Run, report, requeued, was_requeued
 from celery_lowkiq.integration.run_logs import log_success, plain_success
 from celery_lowkiq.rules.basics import cached_property, compose
 from celery_lowkiq.rules.errors import UndecodablePayload
@@ -242,22 +242,29 @@ Repeat = Callable[[PlainRequest], tuple[Settlement, ...]]
 class PlainRuns:
     """The plain runs of a task."""
 
-    def __init__(self, rules: RunRules, consumer: Any, repeat: Repeat, buffers: ResultBuffers) -> None:
+    def __init__(
+        self,
+        rules: RunRules,
+        consumer: Any,
+        observers: RunObservers,
+        repeat: Repeat,
+        buffers: ResultBuffers,
+    ) -> None:
         self._rules = rules
         self._task = rules.task
         self._consumer = consumer
         self._repeat = repeat
         self._buffers = buffers
-        self._observers = RunObservers(rules.task, consumer)
+        self._observers = observers
         self._requests = StackTop(rules.task.request_stack)
 
-    def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
+    def run(self, batch: Batch, observed: Observed | None) -> tuple[Settlement, ...] | None:
         """The settlements of a batch; None, before anything has run, for one that needs Celery's tracer.
 
         There are none if its result is held back in a buffer, which has them.
         """
         rules, form = self._rules, self._task.call_form
-        if (requeued and was_requeued(batch)) or self._observers.exist():
+        if observed or (requeued and was_requeued(batch)):
             return None
         call = plain_call(batch, rules)
         payloads_by_id = decode_plain(batch, rules.gate, form.check, call is not None)

@@ -306,7 +306,8 @@ class CallFinisher:
                 report(CallRequest(call.record, task, consumer, payloads, retries).full().terminated)
                 return True
             play = self._play(outcome)
-            request = CallRequest(call.record, task, consumer, payloads, retries, play).traceable()
+            made = CallRequest(call.record, task, consumer, payloads, retries, play)
+            request = made.form(self._run.observed)
         except Exception as error:  # noqa: BLE001 - also what a property of the request raises
             return self._fail_broken(
                 replace(call.record, headers={}), "no request can be built for it", error

@@ -29,7 +29,7 @@ from celery_lowkiq.integration.decode import is_small
 from celery_lowkiq.integration.loops import Cancelled
 from celery_lowkiq.integration.messages import covers_positions, masked_arguments, payload_secrets
 from celery_lowkiq.integration.records import NOT_KEPT, CallRecord
-from celery_lowkiq.integration.run import Run
+from celery_lowkiq.integration.run import Observed, Run
 from celery_lowkiq.integration.safe_logging import safe_logger
 from celery_lowkiq.rules.basics import cached_property, is_defined_in, monotonic, package_logger
 from celery_lowkiq.rules.models import Batch
@@ -282,9 +282,9 @@ class RunRequest:
             # The tracer stores no result.
             self.full().on_failure(outcome[1])
 
-    def traceable(self) -> LaneRequest | RunRequest:
-        """The form for Celery's tracer: the full one if a signal or an event is sent when the run begins."""
-        return self.full() if has_listeners(self.task, self._consumer) else self
+    def form(self, observed: Observed | None) -> LaneRequest | RunRequest:
+        """The form for Celery's tracer."""
+        return self.full() if observed is Observed.REQUEST else self
 
     def full(self) -> LaneRequest:
         """Return the full form."""
@@ -356,17 +356,6 @@ def show_arguments(task: Any, arguments: Arguments, small: bool = False) -> tupl
     return redactor.text(form.shown(arguments, small)), kwargs
 
 
-def has_listeners(task: Any, consumer: Any) -> bool:
-    """True if a signal or an event is sent when a run begins."""
-    if signals.task_received.receivers:
-        return True
-    events = consumer.event_dispatcher
-    if events is None or not events.enabled or not task.send_events:
-        return False
-    # Without -E a worker sends only events about itself.
-    return not events.groups or "task" in events.groups
-
-
 def new_id() -> str:
     """A random UUID of version 4 as text, without a system call."""
     digits = f"{_random.getrandbits(128) & _NOT_FIXED | _FIXED:032x}"
@@ -435,7 +424,7 @@ def _delivery_info(task: Any, headers: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# Decides whether anything could notice that a run does not go through Celery's tracer.
+# Decides whether anything could notice that a run does not go through Celery's tracer: asked once a run.
 
 #: Hooks of a task class that the tracer calls for a run that succeeds.
 HOOKS = ("before_start", "on_success", "after_return")
@@ -457,17 +446,28 @@ class RunObservers:
         #: True if the tracer logs how each run ends.
         self.logs_success: bool = False
 
-    def exist(self) -> bool:
-        """True if an observer would notice a run that begins now."""
+    def look(self) -> Observed | None:
+        """Return which part of a run that begins now is observed; None for nothing."""
         tracer = self._task.__trace__
         if tracer is not self._tracer:
             self._examine(tracer)
-        return (
+        if signals.task_received.receivers or self._sends_events():
+            return Observed.REQUEST
+        if (
             self._is_observed
-            or bool(signals.task_prerun.receivers or signals.task_postrun.receivers)
-            or bool(signals.task_success.receivers)
-            or has_listeners(self._task, self._consumer)
-        )
+            or signals.task_prerun.receivers
+            or signals.task_postrun.receivers
+            or signals.task_success.receivers
+        ):
+            return Observed.RUN
+        return None
+
+    def _sends_events(self) -> bool:
+        events = self._consumer.event_dispatcher
+        if events is None or not events.enabled or not self._task.send_events:
+            return False
+        # Without -E a worker sends only events about itself.
+        return not events.groups or "task" in events.groups
 
     def _examine(self, tracer: Any) -> None:
         """Look at what changes only with the tracer, which Celery builds at each connect to the broker."""

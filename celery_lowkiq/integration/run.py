@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -213,6 +214,14 @@ def _names(batch: Batch) -> list[int]:
     return [hash((name, job.id, payload.data)) for job in batch.jobs for payload in job.payloads]
 
 
+class Observed(Enum):
+    """Part of a run that is observed: it goes through Celery's tracer."""
+
+    RUN = "run"
+    #: A signal or an event is sent when the run begins: it has Celery's own request.
+    REQUEST = "request"
+
+
 class Run:
     """A run, from before the function is called until its calls have their results.
 
@@ -226,6 +235,7 @@ class Run:
         call: CallRecord | None = None,
         callers: Callable[[], Iterable[CallRecord]] | None = None,
         tracked: TrackedCalls | None = None,
+        observed: Observed | None = None,
         replay: Callable[[], Any] | None = None,
     ) -> None:
         self.decoded = decoded
@@ -238,6 +248,8 @@ class Run:
         self.callers = callers
         #: Reports to the trackers of its calls; None when no call has a record.
         self.tracked = tracked
+        #: The part of it that is observed; None for nothing.
+        self.observed: Observed | None = observed
         #: Returns or raises what the function has done, for Celery's tracer.
         self.replay: Callable[[], Any] | None = replay
         #: The process that it began in.

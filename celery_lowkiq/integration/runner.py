@@ -19,9 +19,9 @@ from celery_lowkiq.integration.light_run import PlainRequest, PlainRuns
 from celery_lowkiq.integration.loops import Loops
 from celery_lowkiq.integration.recorded_calls import BatchCalls, CallFinisher
 from celery_lowkiq.integration.records import CallRecord
-from celery_lowkiq.integration.request import IGNORED_RESULT, CallRequest, RunRequest
+from celery_lowkiq.integration.request import IGNORED_RESULT, CallRequest, RunObservers, RunRequest
 from celery_lowkiq.integration.result_writes import HeldResult, ResultBuffers, write
-from celery_lowkiq.integration.run import Run, TrackedCalls, report, traced
+from celery_lowkiq.integration.run import Observed, Run, TrackedCalls, report, traced
 from celery_lowkiq.integration.run_logs import being_written, log_failures, wait_for_lines
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.integration.task_function import RunRevoked
@@ -33,7 +33,7 @@ from celery_lowkiq.store.trackers import TrackerStore
 class Way(Protocol):
     """Calls the functions of tasks without Celery's tracer in the lane's thread."""
 
-    def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
+    def run(self, batch: Batch, observed: Observed | None) -> tuple[Settlement, ...] | None:
         """The settlements of a batch, as of :meth:`CeleryRunner.run`.
 
         None, before anything has run, for a batch that needs Celery's tracer.
@@ -66,6 +66,7 @@ class CeleryRunner:
         tracker_store: TrackerStore,
     ) -> None:
         self._rules: dict[str, RunRules] = {}
+        self._observers: dict[str, RunObservers] = {}
         self._ways: dict[str, Way] = {}
         self._consumer = consumer
         self._context = context
@@ -84,10 +85,15 @@ class CeleryRunner:
             name: RunRules(task, policy_of(task), gate(task.queue_spec.name), *of_app)
             for name, task in tasks.items()
         }
+        observers = {name: RunObservers(task, self._consumer) for name, task in tasks.items()}
+        ways = {
+            name: PlainRuns(one, self._consumer, observers[name], self._repeat, self._buffers)
+            for name, one in rules.items()
+        }
         # Lanes read these meanwhile.
         self._rules = {**self._rules, **rules}
-        shared = self._consumer, self._repeat, self._buffers
-        self._ways = {**self._ways, **{name: PlainRuns(one, *shared) for name, one in rules.items()}}
+        self._observers = {**self._observers, **observers}
+        self._ways = {**self._ways, **ways}
 
     def run_by(self, way: Way, queues: Iterable[str]) -> None:
         """Run the batches of these queues in another way than in their lane."""
@@ -102,10 +108,14 @@ class CeleryRunner:
 
         An unexpected exception around the function fails the run.
         """
-        settlements = self._ways[batch.queue.name].run(batch)
-        return self.run_traced(batch) if settlements is None else settlements
+        queue = batch.queue.name
+        observed = self._observers[queue].look()
+        settlements = self._ways[queue].run(batch, observed)
+        return self.run_traced(batch, observed) if settlements is None else settlements
 
-    def run_traced(self, batch: Batch, replay: Callable[[], Any] | None = None) -> tuple[Settlement, ...]:
+    def run_traced(
+        self, batch: Batch, observed: Observed | None, replay: Callable[[], Any] | None = None
+    ) -> tuple[Settlement, ...]:
         """Run a batch through Celery's tracer.
 
         ``replay`` returns or raises what the function did, in a run that has begun elsewhere.
@@ -118,7 +128,7 @@ class CeleryRunner:
             # A job with `by=` has the time of its first call; this one asked for a later time.
             return return_batch(batch, wait)
         if any(job.recorded for job in batch.jobs):
-            return self._run_recorded(rules, batch, decoded, replay)
+            return self._run_recorded(rules, decoded, observed, replay)
         if revoked is not None:
             (job,) = batch.jobs
             request = CallRequest(revoked, rules.task, self._consumer, {}, job.retry_count + 1)
@@ -128,7 +138,7 @@ class CeleryRunner:
                 logger.exception("a call of %s waits, because it cannot be revoked", batch.queue.name)
                 return return_batch(batch)
             decoded = rules.decode(batch, {job.id: {0}})
-        return self._run(Run(decoded, rules, replay=replay))
+        return self._run(Run(decoded, rules, observed=observed, replay=replay))
 
     def end_terminated(self, batch: Batch, task_id: str, signum: int) -> tuple[Settlement, ...]:
         """End a batch whose process ``revoke(terminate=True)`` has ended by this signal; revoke its calls."""
@@ -184,9 +194,14 @@ class CeleryRunner:
         return BatchCalls(batch, rules, self._reader, self._consumer, tracked)
 
     def _run_recorded(
-        self, rules: RunRules, batch: Batch, decoded: DecodedBatch, replay: Callable[[], Any] | None
+        self,
+        rules: RunRules,
+        decoded: DecodedBatch,
+        observed: Observed | None,
+        replay: Callable[[], Any] | None,
     ) -> tuple[Settlement, ...]:
         """Run a batch with recorded calls, which may be revoked, and get results."""
+        batch = decoded.batch
         calls = self._calls(batch, rules)
         try:
             dropped = calls.admit(decoded)
@@ -196,9 +211,8 @@ class CeleryRunner:
         if dropped:
             decoded = rules.decode(batch, dropped)
         call = calls.single(decoded)
-        run = Run(
-            decoded, rules, call, None if call else partial(calls.running, decoded), calls.tracked, replay
-        )
+        callers = None if call else partial(calls.running, decoded)
+        run = Run(decoded, rules, call, callers, calls.tracked, observed, replay)
         if call is None:
             calls.report_started(decoded)
         return self._run(run, calls)
@@ -227,7 +241,7 @@ class CeleryRunner:
         if not run.decoded.jobs:
             return False
         try:
-            return self._execute(run, request or RunRequest(run, self._consumer).traceable())
+            return self._execute(run, request or RunRequest(run, self._consumer).form(run.observed))
         except Exception as error:
             logger.exception("a run of %s failed outside its function", run.batch.queue.name)
             self.last_words(error)

@@ -22,7 +22,7 @@ from kombu.exceptions import OperationalError
 from celery_lowkiq import OrderedTask, ordered_task
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.request import RunObservers
-from celery_lowkiq.integration.run import requeued
+from celery_lowkiq.integration.run import Observed, requeued
 from celery_lowkiq.integration.run_logs import BatchFilter
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.models import Batch, Lease, Recorded, ShardRef
@@ -255,13 +255,14 @@ def traced(monkeypatch):
         requeued.clear()
         requeued.add(0)
         with monkeypatch.context() as patched:
-            exist = RunObservers.exist
+            look = RunObservers.look
 
             def watched(self):
-                plain.append(not (is_observed or exist(self)))
-                return not plain[-1]
+                found = look(self) or (Observed.RUN if is_observed else None)
+                plain.append(found is None)
+                return found
 
-            patched.setattr(RunObservers, "exist", watched)
+            patched.setattr(RunObservers, "look", watched)
             seen = Play(plan).run()
         return seen, plain == [True]
 

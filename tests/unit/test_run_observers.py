@@ -50,7 +50,7 @@ def make(app):
 
 def observed(app, task, events=None):
     consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=events)
-    return RunObservers(task, consumer).exist()
+    return RunObservers(task, consumer).look()
 
 
 def hooked(**hooks):
@@ -69,13 +69,13 @@ def test_a_receiver_of_a_signal_of_each_run(app, make, name):
     task, signal = make(), getattr(signals, name)
     consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
     observers = RunObservers(task, consumer)
-    assert not observers.exist()
+    assert not observers.look()
     signal.connect(nothing, weak=False)
     try:
-        assert observers.exist()
+        assert observers.look()
     finally:
         signal.disconnect(nothing)
-    assert not observers.exist()
+    assert not observers.look()
 
 
 @pytest.mark.parametrize("name", ["task_failure", "task_retry", "task_revoked", "before_task_publish"])
@@ -94,15 +94,15 @@ def test_events_of_tasks(app, make):
     task = make()
     consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=events)
     observers = RunObservers(task, consumer)
-    assert not observers.exist()
+    assert not observers.look()
     events.enabled = True
-    assert observers.exist()
+    assert observers.look()
     events.groups = {"worker"}
-    assert not observers.exist()
+    assert not observers.look()
     events.groups = {"worker", "task"}
-    assert observers.exist()
+    assert observers.look()
     task.send_events = False
-    assert not observers.exist()
+    assert not observers.look()
 
 
 @pytest.mark.parametrize("hook", ["before_start", "on_success", "after_return"])
@@ -158,9 +158,9 @@ def test_a_tracer_that_is_wrapped_and_then_is_not(app, make):
     consumer = SimpleNamespace(app=app, hostname="host", event_dispatcher=None)
     observers = RunObservers(task, consumer)
     task.__trace__ = functools.wraps(celerys)(lambda *args: celerys(*args))
-    assert observers.exist()
+    assert observers.look()
     task.__trace__ = celerys
-    assert not observers.exist()
+    assert not observers.look()
 
 
 class Wrapper:

@@ -17,8 +17,9 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject
 
 from celery_lowkiq import Again, ConfigurationError, JobsFailed, OrderedTask, ordered_task
-from celery_lowkiq.integration import request
 from celery_lowkiq.integration.app import context_of
+from celery_lowkiq.integration.request import RunObservers
+from celery_lowkiq.integration.run import Observed
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.fingerprints import read_mark
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Lease, Payload, ShardRef
@@ -494,5 +495,6 @@ class TestRetry:
 def test_without_task_events_a_run_makes_no_request_object(groups, told):
     """A worker without -E has events about itself only."""
     events = SimpleNamespace(enabled=True, groups=set(groups), send=lambda *_, **__: None)
-    task, consumer = SimpleNamespace(send_events=True), SimpleNamespace(event_dispatcher=events)
-    assert request.has_listeners(task, consumer) == told
+    task = SimpleNamespace(send_events=True, __trace__=None)
+    observers = RunObservers(task, SimpleNamespace(event_dispatcher=events))
+    assert (observers.look() is Observed.REQUEST) == told

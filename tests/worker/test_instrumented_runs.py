@@ -34,13 +34,14 @@ from proj import app, seen, sync
 from tests.waiting import eventually
 
 observed = []
-exist = RunObservers.exist
+look_at_run = RunObservers.look
 
 def noted(observers):
-    observed.append(exist(observers))
-    return observed[-1]
+    found = look_at_run(observers)
+    observed.append(found is not None)
+    return found
 
-RunObservers.exist = noted
+RunObservers.look = noted
 
 @pytest.fixture
 def lowkiq_app(lowkiq_server):

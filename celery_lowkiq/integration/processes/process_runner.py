@@ -27,13 +27,9 @@ from celery_lowkiq.integration.processes.child import ChildOptions
 from celery_lowkiq.integration.processes.lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
 from celery_lowkiq.integration.processes.messages import OutcomeMessage
 from celery_lowkiq.integration.records import limits_of
-from celery_lowkiq.integration.request import (
-    RunRequest,
-    new_id,
-    succeeded,
-)
+from celery_lowkiq.integration.request import RunRequest, new_id, succeeded
 from celery_lowkiq.integration.result_writes import EncodedResult, HeldResult
-from celery_lowkiq.integration.run import Run, report
+from celery_lowkiq.integration.run import Observed, Run, report
 from celery_lowkiq.integration.runner import CeleryRunner, DeadJobs
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.integration.settings import Settings
@@ -211,14 +207,14 @@ class ProcessRuns:
             self._lanes.append(lane)
         return lane
 
-    def run(self, batch: Batch) -> tuple[Settlement, ...] | None:
+    def run(self, batch: Batch, observed: Observed | None) -> tuple[Settlement, ...] | None:
         """Run a batch, see ``runner.Way``."""
         if batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
             return None
         run = ProcessRun(self._runner.rules_of(batch.queue.name), self._consumer, batch)
         run.begins()
         try:
-            return self._run(run, self._lane)
+            return self._run(run, self._lane, observed)
         except Exception as error:
             logger.exception("a batch of %s failed outside its function", batch.queue.name)
             self._runner.last_words(error)
@@ -244,7 +240,7 @@ class ProcessRuns:
 
     # -- a run
 
-    def _run(self, run: ProcessRun, lane: _Lane) -> tuple[Settlement, ...]:
+    def _run(self, run: ProcessRun, lane: _Lane, observed: Observed | None) -> tuple[Settlement, ...]:
         batch = run.batch
         try:
             kind, *rest = self._answer(run, lane)
@@ -253,7 +249,7 @@ class ProcessRuns:
             return return_batch(batch, START_DELAY)
         except TimeLimitExceeded as error:
             logger.error("hard time limit (%s s) exceeded for %s[%s]", *error.args, run.task.name, run.id)
-            return self._runner.run_traced(batch, partial(_raise, error))
+            return self._runner.run_traced(batch, observed, partial(_raise, error))
         except ProcessDied as error:
             if run.terminated:
                 return self._runner.end_terminated(batch, run.id, run.terminated)
