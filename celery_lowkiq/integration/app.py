@@ -121,6 +121,8 @@ class AppContext:
         serializer, accept = self.settings.serializer, app.conf.accept_content
         self.codec: Codec = Codec(serializer, accept, self.settings.max_payload_bytes)
         self.call_codec: Codec = Codec(serializer, accept, self.settings.max_payload_bytes, in_order=True)
+        #: What writes payloads, by whether equal ones merge: then they have one canonical form.
+        self.codecs: dict[bool, Codec] = {True: self.codec, False: self.call_codec}
         #: For call records: links and headers may be larger than the limit on payloads.
         self.record_codec: Codec = Codec(serializer, accept, LARGEST_PAYLOAD, in_order=True)
         self.signing: Signing = Signing(self.settings.signing, self.settings.signing_keys)
@@ -155,10 +157,6 @@ class AppContext:
                 self._store.pusher.dropped = self._dropped
                 self._store.pusher.signer = None if self.signing.mode == "off" else self.signing
             return self._store
-
-    def codec_for(self, merges: bool) -> Codec:
-        """Return what writes payloads: in one canonical form where equal ones merge."""
-        return self.codec if merges else self.call_codec
 
     def redis_parameters(self) -> dict[str, Any]:
         """Return the arguments of each connection to the store. Raises ConfigurationError."""

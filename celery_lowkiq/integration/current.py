@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery, _state
-from celery._state import _task_stack, get_current_worker_task  # type: ignore[attr-defined]
+from celery._state import _task_stack  # type: ignore[attr-defined]
 from celery.local import Proxy
 from celery.utils.threads import _LocalStack
 
@@ -95,16 +95,6 @@ def _name_in(app: Celery, function: Callable[..., Any], name: str | None) -> str
 def storage_of(stack: Any) -> dict[Any, Any] | None:
     """Content of a stack of Celery's, by thread or greenlet; None with ``USE_FAST_LOCALS``."""
     return vars(stack)["_local"].__storage__ if type(stack) is _LocalStack else None
-
-
-_running = storage_of(_task_stack)
-
-
-def current_worker_task() -> Any:
-    """Return Celery's ``get_current_worker_task()``, in a tenth of its time where nothing runs."""
-    if _running is not None and _task_stack.__ident_func__() not in _running:
-        return None
-    return get_current_worker_task()
 
 
 class StackTop:

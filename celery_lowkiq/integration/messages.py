@@ -16,7 +16,11 @@ from pickle import PicklingError
 from typing import Any, NoReturn
 
 from celery import Celery, Task, signals
-from celery._state import pop_current_task, push_current_task  # type: ignore[attr-defined]
+from celery._state import (  # type: ignore[attr-defined]
+    get_current_worker_task,
+    pop_current_task,
+    push_current_task,
+)
 from celery.app.amqp import AMQP
 from celery.app.defaults import DEFAULTS
 from celery.utils.saferepr import saferepr
@@ -34,7 +38,6 @@ from celery_lowkiq.integration.calls import (
     read_score,
     read_time,
 )
-from celery_lowkiq.integration.current import current_worker_task
 from celery_lowkiq.integration.publish import CUT, publish, retry_intervals
 from celery_lowkiq.integration.records import HEADER, make_record, usable
 from celery_lowkiq.integration.settings import celery_setting, read_setting
@@ -417,7 +420,7 @@ def recorded_calls(task: Any, calls: Sequence[Call], results: bool, tracker: str
 
 
 def _parents() -> dict[str, Any]:
-    caller = current_worker_task()
+    caller: Any = get_current_worker_task()
     if caller is None:
         return {}
     return {"root_id": caller.request.root_id or caller.request.id, "parent_id": caller.request.id}
@@ -447,7 +450,7 @@ def _as_published(task: Any, call: Call, made: Mapping[str, Any], message: Messa
     if (header := read_header(headers, tz)) is not NO_VALUES:
         values |= {name: value for name, value in vars(header).items() if value is not None}
     timed: Call = task.call_form.timed(call._replace(**values), time.time())
-    codec = context_of(app).codec_for(task.call_form.merges)
+    codec = context_of(app).codecs[task.call_form.merges]
     return timed._replace(data=codec.dump(timed.payload))
 
 

@@ -1103,7 +1103,7 @@ class OrderedQueue:
 
     @property
     def _codec(self) -> Codec:
-        return self._context.codec_for(self._form.merges)
+        return self._context.codecs[self._form.merges]
 
     def _text_of(self, error: bytes) -> str:
         return load_error(self._context.settings, error) or ""
@@ -1172,7 +1172,7 @@ class OrderedQueue:
             with suppress(UndecodablePayload):
                 due = self._form.made_due(self._gate.load(job.id, payload), now)
                 if due is not None:
-                    new = context.codec_for(self._form.merges).dump(due)
+                    new = context.codecs[self._form.merges].dump(due)
                     signature = self._renewed(queue, job.id, payload, new)
                     self._actions.edit(queue, job.id, payload.data, new, signature, keep_calls=True)
 

@@ -43,7 +43,8 @@ def lazy_result(task: Any, task_id: str | None) -> AsyncResult[Any]:
     """
     app = task._get_app()
     # Celery's property takes longer than the rest.
-    lazy = _lazy_class(app.__dict__.get("AsyncResult") or app.AsyncResult)
+    own = app.__dict__.get("AsyncResult") or app.AsyncResult
+    lazy = own.__dict__.get(_LAZY) or _lazy_class(own)
     # get() of an ignored result must not block.
     ignored = bool(task.ignore_result)
     if lazy is not None and type(task).AsyncResult is Task.AsyncResult:
@@ -103,11 +104,11 @@ class _LazyResult(_AsyncResult):  # type: ignore[misc]
 
 
 def _lazy_class(own: Any) -> Any:
-    """Return the lazy form of an app's ``AsyncResult``, which keeps it; None for one that is not Celery's."""
-    lazy = own.__dict__.get(_LAZY)
-    if lazy is None and own.__mro__[1:] == AsyncResult.__mro__:
-        lazy = type(own.__name__, (_LazyResult, own), {"__module__": own.__module__})
-        setattr(own, _LAZY, lazy)
+    """Make the lazy form of an app's ``AsyncResult``, which keeps it; None for one that is not Celery's."""
+    if own.__mro__[1:] != AsyncResult.__mro__:
+        return None
+    lazy = type(own.__name__, (_LazyResult, own), {"__module__": own.__module__})
+    setattr(own, _LAZY, lazy)
     return lazy
 
 

@@ -364,7 +364,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
     ) -> Call:
         """Check and encode a call. Raises TypeError, like Celery, InvalidCall and PayloadError."""
         form: CallForm = self.call_form
-        codec = context.codec_for(form.merges)
+        codec = context.codecs[form.merges]
         if words or header is not NO_VALUES:
             call = self.checked_call(args, kwargs, task_id, header, **words)
             timed: Call = form.timed(call, time.time())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 import zlib
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Protocol
 
+from celery_lowkiq.rules.basics import cached_property
 from celery_lowkiq.rules.policies import MOST_URGENT, NOT_ISOLATED, Isolation, Policies
 from celery_lowkiq.rules.policies import NONE as NO_POLICIES
 from celery_lowkiq.rules.tracking import TrackerUpdate
@@ -38,7 +38,7 @@ class Layout:
             return cls(int(shards), int(former)) if is_count(former) and is_count(shards) else None
         return cls(int(shards)) if is_count(shards) else None
 
-    @property
+    @cached_property
     def route(self) -> str:
         """The layout as shards and their queue store it: ``24``, or ``24>48`` during a migration."""
         return str(self.shards) if self.former is None else f"{self.former}>{self.shards}"
@@ -75,10 +75,6 @@ class Merge(str, enum.Enum):
     MAX = "max"
 
 
-#: Each call and each claim asks for it.
-_layout = lru_cache(maxsize=8192)(Layout)
-
-
 @dataclass(frozen=True)
 class QueueSpec:
     """The definition of an ordered queue for the store and the worker."""
@@ -108,17 +104,17 @@ class QueueSpec:
         homes = (self.layout.home(job_id), self.layout.former_home(job_id))
         return tuple(ShardRef(self.name, index) for index in homes if index is not None)
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """How ids are dealt to shards."""
-        return _layout(self.shards, self.former_shards)
+        return Layout(self.shards, self.former_shards)
 
     def with_layout(self, layout: Layout) -> QueueSpec:
         if layout == self.layout:
             return self
         return replace(self, shards=layout.shards, former_shards=layout.former)
 
-    @property
+    @cached_property
     def policy(self) -> str:
         """The policies as the argument of scripts."""
         return "" if self.policies is NO_POLICIES else self.policies.words(self.shards)

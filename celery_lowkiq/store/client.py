@@ -162,7 +162,7 @@ class Client:
         """
         if not calls:
             return []
-        replies = self._send([self._evalsha(call) for call in calls])
+        replies = self._send(list(map(self._evalsha, calls)))
         for reply in replies:
             if isinstance(reply, exceptions.RedisError):
                 return self._repeat(calls, replies)
@@ -299,7 +299,7 @@ class Client:
     def _evalsha(self, call: ScriptCall) -> tuple[Any, ...]:
         if self.prefix:
             call = call.with_prefix(self.prefix)
-        return ("EVALSHA", call.script.sha(self._flags), len(call.keys), *call.keys, *call.values)
+        return ("EVALSHA", call.script.shas[self._flags], len(call.keys), *call.keys, *call.values)
 
     def _must_load(self, reply: Any) -> bool:
         # fakeredis caches a script without compiling it, and rejects the shebang line only when it runs.

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import redis
@@ -276,6 +277,7 @@ SENT_HERE = {
 }
 CHANGED = {"TIME", "ZMSCORE"}
 Command = tuple[Any, ...]
+_name: Callable[[Command], str] = itemgetter(0)
 
 
 def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | None:
@@ -285,7 +287,7 @@ def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | No
     something observes redis-py, or the commands are not all SENT_HERE. Raises RedisError.
     """
     pool = client.connection_pool
-    names = {command[0] for command in commands}
+    names = set(map(_name, commands))
     if not isinstance(pool, KeepingPool) or not names <= SENT_HERE:
         return None
     kept = pool.take_kept()
@@ -334,7 +336,13 @@ def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:
 def _exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
     def attempt() -> list[Any]:
         connection.send_packed_command(packed(connection, commands))
-        return [_reply(connection) for _ in commands]
+        replies = []
+        for _ in commands:
+            try:
+                replies.append(connection.read_response())
+            except exceptions.ResponseError as error:
+                replies.append(error)
+        return replies
 
     try:
         replies: list[Any] = connection.retry.call_with_retry(attempt, lambda _: connection.disconnect())
@@ -367,10 +375,3 @@ def packed(connection: Any, commands: Sequence[Command]) -> Iterator[bytes]:
             part, size = [], 0
     if part:
         yield b"".join(part)
-
-
-def _reply(connection: Any) -> Any:
-    try:
-        return connection.read_response()
-    except exceptions.ResponseError as error:
-        return error

@@ -234,6 +234,7 @@ def tracker_channel(tracker: str) -> str:
     return f"{PREFIX}tracked:{{{tracker}}}"
 
 
+@lru_cache(maxsize=8192)
 def channel(queue: str) -> str:
     """Channel of pushes, ``<shard> <perform_in>``, and released shards, ``<shard> released``."""
     return f"{PREFIX}pushed:{{{queue}}}"

@@ -21,7 +21,7 @@ from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
 from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.keys import channel, shard_keys
-from celery_lowkiq.store.records import number_text, reads_replies
+from celery_lowkiq.store.records import UNREADABLE, number_text, raise_unexpected
 from celery_lowkiq.store.registry import ContinueMigration, open_shards
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import ScriptCall, Value, load
@@ -180,7 +180,8 @@ def turns(queue: QueueSpec, calls: Sequence[Call]) -> Iterable[Mapping[ShardRef,
     """
     if len(calls) > 1:
         return _turns(queue, calls)
-    return [{_shard(queue.name, shard_of(call.id, queue.shards)): calls} for call in calls]
+    (call,) = calls
+    return [{_shard(queue.name, shard_of(call.id, queue.shards)): calls}]
 
 
 def _turns(queue: QueueSpec, calls: Sequence[Call]) -> Iterator[Mapping[ShardRef, Sequence[Call]]]:
@@ -308,7 +309,6 @@ class DroppedCallReporter:
 # Pushes calls to their shards, and repeats what was refused or may be lost.
 
 
-@reads_replies
 class Pusher:
     """Pushes to one store."""
 
@@ -351,6 +351,9 @@ class Pusher:
                 layout = self._layouts.get(queue.name)
                 as_stored = queue if layout is None else queue.with_layout(layout)
                 waiting = self._push(sender, as_stored, waiting, left, stored)
+        except UNREADABLE as error:
+            raise_unexpected(error)
+            raise
         finally:
             self._senders.append(sender)
 
@@ -406,7 +409,8 @@ class Pusher:
             # Also when another shard's master is unreachable, for the next call.
             if isinstance(error, QueueResharded):
                 self._layouts[error.queue] = error.layout
-        _raise_refused(errors, len(turn))
+        if errors:
+            _raise_refused(errors, len(turn))
         return errors
 
 

@@ -345,6 +345,12 @@ def read_or_error(read: Callable[[], T]) -> T | UnexpectedReply:
         return UnexpectedReply(error)
 
 
+def raise_unexpected(error: BaseException) -> None:
+    """Raise UnexpectedReply for an error of UNREADABLE, unless it is about the call."""
+    if not _is_ours(error):
+        raise UnexpectedReply(error) from error
+
+
 def _is_ours(error: BaseException) -> bool:
     """True if it is about the call: one of the package, or of arguments that do not fit the function."""
     frame = error.__traceback__
@@ -357,17 +363,15 @@ def _reading(function: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except UNREADABLE as error:
-            if _is_ours(error):
-                raise
-            raise UnexpectedReply(error) from error
+            raise_unexpected(error)
+            raise
 
     @wraps(function)
     def read_each(*args: Any, **kwargs: Any) -> Any:
         try:
             yield from function(*args, **kwargs)
         except UNREADABLE as error:
-            if _is_ours(error):
-                raise
-            raise UnexpectedReply(error) from error
+            raise_unexpected(error)
+            raise
 
     return read_each if inspect.isgeneratorfunction(function) else read

@@ -104,10 +104,6 @@ class Script:
         """Return the source, with the shebang line when the server supports script ``flags``."""
         return f"#!lua flags={self.flags}\n{self.body}" if flags and self.flags else self.body
 
-    def sha(self, flags: bool) -> str:
-        """Return the SHA1 of ``text(flags)``."""
-        return self._shas[flags]
-
     @cached_property
     def _arg_names(self) -> frozenset[str]:
         return frozenset(self.args)
@@ -122,8 +118,8 @@ class Script:
         return self.keys[: len(self.keys) - self.policy_keys]
 
     @cached_property
-    def _shas(self) -> tuple[str, str]:
-        """Without and with flags."""
+    def shas(self) -> tuple[str, str]:
+        """The SHA1 of the source without and with flags."""
         return sha_of(self.text(False)), sha_of(self.text(True))
 
 

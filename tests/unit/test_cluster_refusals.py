@@ -122,7 +122,7 @@ def test_a_master_that_has_some_of_the_scripts_denies_the_loading_of_others_once
     def answer(words):
         if words[0] == b"SCRIPT":
             return denied
-        return number(1) if words[1].decode() == there.sha(True) else NOT_HERE
+        return number(1) if words[1].decode() == there.shas[True] else NOT_HERE
 
     node.answer = answer
     for _ in range(3):

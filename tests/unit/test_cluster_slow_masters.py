@@ -29,7 +29,7 @@ def knows_what_it_was_told(node):
         return number(5) if words[1].decode() in known() else NOT_HERE
 
     def known():
-        return {script.sha(True) for script in SCRIPTS if script.text(True) in loaded}
+        return {script.shas[True] for script in SCRIPTS if script.text(True) in loaded}
 
     node.answer = answer
     return loaded

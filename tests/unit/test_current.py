@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 from celery import Celery
-from celery._state import _task_stack, get_current_worker_task
 from celery.utils.threads import LocalManager, _FastLocalStack, _LocalStack
 
-from celery_lowkiq.integration import current
-from celery_lowkiq.integration.current import StackTop, current_worker_task, naming
+from celery_lowkiq.integration.current import StackTop, naming
 from celery_lowkiq.integration.loops import ContextStack
 from tests.processes import run
 
@@ -144,19 +141,3 @@ def test_an_item_is_the_top_until_it_is_restored(kind):
     assert stack.stack == ["outer"]
     top.restore(before)
     assert (stack.top, len(stack)) == (None, 0)
-
-
-@pytest.mark.parametrize("is_usual", [True, False])
-def test_the_current_task_is_celerys(is_usual, monkeypatch):
-    if not is_usual:
-        monkeypatch.setattr(current, "_running", None)
-    assert current_worker_task() is get_current_worker_task() is None
-    task = SimpleNamespace(request=SimpleNamespace(called_directly=False), request_stack=_LocalStack())
-    _task_stack.push(task)
-    try:
-        assert current_worker_task() is task
-        task.request.called_directly = True
-        assert current_worker_task() is None
-    finally:
-        _task_stack.pop()
-    assert current_worker_task() is None

@@ -131,11 +131,11 @@ def text(self, flags):
 def calls():
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(20)
-    load("push").sha(True)
+    load("push").shas[True]
     os._exit(7)
 
 Script.text = text
-threading.Thread(target=lambda: Script("slow", "", (), (), "").sha(True), daemon=True).start()
+threading.Thread(target=lambda: Script("slow", "", (), (), "").shas[True], daemon=True).start()
 prepares.wait()
 fork(calls)
 """

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from celery import Celery, shared_task, xmap
+from celery._state import _task_stack, get_current_worker_task
 from celery.exceptions import Retry
+from celery.utils.threads import _LocalStack
 
 from celery_lowkiq import ConfigurationError, InvalidCall, OrderedTask, PayloadError, ordered_task
+from celery_lowkiq.integration import publish
+from celery_lowkiq.integration.publish import may_skip_message
 from celery_lowkiq.store.push import Pusher
 from tests.unit.recording import recorder
 
@@ -370,3 +376,21 @@ def test_a_client_does_not_import_celerys_worker():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_a_call_of_a_running_task_has_a_message(app, is_usual, monkeypatch):
+    if not is_usual:
+        monkeypatch.setattr(publish, "_running", None)
+    task, _ = recorder(app, ignore_result=True)
+    running = SimpleNamespace(request=SimpleNamespace(called_directly=False), request_stack=_LocalStack())
+    assert may_skip_message(task, app, False)
+    _task_stack.push(running)
+    try:
+        assert get_current_worker_task() is running
+        assert not may_skip_message(task, app, False)
+        running.request.called_directly = True
+        assert may_skip_message(task, app, False)
+    finally:
+        _task_stack.pop()
+    assert may_skip_message(task, app, False)
