@@ -110,18 +110,16 @@ class Signing:
 
         return check
 
-    def check_record(self, queue: str, stored: StoredRecord) -> None:
-        """Raises Unverified unless a record is that of its call."""
+    def record_fault(self, queue: str, stored: StoredRecord) -> Fault | None:
+        """Why a record is not that of its call; None if it is."""
         if self.mode == "off":
-            return
+            return None
         job_id, _, rest = stored.key.partition(b"\0")
         checked = queue, job_id, rest[:DIGEST_BYTES], stored.data
         fault = self._keys().record_fault(*checked)
         if fault is None or (fault is Fault.UNSIGNED and self.mode == "accept"):
-            return
-        if self._look_now() and self._keys().record_fault(*checked) is None:
-            return
-        raise Unverified(fault.value)
+            return None
+        return self._keys().record_fault(*checked) if self._look_now() else fault
 
     def signed_record(self, queue: str, stored: StoredRecord, record: bytes) -> bytes:
         """The record that replaces a stored one, with its signature."""
@@ -243,7 +241,8 @@ class Gate:
 
     def load_record(self, stored: StoredRecord) -> Any:
         """Return the decoded parts of a call record. Raises Unverified, UndecodablePayload."""
-        self.signing.check_record(self._queue, stored)
+        if fault := self.signing.record_fault(self._queue, stored):
+            raise Unverified(fault.value)
         data = split_record(stored.data)[1]
         return self.record_codec.load_verified(data[max(data.find(MARK), 0) :])
 
@@ -254,11 +253,8 @@ class Gate:
 
     def is_signed_record(self, stored: StoredRecord) -> bool:
         """Test whether a call record has a signature that verifies."""
-        try:
-            self.signing.check_record(self._queue, stored)
-        except Unverified:
-            return False
-        return bool(split_record(stored.data)[0]) and self.signing.mode != "off"
+        signed = self.signing.mode != "off" and bool(split_record(stored.data)[0])
+        return signed and self.signing.record_fault(self._queue, stored) is None
 
     def sign_record(self, stored: StoredRecord, record: bytes) -> bytes:
         """Return a record with its signature, at the place of a stored one."""

@@ -117,7 +117,6 @@ class PlainRequest(RunRequest):
         self.rules = rules
         self._consumer = consumer
         self._payloads_by_id = payloads_by_id
-        self._is_active = False
         if task_id is not None:
             self.__dict__["_id"] = task_id
 
@@ -296,7 +295,7 @@ class PlainRuns:
             except ENDS_WORKER:
                 raise
             except BaseException as raised:  # noqa: BLE001 - also one that fails the run though no Exception
-                request.replays(partial(_raise, raised), context)
+                request.replays(partial(raise_again, raised), context)
                 return None
             settlements = None if needs_tracer(context) else self._succeed(request, context, result)
             if settlements is None:
@@ -367,5 +366,6 @@ class PlainRuns:
         log_success(*plain_success(about, request.batch))
 
 
-def _raise(raised: BaseException) -> NoReturn:
+def raise_again(raised: BaseException) -> NoReturn:
+    """Raise what the function of a run has raised, or what its process ended by."""
     raise raised

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from celery_lowkiq.integration.current import running_task
 from celery_lowkiq.integration.settings import Settings
@@ -30,16 +30,6 @@ from celery_lowkiq.worker.ports import EXIT_CRASHED
 # A coroutine of a task's function, as the event loop runs it.
 
 
-class Owner(Protocol):
-    """The run that owns these coroutines."""
-
-    #: True if one of them is on the thread of the event loop now.
-    stepping: bool
-
-    def one_ended(self) -> None:
-        """A body has ended."""
-
-
 class Body(Coroutine[Any, Any, None]):
     """Runs a coroutine with its task as Celery's current one, and keeps what it returns or raises.
 
@@ -49,7 +39,7 @@ class Body(Coroutine[Any, Any, None]):
 
     __slots__ = ("_coroutine", "_owner", "_pid", "_task", "error", "value")
 
-    def __init__(self, task: Any, coroutine: Coroutine[Any, Any, Any], owner: Owner) -> None:
+    def __init__(self, task: Any, coroutine: Coroutine[Any, Any, Any], owner: Bodies) -> None:
         self.value: Any = None
         self.error: BaseException | None = None
         self._task = task
@@ -142,6 +132,7 @@ class Bodies:
         #: Released when they have ended, or never will.
         self.ended: threading.Lock = threading.Lock()
         self.ended.acquire()
+        #: True if one of them is on the thread of the event loop now.
         self.stepping: bool = False
         self._left = len(self.by_id)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -191,6 +182,7 @@ class Bodies:
             task.cancel()
 
     def one_ended(self) -> None:
+        """Record that a body has ended."""
         self._left -= 1
         if not self._left:
             self.when_ended()
@@ -392,6 +384,7 @@ class NodeLoop(EventLoop):
         self._opened.wait()
         if self._error is not None:
             raise self._error
+        threading.Thread(target=_watch, args=(self,), name="lowkiq-loop-watchdog", daemon=True).start()
 
     def close(self, timeout: float) -> None:
         """Call ``lowkiq_loop_stop`` and end the thread, within ``timeout`` s."""
@@ -464,37 +457,28 @@ BLOCKED = 1.0
 INTERVAL = 0.5
 
 
-class Watchdog:
-    """Logs once, with the stack of the loop's thread, that a body blocks it."""
+def _watch(loop: NodeLoop) -> None:
+    """Log once, with the stack of the loop's thread, that a body blocks it; until the thread ends."""
+    logged: float | None = None
+    while loop.thread.is_alive():
+        look_at = loop.look_at
+        late = 0.0 if look_at is None else time.monotonic() - look_at
+        if late >= BLOCKED and look_at != logged:
+            logged = look_at
+            _log_blocked(loop, late)
+        loop.thread.join(INTERVAL)
 
-    def __init__(self, loop: NodeLoop) -> None:
-        self._loop = loop
-        self._stopped = threading.Event()
-        self._logged: float | None = None
-        threading.Thread(target=self._main, name="lowkiq-loop-watchdog", daemon=True).start()
 
-    def stop(self) -> None:
-        """Look no more."""
-        self._stopped.set()
-
-    def _main(self) -> None:
-        while not self._stopped.wait(INTERVAL) and self._loop.thread.is_alive():
-            look_at = self._loop.look_at
-            late = 0.0 if look_at is None else time.monotonic() - look_at
-            if late >= BLOCKED and look_at != self._logged:
-                self._logged = look_at
-                self._log(late)
-
-    def _log(self, late: float) -> None:
-        frame = _frame_of(self._loop.thread)
-        names = ", ".join(bodies.name for bodies in self._loop.running if bodies.stepping)
-        logger.warning(
-            "the event loop has been blocked for %.1f s by %s, and with it all other runs. Await in an "
-            "async def task, or use asyncio.to_thread. It is at:\n%s",
-            late,
-            names or "what is no body of a run",
-            "".join(traceback.format_stack(frame)),
-        )
+def _log_blocked(loop: NodeLoop, seconds: float) -> None:
+    frame = _frame_of(loop.thread)
+    names = ", ".join(bodies.name for bodies in loop.running if bodies.stepping)
+    logger.warning(
+        "the event loop has been blocked for %.1f s by %s, and with it all other runs. Await in an "
+        "async def task, or use asyncio.to_thread. It is at:\n%s",
+        seconds,
+        names or "what is no body of a run",
+        "".join(traceback.format_stack(frame)),
+    )
 
 
 def _frame_of(thread: threading.Thread) -> FrameType | None:
@@ -529,7 +513,6 @@ class Loops:
         self._lock = threading.Lock()
         self._closed = False
         self._node: NodeLoop | None = None
-        self._watchdog: Watchdog | None = None
         #: Called with the seconds by which the loop of the node is late.
         self.meter: Callable[[float], Any] = _ignore
         #: Called when the loop of the node ends before it is closed.
@@ -551,35 +534,25 @@ class Loops:
 
     def close(self) -> bool:
         """Cancel what runs, and close the loops. Returns whether anything ran."""
-        if self._closed:
+        was_closed, self._closed, loop = self._closed, True, self._node
+        if was_closed or loop is None:
             return False
-        self._closed = True
-        deadline = time.monotonic() + CLOSE_TIMEOUT
-        loop, had_bodies = self._node, False
-        if loop is not None:
-            had_bodies = bool(loop.running)
-            loop.cancel_all(deadline)
-        if self._watchdog is not None:
-            self._watchdog.stop()
-        if loop is not None:
-            loop.close(CLOSE_TIMEOUT)
+        had_bodies = bool(loop.running)
+        loop.cancel_all(time.monotonic() + CLOSE_TIMEOUT)
+        loop.close(CLOSE_TIMEOUT)
         return had_bodies
 
     def _current(self) -> NodeLoop:
         if self._closed:
             raise NoLoop("the worker ends")
         try:
-            return self._of_node()
+            with self._lock:
+                if self._node is None:
+                    self._node = NodeLoop(self._settings, self.meter, self.died)
+                return self._node
         except Exception as error:
             logger.exception("lowkiq_loop_start failed: the batch waits")
             raise NoLoop("lowkiq_loop_start failed") from error
-
-    def _of_node(self) -> NodeLoop:
-        with self._lock:
-            if self._node is None:
-                self._node = NodeLoop(self._settings, self.meter, self.died)
-                self._watchdog = Watchdog(self._node)
-            return self._node
 
 
 def run_alone(settings: Settings, bodies: Bodies) -> None:

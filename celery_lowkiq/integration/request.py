@@ -182,6 +182,7 @@ class RunRequest:
 
     acknowledged = True
     batch: Batch | None = None
+    _is_active = False
 
     def __init__(self, run: Run, consumer: Any) -> None:
         """``run``: under the id of its single call, or with an id of its own."""
@@ -191,7 +192,6 @@ class RunRequest:
         self.batch = run.batch
         self.arguments: Arguments = task.call_form.of_run(payloads_by_id)
         self._consumer = consumer
-        self._is_active = False
         found = run.call.id if run.call else task.call_form.task_id_of(payloads_by_id) or run.batch.run_id
         self.__dict__["_id"] = found or new_id()
 
@@ -339,7 +339,6 @@ class CallRequest(RunRequest):
         self.task: Any = task
         self.arguments: Arguments = task.call_form.of_run(payloads)
         self._consumer = consumer
-        self._is_active = False
         self.headers = _headers(record, task, self.shown, retries, {"lowkiq_play": play})
         self.__dict__["_id"] = record.id
 

@@ -104,9 +104,6 @@ def _context(run: Run, failure: JobDecision) -> dict[str, Any]:
 # It does so as the line is written, so that a disabled level costs nothing. It drops Celery's lines about
 # failed runs: ``log_failures`` writes one for each job.
 
-#: Celery's logger of how runs end.
-TRACE = "celery.app.trace"
-_logger = logging.getLogger(TRACE)
 #: Maximum number of ids listed per line.
 IDS_SHOWN = 5
 ABOUT = " queue=%(queue)s shard=%(shard)d jobs=%(jobs)d ids=%(ids)s"
@@ -194,13 +191,13 @@ def plain_success(about: dict[str, Any], batch: Batch) -> tuple[str, dict[str, A
 
 def is_installed() -> bool:
     """True if Celery's logger has the filter."""
-    return any(isinstance(each, BatchFilter) for each in _logger.filters)
+    return any(isinstance(each, BatchFilter) for each in logger.filters)
 
 
 def install_batch_filter() -> None:
     """Add the filter to Celery's logger, once in a process."""
     if not is_installed():
-        _logger.addFilter(BatchFilter())
+        logger.addFilter(BatchFilter())
 
 
 # Writes the lines about plain runs: without a record each, and without lanes that wait for each other.
@@ -240,10 +237,6 @@ class _Line(NamedTuple):
     message: str
     about: dict[str, Any]
 
-    def record(self) -> logging.LogRecord:
-        """The record that ``trace.info`` makes."""
-        return _record(self.message, self.about)
-
 
 class _Frame(NamedTuple):
     """The formatted text around the messages of a millisecond."""
@@ -270,7 +263,7 @@ class HandlerLines:
         formatter, frame, now = self._handler.formatter, self._frame, time.time()
         form = formatter._style._fmt
         if not _is_shared(form):
-            whole = self._handler.format(line.record())
+            whole = self._handler.format(_record(*line))
             return f"{whole}{self._handler.terminator}"
         # Rounded as in LogRecord.
         millisecond = int(now) * 1000 + int((now - int(now)) * 1000)
@@ -316,10 +309,10 @@ class HandlerLines:
             # An error of one handler, before anything was written.
             pass
         except Exception:  # noqa: BLE001 - logged as by the handler itself
-            handler.handleError(lines[0][1].record())
+            handler.handleError(_record(*lines[0][1]))
             return
         for _, line in lines:
-            handler.emit(line.record())
+            handler.emit(_record(*line))
 
 
 #: Lines whose handlers are being written to.

@@ -118,8 +118,6 @@ def _calls(members: Iterable[bytes], positions: dict[bytes, int]) -> tuple[Store
 
 def jobs_with_calls(jobs: Sequence[Job], reply: list[Any]) -> list[Job]:
     """Return the jobs with the calls of a claim's reply, by payload, then by number."""
-    if not reply:
-        return list(jobs)
     entries = {reply[i]: (reply[i + 1], reply[i + 2]) for i in range(0, len(reply), 3)}
     found = []
     for job in jobs:

@@ -145,7 +145,9 @@ def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
     kind %= ERRORS_DIFFER
     unwanted = batch.pop() if len(batch) > 1 and isinstance(batch[-2], list) else []
     calls = batch.pop() if len(batch) % 2 else []
-    jobs = jobs_with_calls(_in_order(batch), calls)
+    jobs = _in_order(batch)
+    if calls:
+        jobs = jobs_with_calls(jobs, calls)
     if unwanted:
         counts = dict(pairs(unwanted))
         jobs = [job._replace(unwanted=int(counts.get(id_bytes(job.id), 0))) for job in jobs]

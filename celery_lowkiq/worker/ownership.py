@@ -299,9 +299,8 @@ class Ownership:
         self._ctx.mailbox.wake()
 
     def abandon(self) -> None:
-        """Mark the leases as stopping, and wait for no lane."""
+        """Wait for no lane in the drain that follows."""
         self._abandoned = True
-        self.drain()
 
     def release_at_exit(self) -> None:
         """Release shards without waiting for their batches: the process ends, and the batches with it."""

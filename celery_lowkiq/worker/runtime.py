@@ -144,10 +144,8 @@ class Runtime:
 
     def abandon(self) -> None:
         """Stop without waiting: the next owners of the shards recover running batches; returns at once."""
-        for lane in self._lanes:
-            lane.stop()
         self._ownership.abandon()
-        self._waker.stop()
+        self.drain()
         self._ctx.outage.stop.set()
 
     def release_at_exit(self, timeout: float) -> None:

@@ -163,7 +163,7 @@ def test_a_record_is_made_as_celerys(added):
     message, values = MESSAGES[0], about()
     with logging_to(handler):
         trace.info(message, values)
-    line = vars(run_logs._Line(message, values).record())
+    line = vars(run_logs._record(message, values))
     assert {**line, "created": 0, "msecs": 0, "relativeCreated": 0} == seen[0]
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(autouse=True)
 def as_in_a_worker(monkeypatch):
     """The filter that a worker adds to Celery's logger."""
-    monkeypatch.setattr(logging.getLogger(run_logs.TRACE), "filters", [run_logs.BatchFilter()])
+    monkeypatch.setattr(run_logs.logger, "filters", [run_logs.BatchFilter()])
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.integration.gate import Signing, Unverified, read_keys
+from celery_lowkiq.integration.gate import Signing, read_keys
 from celery_lowkiq.integration.settings import read_settings
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.rules.models import Payload, StoredRecord
@@ -139,7 +139,7 @@ def test_a_record_is_bound_to_queue_id_and_payload():
     stored = StoredRecord(b"42\0" + b"0123456789" + b"000000000001", 0, b"")
     data = signing.signed_record("pay", stored, b'["id"]')
     assert split_record(data)[1] == b'["id"]'
-    signing.check_record("pay", stored._replace(data=data))
+    assert signing.record_fault("pay", stored._replace(data=data)) is None
     for queue, key, found in (
         ("refund", stored.key, data),
         ("pay", b"43" + stored.key[2:], data),
@@ -148,9 +148,9 @@ def test_a_record_is_bound_to_queue_id_and_payload():
         ("pay", stored.key, b'["id"]'),
         ("pay", stored.key, data[:20]),
     ):
-        with pytest.raises(Unverified):
-            signing.check_record(queue, stored._replace(key=key, data=found))
-    Signing("accept", {"a": NEW}).check_record("pay", stored._replace(data=b'["id"]'))
+        assert signing.record_fault(queue, stored._replace(key=key, data=found)) is not None
+    unsigned = stored._replace(data=b'["id"]')
+    assert Signing("accept", {"a": NEW}).record_fault("pay", unsigned) is None
 
 
 WRONG_KEYS = [

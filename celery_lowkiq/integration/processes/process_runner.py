@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any
 
 from celery import platforms
 from celery.exceptions import TimeLimitExceeded
@@ -20,7 +20,7 @@ from celery.worker import state
 from celery_lowkiq.integration.call_form import Arguments
 from celery_lowkiq.integration.decisions import RunRules, crash_batch, return_batch
 from celery_lowkiq.integration.decode import RunJob, decode_plain
-from celery_lowkiq.integration.light_run import only_call
+from celery_lowkiq.integration.light_run import only_call, raise_again
 from celery_lowkiq.integration.processes import messages
 from celery_lowkiq.integration.processes.app_reference import modules_of, reference_to
 from celery_lowkiq.integration.processes.child import ChildOptions
@@ -55,7 +55,6 @@ class ProcessRun(RunRequest):
         self.terminated_at: float = math.inf
         self._rules = rules
         self._consumer = consumer
-        self._is_active = False
         self._process: LaneProcess | None = None
         self._lock = threading.Lock()
         found = only_call(batch, rules)
@@ -249,7 +248,7 @@ class ProcessRuns:
             return return_batch(batch, START_DELAY)
         except TimeLimitExceeded as error:
             logger.error("hard time limit (%s s) exceeded for %s[%s]", *error.args, run.task.name, run.id)
-            return self._runner.run_traced(batch, observed, partial(_raise, error))
+            return self._runner.run_traced(batch, observed, partial(raise_again, error))
         except ProcessDied as error:
             if run.terminated:
                 return self._runner.end_terminated(batch, run.id, run.terminated)
@@ -375,7 +374,3 @@ def _check(task: Any, settings: Settings) -> None:
         raise ConfigurationError(
             invalid("run_in", "process", f"'thread' for {task.name}", "This system cannot fork processes")
         )
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
