@@ -98,6 +98,8 @@ RUN, EXHAUSTED, END = range(3)
 READY, EVENT, OUTCOME, FAILED, ENDED = range(5)
 
 _RECORDED = {each.value: each for each in Recorded}
+#: Fields of a job that are made of classes.
+_PAYLOADS, _CALLS, _ISOLATION = map(Job._fields.index, ("payloads", "calls", "isolation"))
 
 
 class RunMessage(NamedTuple):
@@ -109,12 +111,8 @@ class RunMessage(NamedTuple):
     queue: str
     #: Shard, owner, epoch and server of the lease.
     lease: tuple[int, str, int, str]
-    claim: int
-    jobs: tuple[Any, ...]
-    began_at: float
-    claimed_at: float
-    run_id: str
-    suspect: bool
+    #: The other fields of the batch, from ``claim`` on, without ``lost``.
+    batch: tuple[Any, ...]
     is_lost: bool
     #: Groups of events that are sent; None: no events.
     events: tuple[str, ...] | None
@@ -146,19 +144,14 @@ def run_message(
     stamps: Mapping[str, Any],
 ) -> bytes:
     """Return the message that has the child run a batch."""
-    lease = batch.lease
+    lease, jobs = batch.lease, tuple([_plain_job(job) for job in batch.jobs])
     return write(
         RunMessage(
             RUN,
             number,
             batch.queue.name,
             (lease.shard.index, lease.owner, lease.epoch, lease.server),
-            batch.claim,
-            tuple([_plain_job(job) for job in batch.jobs]),
-            batch.began_at,
-            batch.claimed_at,
-            batch.run_id,
-            batch.suspect,
+            (batch.claim, jobs, batch.began_at, batch.claimed_at, batch.run_id, batch.suspect),
             batch.lost.is_set(),
             events,
             revoked,
@@ -169,17 +162,9 @@ def run_message(
 
 def read_batch(message: RunMessage, queue: QueueSpec, lost: Flag) -> Batch:
     index, owner, epoch, server = message.lease
-    return Batch(
-        queue,
-        Lease(ShardRef(queue.name, index), owner, epoch, server),
-        message.claim,
-        tuple([_read_job(job) for job in message.jobs]),
-        lost,
-        message.began_at,
-        message.claimed_at,
-        message.run_id,
-        message.suspect,
-    )
+    claim, jobs, *rest = message.batch
+    lease = Lease(ShardRef(queue.name, index), owner, epoch, server)
+    return Batch(queue, lease, claim, tuple(map(_read_job, jobs)), lost, *rest)
 
 
 def held_outcome(number: int, held: HeldResult, is_spent: bool) -> OutcomeMessage:
@@ -218,28 +203,21 @@ def read(data: bytes) -> tuple[Any, ...]:
     return message
 
 
-def _plain_job(job: Job) -> tuple[Any, ...]:
-    calls = job.calls
-    values = job._asdict()
-    values["payloads"] = tuple(
-        [(data, score, of.value, cut, signature) for data, score, of, cut, signature in job.payloads]
-    )
-    if calls is not None:
-        values["calls"] = tuple([tuple(record) for record in calls.records]), calls.complete
-    values["isolation"] = None if job.isolation is NOT_ISOLATED else tuple(job.isolation)
-    return tuple(values.values())
+def _plain_job(job: Job) -> list[Any]:
+    plain: list[Any] = list(job)
+    plain[_PAYLOADS] = [
+        (data, score, of.value, cut, signature) for data, score, of, cut, signature in job.payloads
+    ]
+    plain[_CALLS] = job.calls and (list(map(tuple, job.calls.records)), job.calls.complete)
+    plain[_ISOLATION] = None if job.isolation is NOT_ISOLATED else tuple(job.isolation)
+    return plain
 
 
-def _read_job(plain: tuple[Any, ...]) -> Job:
-    values = dict(zip(Job._fields, plain, strict=True))
-    values["payloads"] = tuple(
-        [
-            Payload(data, score, _RECORDED[of], cut, signature)
-            for data, score, of, cut, signature in values["payloads"]
-        ]
+def _read_job(plain: list[Any]) -> Job:
+    payloads, calls, isolation = plain[_PAYLOADS], plain[_CALLS], plain[_ISOLATION]
+    plain[_PAYLOADS] = tuple(
+        [Payload(data, score, _RECORDED[of], cut, signature) for data, score, of, cut, signature in payloads]
     )
-    if (calls := values["calls"]) is not None:
-        values["calls"] = ClaimedCallRecords(tuple(map(StoredRecord._make, calls[0])), calls[1])
-    isolation = values["isolation"]
-    values["isolation"] = NOT_ISOLATED if isolation is None else Isolation(*isolation)
-    return Job(**values)
+    plain[_CALLS] = calls and ClaimedCallRecords(tuple(map(StoredRecord._make, calls[0])), calls[1])
+    plain[_ISOLATION] = Isolation(*isolation) if isolation else NOT_ISOLATED
+    return Job._make(plain)
