@@ -33,6 +33,7 @@ from celery_lowkiq.integration.run import Observed, Run
 from celery_lowkiq.integration.safe_logging import safe_logger
 from celery_lowkiq.rules.basics import cached_property, is_defined_in, monotonic, package_logger
 from celery_lowkiq.rules.models import Batch
+from celery_lowkiq.worker.forks import at_fork
 
 # Ids of runs that have succeeded in this process, for ``celery.worker.state.successful_requests``.
 
@@ -69,9 +70,8 @@ state.successful_requests.__class__ = Successes
 NO_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 #: Seeded by the system. Ids need only differ.
 _random = random.Random()  # noqa: S311 - an id, no secret
-if hasattr(os, "register_at_fork"):
-    # Forks of one process must not make the same ids.
-    os.register_at_fork(after_in_child=_random.seed)
+# Forks of one process must not make the same ids.
+at_fork(_random.seed)
 #: The bits of a UUID that give its version, 4 (RFC 9562).
 _FIXED = 0x4 << 76 | 0x8 << 60
 _NOT_FIXED = ~(0xF << 76 | 0xC << 60)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from celery_lowkiq.rules.basics import worker_logger as logger
 from celery_lowkiq.worker.ports import EXIT_CRASHED
@@ -54,17 +55,6 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def _reset_in_fork() -> None:
-    """Let stop signals end what this process forks, in any thread: no order says that it may."""
-    for number in STOP_SIGNALS:
-        if _handler is not None and signal.getsignal(number) == _handler:
-            signal.signal(number, signal.SIG_DFL)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_in_fork)
-
-
 # Processes that a run forks: connections, leases and signal handlers belong to the parent process.
 
 P = ParamSpec("P")
@@ -85,18 +75,41 @@ def end_forks_by_signal() -> None:
     _thread.resets = True
 
 
+def at_fork(function: Callable[[], Any]) -> None:
+    """Call it in each process that this one forks."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
 def _reset_stop_signals() -> None:
-    if not getattr(_thread, "resets", False):
-        return
+    """Let stop signals end a fork of a run, and of a process whose own handler waits for an order."""
+    is_of_run = getattr(_thread, "resets", False)
     # Forks of this process inherit the handlers that it sets.
     _thread.resets = False
     for number in STOP_SIGNALS:
-        if callable(signal.getsignal(number)):
+        handler = signal.getsignal(number)
+        if callable(handler) and (is_of_run or handler == _handler):
             signal.signal(number, signal.SIG_DFL)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_stop_signals)
+at_fork(_reset_stop_signals)
+
+#: Ends of connections to other processes.
+_ends: WeakSet[Any] = WeakSet()
+
+
+def close_in_forks(*ends: Any) -> None:
+    """Close them in processes that this one forks: at the other end, they must close with this process."""
+    _ends.update(ends)
+
+
+def _close_ends() -> None:
+    for end in list(_ends):
+        end.close()
+    _ends.clear()
+
+
+at_fork(_close_ends)
 
 
 def staying(pid: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -136,8 +149,7 @@ class ProcessLock:
 
     def __init__(self) -> None:
         self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
+        at_fork(self._renew)
 
     def _renew(self) -> None:
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import pickle
 import resource
 from multiprocessing.connection import Connection, Pipe
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from celery_lowkiq.integration.bootstep.node.server import Outbox
 from celery_lowkiq.integration.bootstep.node.supervisor import NodeSupervisor
+from celery_lowkiq.integration.events import EventRelay
 from tests.waiting import eventually
 
 #: The first descriptor that `select` refuses.
@@ -41,7 +43,7 @@ def test_what_cannot_be_pickled_ends_no_outbox(pipe, caplog):
     outbox.close()
     told = []
     while pipe[0].poll():
-        told += pipe[0].recv()
+        told += map(pickle.loads, pipe[0].recv())
     assert [message for message in told if message[0] != "counts"] == [
         ("event", "task-started", {"uuid": "1"}),
         ("stop", 70),
@@ -49,10 +51,22 @@ def test_what_cannot_be_pickled_ends_no_outbox(pipe, caplog):
     assert "'event' could not be sent to the worker" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "groups, sent", [(None, []), ((), ["task-started", "lowkiq-overdue"]), (("task",), ["task-started"])]
+)
+def test_only_events_that_the_worker_sends_are_relayed(groups, sent):
+    relayed = []
+    relay = EventRelay(lambda kind, fields: relayed.append((kind, fields["timestamp"] > 0)))
+    relay.switch(groups)
+    for kind in ("task-started", "lowkiq-overdue"):
+        relay.send(kind, uuid="1")
+    assert relayed == [(kind, True) for kind in sent]
+
+
 def test_what_cannot_be_read_is_left_out(proxy, pipe, caplog):
     """The error went to the worker's event loop."""
     pipe[1].send_bytes(b"no pickle")
-    pipe[1].send([("reply", 7, "answer", "")])
+    pipe[1].send([pickle.dumps(("reply", 7, "answer", ""))])
     eventually(lambda: proxy._read() or proxy._replies)
     assert proxy._replies == {7: ("answer", "")}
     assert "cannot be read" in caplog.text

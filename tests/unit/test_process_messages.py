@@ -6,13 +6,18 @@ import os
 import signal
 import socket
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery, signals
+from celery.app.trace import build_tracer
 from celery.utils.collections import LimitedSet
 from celery.worker import state
 
+from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.processes import messages, process_runner
+from celery_lowkiq.integration.processes.child import Child, ChildOptions, Orders
 from celery_lowkiq.integration.processes.lane_process import LaneProcess
 from celery_lowkiq.integration.processes.messages import Channel
 from celery_lowkiq.integration.request import new_id
@@ -33,6 +38,7 @@ from celery_lowkiq.rules.policies import Isolation
 
 QUEUE = QueueSpec("q", shards=3)
 PLAIN = Job("1", (Payload(b"x", 1.5),), perform_in=2.0, claim=7, payload_count=1)
+JSON = PLAIN._replace(payloads=(Payload(b"1", 1.5),))
 FULL = Job(
     "2",
     (Payload(b"a", 1.0, Recorded.ALL), Payload(b"b", 2.0, Recorded.SOME, 99)),
@@ -164,3 +170,35 @@ def test_forks_of_one_process_make_different_ids(tmp_path):
     for pid in pids:
         os.waitpid(pid, 0)
     assert (tmp_path / "0").read_text() != (tmp_path / "1").read_text()
+
+
+@pytest.fixture
+def child(ends):
+    app = Celery("child", broker="redis://localhost:1/0", set_as_current=False)
+
+    @ordered_task(app=app, shared=False, name="q")
+    def function(payloads_by_id): ...
+
+    app.finalize()
+    task = app.tasks["q"]
+    task.__trace__ = build_tracer("q", task, app.loader, "host", app=app)
+    before = signal.getsignal(signal.SIGUSR1)
+    made = Child(app, ends[0], Orders(), ChildOptions("proj:app", (), "host", None, None, None))
+    yield made
+    made.close()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_receivers_of_task_received_get_the_runs_of_a_child(child, ends, caplog):
+    """The sender stood in for Celery's consumer, and could not be hashed."""
+    received = []
+    receiver = partial(lambda into, request, **_: into.append(request.id), received)
+    signals.task_received.connect(receiver, weak=False)
+    try:
+        message = messages.run_message(batch(JSON), 1, None, (), {})
+        child._run(messages.RunMessage._make(messages.read(message)))
+    finally:
+        signals.task_received.disconnect(receiver)
+    assert received == ["run"]
+    kind, number, *_ = messages.read(ends[1].receive())
+    assert (kind, number, caplog.messages) == (messages.OUTCOME, 1, [])

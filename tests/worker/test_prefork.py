@@ -9,8 +9,8 @@ import signal
 import psutil
 import pytest
 
-from celery_lowkiq.integration.bootstep.node import options
 from celery_lowkiq.integration.processes.app_reference import locate
+from celery_lowkiq.worker import forks
 from tests.marks import first_often
 from tests.waiting import eventually
 from tests.worker import in_processes, proj
@@ -96,7 +96,7 @@ def test_only_the_node_process_has_threads(app, start_prefork, ledger):
 def test_a_forked_process_does_not_keep_the_connection():
     """Else the node process would not end with its worker."""
     ours, theirs = multiprocessing.Pipe()
-    options.close_in_forks(ours)
+    forks.close_in_forks(ours)
     gate = multiprocessing.get_context("fork").Event()
     child = multiprocessing.get_context("fork").Process(target=gate.wait)
     child.start()

@@ -12,7 +12,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
-from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
 
 from billiard.compat import mem_rss
@@ -23,6 +22,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery.worker import state
 
 from celery_lowkiq.integration.app import context_of, ordered_tasks
+from celery_lowkiq.integration.events import RemoteConsumer
 from celery_lowkiq.integration.loops import Cancelled
 from celery_lowkiq.integration.processes import messages
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
@@ -183,23 +183,6 @@ class SoftLimit:
             raise SoftTimeLimitExceeded
 
 
-class EventRelay:
-    """Stands in for Celery's event dispatcher: the lane sends the events."""
-
-    def __init__(self, work: Channel) -> None:
-        self._work = work
-        self.enabled: bool = False
-        self.groups: tuple[str, ...] = ()
-
-    def switch(self, groups: tuple[str, ...] | None) -> None:
-        """Send events of these groups, none for all; None: send no events."""
-        self.enabled, self.groups = groups is not None, groups or ()
-
-    def send(self, kind: str, **fields: Any) -> None:
-        """Send an event. Raises the errors of ``pickle``."""
-        self._work.send(messages.write((messages.EVENT, kind, pickle.dumps(fields))))
-
-
 class Child:
     """Answers the messages of the lane."""
 
@@ -210,11 +193,10 @@ class Child:
         self._orders = orders
         self._options = options
         self._runs = 0
-        self._events = EventRelay(work)
+        self._consumer = RemoteConsumer(app, options.hostname, self._send_event)
         self._tasks = ordered_tasks(app)
-        consumer = SimpleNamespace(app=app, hostname=options.hostname, event_dispatcher=self._events)
         stores = CallReader(client), TrackerStore(client)
-        self._runner = CeleryRunner(self._tasks, consumer, context, *stores)
+        self._runner = CeleryRunner(self._tasks, self._consumer, context, *stores)
         self._runner.loops.died = _crash
         self._soft_limit = SoftLimit(self._tasks.values(), self._cancel)
         self._batch: Batch | None = None
@@ -240,13 +222,17 @@ class Child:
                 return
         self._send((messages.ENDED,))
 
+    def _send_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Have the lane send an event. Raises the errors of ``pickle``."""
+        self._send((messages.EVENT, kind, pickle.dumps(fields)))
+
     def _send(self, message: tuple[Any, ...]) -> None:
         self._work.send(messages.write(message))
 
     def _run(self, message: RunMessage) -> bool:
         """Run a batch. Returns whether this process is spent."""
         self._runs += 1
-        self._events.switch(message.events)
+        self._consumer.event_dispatcher.switch(message.events)
         state.revoked.update(message.revoked)
         if message.stamps:
             state.revoked_stamps.update(pickle.loads(message.stamps))  # noqa: S301 - written by the lane

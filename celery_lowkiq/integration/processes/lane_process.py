@@ -12,7 +12,6 @@ import time
 from multiprocessing import process as processes
 from multiprocessing import resource_tracker
 from typing import Any
-from weakref import WeakSet
 
 from celery_lowkiq.integration.processes import messages, preload
 from celery_lowkiq.integration.processes.app_reference import PRELOADED_APP
@@ -54,7 +53,6 @@ class LaneProcess:
             self._start(options)
         except (OSError, EOFError, RuntimeError) as error:
             raise NotStarted(f"{name} has no child process: {error!r}") from error
-        _living.add(self)
         #: When it answered last (monotonic s).
         self._answered_at = time.monotonic()
         self._wait_until_ready()
@@ -69,6 +67,8 @@ class LaneProcess:
         controls_end, self._control = context.Pipe(duplex=False)
         # Nothing is sent on it: it closes with the worker.
         lifelines_end, self._lifeline = context.Pipe(duplex=False)
+        # Its end of the pipes stays with the worker: a child ends when the worker does.
+        forks.close_in_forks(self._work, self._control, self._lifeline)
         arguments = childs_end, controls_end, lifelines_end, options
         self._process = context.Process(target=main, args=arguments, name=self._name)
         try:
@@ -78,7 +78,7 @@ class LaneProcess:
             with forks.blocked():
                 self._process.start()
         except BaseException:
-            self.close_pipes()
+            self._close_pipes()
             raise
         finally:
             for one in (childs_end, controls_end, lifelines_end):
@@ -180,9 +180,9 @@ class LaneProcess:
             self._has_ended = True
         self.exitcode: int | None = self._process.exitcode
         self._process.close()
-        self.close_pipes()
+        self._close_pipes()
 
-    def close_pipes(self) -> None:
+    def _close_pipes(self) -> None:
         """Close this end of the pipes."""
         self._work.close()
         self._control.close()
@@ -194,16 +194,3 @@ def _ended_by(exitcode: int | None) -> str:
         with contextlib.suppress(ValueError):
             return signal.Signals(-exitcode).name
     return f"exit status {exitcode}"
-
-
-_living: WeakSet[LaneProcess] = WeakSet()
-
-
-def _close_in_fork() -> None:
-    """Leave the pipes to the worker: its children end when it does, whatever lives of what it has forked."""
-    for process in list(_living):
-        process.close_pipes()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_fork)

@@ -20,6 +20,7 @@ from celery.worker import state
 from celery_lowkiq.integration.call_form import Arguments
 from celery_lowkiq.integration.decisions import RunRules, crash_batch, return_batch
 from celery_lowkiq.integration.decode import RunJob, decode_plain
+from celery_lowkiq.integration.events import groups_of, send_event
 from celery_lowkiq.integration.light_run import only_call, raise_again
 from celery_lowkiq.integration.processes import messages
 from celery_lowkiq.integration.processes.app_reference import modules_of, reference_to
@@ -29,7 +30,7 @@ from celery_lowkiq.integration.processes.messages import OutcomeMessage
 from celery_lowkiq.integration.records import limits_of
 from celery_lowkiq.integration.request import RunRequest, new_id, succeeded
 from celery_lowkiq.integration.result_writes import EncodedResult, HeldResult
-from celery_lowkiq.integration.run import Observed, Run, report
+from celery_lowkiq.integration.run import Observed, Run
 from celery_lowkiq.integration.runner import CeleryRunner, DeadJobs
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
 from celery_lowkiq.integration.settings import Settings
@@ -95,9 +96,6 @@ class ProcessRun(RunRequest):
                 self.terminated, self.terminated_at = signum, time.monotonic()
                 if signum not in STOP_SIGNALS:
                     self._process.signal(signum, whole_group=True)
-
-    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
-        """Do nothing: runs do not depend on the broker."""
 
     @cached_property
     def run(self) -> Run:  # type: ignore[override]
@@ -242,7 +240,7 @@ class ProcessRuns:
     def _run(self, run: ProcessRun, lane: _Lane, observed: Observed | None) -> tuple[Settlement, ...]:
         batch = run.batch
         try:
-            kind, *rest = self._answer(run, lane)
+            answer = self._answer(run, lane)
         except NotStarted as error:
             logger.error("a batch of shard %s waits for %.0f s: %s", batch.shard, START_DELAY, error)
             return return_batch(batch, START_DELAY)
@@ -255,10 +253,10 @@ class ProcessRuns:
             ids = [job.id for job in batch.jobs]
             logger.error("shard %s: the process that ran %s ended by %s", batch.shard, ids, error)
             return crash_batch(batch)
-        if kind == messages.FAILED:
-            logger.error("a batch of shard %s waits, because its run failed: %s", batch.shard, rest[1])
+        if answer[0] == messages.FAILED:
+            logger.error("a batch of shard %s waits, because its run failed: %s", batch.shard, answer[2])
             return return_batch(batch, START_DELAY)
-        return self._read_outcome(OutcomeMessage(kind, *rest), batch, lane)
+        return self._read_outcome(OutcomeMessage._make(answer), batch, lane)
 
     def _answer(self, run: ProcessRun, lane: _Lane) -> tuple[Any, ...]:
         """Run the batch in the lane's child. Raises NotStarted, ProcessDied, TimeLimitExceeded."""
@@ -284,9 +282,7 @@ class ProcessRuns:
             lane.replace()
 
     def _message(self, process: LaneProcess, batch: Batch) -> bytes:
-        events, groups = self._consumer.event_dispatcher, None
-        if events is not None and events.enabled:
-            groups = tuple(events.groups or ())
+        groups = groups_of(self._consumer.event_dispatcher)
         revoked = _revoked_since(process)
         return messages.run_message(batch, process.runs, groups, revoked, state.revoked_stamps)
 
@@ -302,7 +298,7 @@ class ProcessRuns:
             if answer is not None and answer[0] != messages.EVENT:
                 return answer
             if answer is not None:
-                report(self._send_event, *answer[1:])
+                self._send_event(*answer[1:])
             ran = monotonic() - batch.began_at
             if hard and ran >= hard:
                 raise TimeLimitExceeded(hard)
@@ -318,7 +314,7 @@ class ProcessRuns:
 
     def _send_event(self, kind: str, fields: bytes) -> None:
         # Written by a child of this process.
-        self._consumer.event_dispatcher.send(kind, **pickle.loads(fields))  # noqa: S301
+        send_event(self._consumer.event_dispatcher, kind, pickle.loads(fields))  # noqa: S301
 
     def _read_outcome(self, outcome: OutcomeMessage, batch: Batch, lane: _Lane) -> tuple[Settlement, ...]:
         lane.is_spent = outcome.is_spent
@@ -342,7 +338,7 @@ class ProcessRuns:
                 if process.send(messages.write((messages.EXHAUSTED, process.runs, queue, dead))):
                     while (answer := process.receive()) is None or answer[0] == messages.EVENT:
                         if answer is not None:
-                            report(self._send_event, *answer[1:])
+                            self._send_event(*answer[1:])
                     if answer[0] != messages.ENDED:
                         return
             except BaseException:

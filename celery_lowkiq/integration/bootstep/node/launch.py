@@ -15,7 +15,7 @@ from celery import platforms, signals
 from celery.apps.worker import install_cry_handler  # type: ignore[attr-defined]
 from celery.platforms import EX_FAILURE
 
-from celery_lowkiq.integration.bootstep.node.options import NodeOptions, NodeWorker, StopOrder, close_in_forks
+from celery_lowkiq.integration.bootstep.node.options import NodeOptions, NodeWorker, StopOrder
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
 from celery_lowkiq.worker import forks
 
@@ -71,8 +71,7 @@ def launch(options: NodeOptions) -> tuple[NodeProcess, Connection]:
         theirs.close()
         its_stop_end.close()
     process.stop_end = stop_end
-    close_in_forks(ours)
-    close_in_forks(stop_end)
+    forks.close_in_forks(ours, stop_end)
     ours.send(_preparation())
     ours.send((main, options, descriptors[1]))
     return process, ours

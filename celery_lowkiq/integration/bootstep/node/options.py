@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 from celery import Celery
@@ -25,8 +23,8 @@ class Wanted:
     is_quiet: bool
     #: :func:`task_limits` by queue.
     task_limits: Mapping[str, Mapping[str, Any]]
-    #: True if events are sent; and their groups (empty: all).
-    events: tuple[bool, frozenset[str]]
+    #: The groups of events that are sent: see :func:`.events.groups_of`.
+    events: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,8 @@ class NodeOptions:
     #: ``module:variable``.
     app: str
     hostname: str
-    #: -c.
-    concurrency: int
-    disable_rate_limits: bool
-    #: Limits of runs by the names of a worker's attributes; None: no limit.
-    limits: Mapping[str, float | None]
+    #: Attributes of the worker: ``concurrency``, limits of runs (None: no limit), and others.
+    of_worker: Mapping[str, Any]
     colorize: bool | None
     wanted: Wanted
     #: :func:`.app_reference.modules_of`, and of tasks that were registered after the start.
@@ -59,9 +54,7 @@ class NodeWorker:
     def __init__(self, app: Celery, options: NodeOptions) -> None:
         self.app = app
         self.hostname: str = options.hostname
-        self.concurrency: int = options.concurrency
-        self.disable_rate_limits: bool = options.disable_rate_limits
-        vars(self).update(options.limits)
+        vars(self).update(options.of_worker)
 
 
 def changed_settings(app: Celery) -> dict[str, Any]:
@@ -86,25 +79,6 @@ def revoked_calls() -> dict[str, Any]:
     """Return the fields of NodeOptions about revoked calls."""
     stamps = {name: list(values) for name, values in state.revoked_stamps.items()}
     return {"revoked": tuple(state.revoked), "revoked_stamps": stamps}
-
-
-# Connections between the worker and the node process that no fork keeps open.
-
-
-def close_in_forks(connection: Connection) -> None:
-    """Close it in processes that this one forks: else it would not end with this process."""
-    _connections.add(connection)
-
-
-def _close_copies() -> None:
-    for connection in list(_connections):
-        connection.close()
-    _connections.clear()
-
-
-#: Connections to close in a forked process.
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_close_copies)
 
 
 # The order to stop, which the worker gives the node process at once, also in a signal handler.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 import queue
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from celery import Celery
 from celery.app import trace
 from celery.platforms import EX_FAILURE, EX_OK
 from celery.worker import state
@@ -24,15 +23,15 @@ from celery_lowkiq.integration.bootstep import remote_control as celery_commands
 from celery_lowkiq.integration.bootstep.engine import Engine
 from celery_lowkiq.integration.bootstep.node.options import (
     NodeOptions,
-    NodeWorker,
     StopOrder,
     Wanted,
-    close_in_forks,
     task_limits,
 )
 from celery_lowkiq.integration.bootstep.shutdown import is_cold_shutdown, stopper
+from celery_lowkiq.integration.events import RemoteConsumer
 from celery_lowkiq.rules.basics import package_logger, worker_logger
 from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError
+from celery_lowkiq.worker import forks
 from celery_lowkiq.worker.runtime import Runtime
 
 # Messages of the node process to the worker: events, answers, and counts of runs.
@@ -44,24 +43,25 @@ PART = 100
 #: Seconds between two reports of how many runs have begun.
 COUNTS = 1.0
 
-#: A kind, and its values; see ``NodeSupervisor``.
-Message = tuple[Any, ...]
-
 
 class Outbox:
     """Sends messages in the order in which threads of this process put them; none of them waits for that."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._waiting: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        #: Pickles; None at the end.
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._counted: tuple[Counter[str], int] = Counter(), 0
         self._dropped = 0
         self._thread = threading.Thread(target=self._main, name="lowkiq-outbox", daemon=True)
         self._thread.start()
 
     def put(self, *message: Any) -> None:
-        """Send a message."""
-        self._waiting.put(message)
+        """Send a message: its kind, and its values; see ``NodeSupervisor``."""
+        try:
+            self._waiting.put(pickle.dumps(message))
+        except Exception:
+            worker_logger.exception("%r could not be sent to the worker", message[0])
 
     def put_event(self, kind: str, fields: dict[str, Any]) -> None:
         """Send an event, unless too many wait."""
@@ -85,25 +85,12 @@ class Outbox:
                 counts = self._counts()
                 messages = [message for message in part if message is not None]
                 if counts is not None:
-                    messages.insert(0, ("counts", *counts))
+                    messages.insert(0, pickle.dumps(("counts", *counts)))
                 if messages:
-                    self._send(messages)
+                    self._connection.send(messages)
 
-    def _send(self, messages: list[Message]) -> None:
-        """Send messages together; one by one, and without those that cannot be pickled, if that fails."""
-        try:
-            self._connection.send(messages)
-        except OSError:
-            raise
-        except Exception:
-            if len(messages) == 1:
-                worker_logger.exception("%r could not be sent to the worker", messages[0][0])
-                return
-            for message in messages:
-                self._send([message])
-
-    def _next_part(self) -> list[Message | None]:
-        part: list[Message | None] = []
+    def _next_part(self) -> list[bytes | None]:
+        part: list[bytes | None] = []
         with suppress(queue.Empty):
             part.append(self._waiting.get(timeout=COUNTS))
             while len(part) < PART and part[-1] is not None:
@@ -117,46 +104,10 @@ class Outbox:
         return None if now == then else (dict(now[0] - then[0]), now[1])
 
 
-class RelayedEvents:
-    """``LaneConsumer.event_dispatcher``: the worker sends the events, under its own name."""
-
-    def __init__(self, outbox: Outbox, enabled: bool, groups: frozenset[str]) -> None:
-        self._outbox = outbox
-        self.switch(enabled, groups)
-
-    def switch(self, enabled: bool, groups: frozenset[str]) -> None:
-        """Take over whether the worker sends events, and which groups (empty: all)."""
-        self.enabled = enabled
-        self.groups: frozenset[str] = groups
-
-    def send(self, type: str, **fields: Any) -> None:  # noqa: A002 - as Celery's
-        """Have the worker send an event."""
-        group = type.partition("-")[0]
-        if self.enabled and (not self.groups or group in self.groups):
-            fields.setdefault("timestamp", time.time())
-            self._outbox.put_event(type, fields)
-
-
 # Serves the ordered queues in the node process, controlled by the worker's bootstep.
 
 #: Seconds that idle lanes, then the others, have to release their shards when the worker has died.
 IDLE_TIMEOUT, BUSY_TIMEOUT = 0.4, 0.2
-
-
-class NodeConsumer:
-    """``engine.LaneConsumer`` in the node process."""
-
-    def __init__(self, worker: NodeWorker, events: RelayedEvents, wake: Callable[[], None]) -> None:
-        self.app: Celery = worker.app
-        self.hostname: str = worker.hostname
-        self.event_dispatcher: RelayedEvents = events
-        self.disable_rate_limits: bool = worker.disable_rate_limits
-        self.controller: NodeWorker = worker
-        self._wake = wake
-
-    def call_soon(self, p: Callable[[], None]) -> None:
-        """Wake the main thread."""
-        self._wake()
 
 
 class NodeServer:
@@ -169,29 +120,31 @@ class NodeServer:
     node: Any = None
     is_program: bool = True
 
-    def __init__(
-        self, worker: NodeWorker, connection: Connection, options: NodeOptions, order: StopOrder
-    ) -> None:
+    def __init__(self, worker: Any, connection: Connection, options: NodeOptions, order: StopOrder) -> None:
         """Raises ConfigurationError."""
         self._connection = connection
         self._order = order
-        close_in_forks(connection)
+        forks.close_in_forks(connection)
         self._wakes, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._outbox = Outbox(connection)
-        self._events = RelayedEvents(self._outbox, *options.wanted.events)
-        self._consumer = NodeConsumer(worker, self._events, self.wake)
+        self._consumer = RemoteConsumer(
+            worker.app,
+            worker.hostname,
+            self._outbox.put_event,
+            disable_rate_limits=worker.disable_rate_limits,
+            controller=worker,
+            # The main thread looks.
+            call_soon=lambda _: self.wake(),
+        )
         self._is_serving = self._is_stopping = False
         self._told_status: int | None = None
         self.tasks: dict[str, Any] = ordered_tasks(worker.app)
         state.revoked.update(options.revoked)
         state.revoked_stamps.update(options.revoked_stamps)
         self._served = self._known(options.wanted.served)
-        #: The limits that apply, by queue.
-        self._limits: dict[str, Mapping[str, Any]] = {
-            name: task_limits(task) for name, task in self.tasks.items()
-        }
-        self._engine = Engine(self._consumer, self.tasks, self._served, worker.concurrency, self)
+        lanes = worker.concurrency
+        self._engine = Engine(self._consumer, self.tasks, self._served, lanes, self)  # type: ignore[arg-type]
         self._obey(options.wanted)
         self._answers: dict[str, Callable[..., Any]] = {
             "snapshot": self.snapshot,
@@ -307,22 +260,21 @@ class NodeServer:
         return queues - missing
 
     def _obey(self, wanted: Wanted) -> None:
-        self._events.switch(*wanted.events)
+        self._consumer.event_dispatcher.switch(wanted.events)
         if wanted.is_quiet != self._engine.is_quiet:
             self._engine.quiet(wanted.is_quiet)
         if wanted.served & self.tasks.keys() != self._served:
             self._served = self._known(wanted.served)
             self._engine.serve(self._served)
         for name in wanted.task_limits.keys() & self.tasks.keys():
-            limits = wanted.task_limits[name]
-            if limits != self._limits.get(name):
-                self._limits[name] = limits
-                vars(self.tasks[name]).update(limits)
+            limits, task = wanted.task_limits[name], self.tasks[name]
+            if limits != task_limits(task):
+                vars(task).update(limits)
                 self._engine.limit(name)
 
     def _add(self, modules: list[str], queues: list[str]) -> frozenset[str]:
         """Import modules that register ordered tasks. Returns the queues that may be served."""
-        app: Any = self._consumer.app
+        app = self._consumer.app
         for module in modules:
             app.loader.import_task_module(module)
         found = ordered_tasks(app)

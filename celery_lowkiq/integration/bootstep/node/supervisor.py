@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import pickle
 import select
 import signal
 import threading
@@ -30,6 +31,7 @@ from celery_lowkiq.integration.bootstep.shutdown import (
     run_event_loop_until,
     warn_ended_by_celery,
 )
+from celery_lowkiq.integration.events import groups_of, send_event
 from celery_lowkiq.integration.processes.app_reference import locate, modules_of
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError
@@ -38,25 +40,16 @@ from celery_lowkiq.rules.models import QueueSpec
 # The heartbeat that Celery sends: it counts the runs of the node process as active.
 
 
-class _Eventer:
-    """``Heart.eventer``."""
+def count_in_heartbeats(dispatcher: Any, running: Callable[[], int]) -> None:
+    """Add ``running()`` to the active tasks that heartbeats report."""
+    celerys = dispatcher.send
 
-    def __init__(self, celerys: Any, running: Callable[[], int]) -> None:
-        self._celerys = celerys
-        self._running = running
+    def send(type: str, *args: Any, **fields: Any) -> Any:  # noqa: A002 - as Celery's
+        if type.startswith("worker-") and "active" in fields:
+            fields["active"] += running()
+        return celerys(type, *args, **fields)
 
-    @property
-    def enabled(self) -> bool:
-        return bool(self._celerys.enabled)
-
-    def send(self, type: str, *, active: int, **fields: Any) -> Any:  # noqa: A002 - as Celery's
-        return self._celerys.send(type, active=active + self._running(), **fields)
-
-
-def count_in_heartbeats(heart: Any, running: Callable[[], int]) -> None:
-    """Add ``running()`` to the active tasks that ``heart`` reports; None with --without-heartbeat."""
-    if heart is not None and not isinstance(heart.eventer, _Eventer):
-        heart.eventer = _Eventer(heart.eventer, running)
+    dispatcher.send = send
 
 
 # The lanes of a worker with Celery's pool of processes: in a node process, which it starts and controls.
@@ -126,7 +119,9 @@ class NodeSupervisor:
             self.update()
             # Revoked ids that other workers broadcast when they connect.
             self._tell("revoke", list(state.revoked), None)
-            count_in_heartbeats(self._consumer.heart, lambda: self._running)
+            # Each connection has a new dispatcher.
+            if self._consumer.event_dispatcher is not None:
+                count_in_heartbeats(self._consumer.event_dispatcher, lambda: self._running)
             if self._consumer.hub is None:
                 self._looks = self._consumer.timer.call_repeatedly(LOOK, self._read)
 
@@ -136,8 +131,8 @@ class NodeSupervisor:
                 self._consumer.timer.cancel(entry)
 
     def register(self, hub: Any) -> None:
-        """Read what the process sends, in Celery's event loop."""
-        if self._connection is not None:
+        """Read what the process sends in Celery's event loop, if it has one."""
+        if hub is not None and self._connection is not None:
             hub.add_reader(self._connection.fileno(), self._read)
 
     def _launch(self) -> None:
@@ -152,20 +147,19 @@ class NodeSupervisor:
                 self._launch_later()
                 return
             logger.info("ordered queues are served by process %d, which starts now", self._process.pid)
-            if self._consumer.hub is not None:
-                self.register(self._consumer.hub)
+            self.register(self._consumer.hub)
 
     def _options(self) -> NodeOptions:
-        consumer = self._consumer
-        app, no_color = consumer.app, getattr(consumer.controller, "no_color", None)
+        consumer, worker = self._consumer, self._consumer.controller
+        app, no_color = consumer.app, getattr(worker, "no_color", None)
         location = locate(app)
         assert location is not None  # the bootstep has looked
+        limits = {name: getattr(worker, name, None) for name in WITHOUT_EFFECT}
+        rates = {"disable_rate_limits": bool(consumer.disable_rate_limits)}
         return NodeOptions(
             app=location,
             hostname=consumer.hostname,
-            concurrency=consumer.controller.concurrency,
-            disable_rate_limits=bool(consumer.disable_rate_limits),
-            limits={name: getattr(consumer.controller, name, None) for name in WITHOUT_EFFECT},
+            of_worker={"concurrency": worker.concurrency, **rates, **limits},
             colorize=None if no_color is None else not no_color,
             wanted=self._wanted(),
             modules=tuple(self._modules),
@@ -242,8 +236,7 @@ class NodeSupervisor:
         if not is_cold_shutdown():
             warn_ended_by_celery(consumer)
             self._tell("end", False)
-            if consumer.hub is not None:
-                self.register(consumer.hub)
+            self.register(consumer.hub)
             run_event_loop_until(consumer, self._has_ended)
         if is_cold_shutdown():
             self._tell("end", True)
@@ -276,7 +269,8 @@ class NodeSupervisor:
                 if self._connection is None or not self._connection.poll():
                     return
                 try:
-                    messages = self._connection.recv()
+                    # Written by a child of this process.
+                    messages = [pickle.loads(message) for message in self._connection.recv()]  # noqa: S301
                 except (EOFError, OSError):
                     self._on_end()
                     return
@@ -287,12 +281,7 @@ class NodeSupervisor:
                     self._take[kind](self, *about)
 
     def _take_event(self, kind: str, fields: dict[str, Any]) -> None:
-        dispatcher = self._consumer.event_dispatcher
-        if dispatcher is not None:
-            try:
-                dispatcher.send(kind, **fields)
-            except Exception:
-                logger.exception("could not send the event %s", kind)
+        send_event(self._consumer.event_dispatcher, kind, fields)
 
     def _take_reply(self, ticket: int, value: Any, error: str) -> None:
         self._replies[ticket] = value, error
@@ -372,11 +361,8 @@ class NodeSupervisor:
         self._tell("obey", self._wanted())
 
     def _wanted(self) -> Wanted:
-        events, dispatcher = (False, frozenset[str]()), self._consumer.event_dispatcher
-        if dispatcher is not None:
-            events = bool(dispatcher.enabled), frozenset(dispatcher.groups)
         limits = {queue: task_limits(task) for queue, task in self._tasks.items()}
-        return Wanted(self._served, self.is_quiet, limits, events)
+        return Wanted(self._served, self.is_quiet, limits, groups_of(self._consumer.event_dispatcher))
 
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         """Have the process import the modules of new tasks; the next one, too. Raises ConfigurationError."""
