@@ -104,7 +104,11 @@ run_limit: Validator = matching("seconds above 0", lambda value: is_number(value
 
 def first_limit(*limits: Any) -> float | None:
     """Return the first time limit in s, else None. Values that are no time limits are skipped."""
-    return next((each for each in limits if each is not None and run_limit.accepts(each)), None)
+    for each in limits:
+        if each is not None and run_limit.accepts(each):
+            limit: float = each
+            return limit
+    return None
 
 
 boolean: Validator = matching("True or False", lambda value: isinstance(value, bool))

@@ -256,7 +256,7 @@ class ProcessRuns:
         if answer[0] == messages.FAILED:
             logger.error("a batch of shard %s waits, because its run failed: %s", batch.shard, answer[2])
             return return_batch(batch, START_DELAY)
-        return self._read_outcome(OutcomeMessage._make(answer), batch, lane)
+        return self._read_outcome(OutcomeMessage(*answer), batch, lane)
 
     def _answer(self, run: ProcessRun, lane: _Lane) -> tuple[Any, ...]:
         """Run the batch in the lane's child. Raises NotStarted, ProcessDied, TimeLimitExceeded."""
