@@ -159,9 +159,15 @@ class JobDecoder:
         )
 
     def dead_job(self, job: DeadJob) -> ShownDeadJob:
-        payloads = self._payloads(job.id, job.payloads)
-        state = job.updated_at, self._error(job.error), job.held_since, self._failure(job.error)
-        return ShownDeadJob(job.id, payloads, job.payload_count, *state)
+        return ShownDeadJob(
+            id=job.id,
+            payloads=self._payloads(job.id, job.payloads),
+            payload_count=job.payload_count,
+            updated_at=job.updated_at,
+            error=self._error(job.error),
+            held_since=job.held_since,
+            failure=self._failure(job.error),
+        )
 
     def places(self, found: Found) -> ShownPlaces:
         """Decode the jobs of an id."""
@@ -350,8 +356,7 @@ def _call(found: TrackedCall, _: int) -> TrackedCall:
 
 @record_of.register
 def _why(found: Why, _: int) -> WhyJson:
-    shard = found.facts.shard
-    return WhyJson(found.facts.id, shard.queue, found.kind, found.text, found.reasons)
+    return WhyJson(found.facts.id, found.facts.shard.queue, found.kind, found.text, found.reasons)
 
 
 def mark_of(payload: ShownPayload) -> str | None:
@@ -368,9 +373,16 @@ def mark_of_bytes(data: bytes) -> str:
 
 def places_json(places: ShownPlaces, why: Why, tries: tuple[Try, ...]) -> PlacesJson:
     """The record of one id."""
-    shard, owner = why.facts.shard, why.facts.owner
-    name = owner.name if owner else None
-    return PlacesJson(why.facts.id, shard.queue, shard.index, name, **vars(places), why=why, tries=tries)
+    facts = why.facts
+    return PlacesJson(
+        id=facts.id,
+        queue=facts.shard.queue,
+        shard=facts.shard.index,
+        owner=facts.owner.name if facts.owner else None,
+        **vars(places),
+        why=why,
+        tries=tries,
+    )
 
 
 def _read(data: bytes, decoded: Any = NOT_DECODED) -> tuple[bool, Any]:

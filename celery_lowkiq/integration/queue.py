@@ -1118,8 +1118,17 @@ class OrderedQueue:
 
     def _shown(self, one: StoredGroup) -> FailureGroup:
         error, where, frames, message = self._description(one.about)
-        times = one.count, one.first_seen, one.last_seen
-        return FailureGroup(one.fingerprint, error, where, *times, 0, 0, frames + message)
+        return FailureGroup(
+            one.fingerprint,
+            error,
+            where,
+            count=one.count,
+            first_seen=one.first_seen,
+            last_seen=one.last_seen,
+            failing=0,
+            dead=0,
+            example=frames + message,
+        )
 
     def _search(
         self, reads: ShardReads, wanted: FailureFilter, dead: bool, limit: int | None

@@ -318,13 +318,13 @@ def _peek(
 
 
 def _waiting_jobs(reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> Iterator[Job]:
-    found = (_job(entry, reply) for entry, reply in _peek(reads, entries, WAITING_KEYS, listing))
-    return (job for job in found if job)
+    found = _peek(reads, entries, WAITING_KEYS, listing)
+    return (job for entry, reply in found if (job := _job(entry, reply)))
 
 
 def _dead_jobs(reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> Iterator[DeadJob]:
-    found = (_dead_job(entry, reply) for entry, reply in _peek(reads, entries, MORGUE_KEYS, listing))
-    return (job for job in found if job)
+    found = _peek(reads, entries, MORGUE_KEYS, listing)
+    return (job for entry, reply in found if (job := _dead_job(entry, reply)))
 
 
 def _running_jobs(reads: ShardReads, entries: Sequence[IndexEntry], listing: Listing) -> Iterator[Job]:

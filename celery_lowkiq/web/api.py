@@ -242,10 +242,19 @@ class OperationJson:
 
     @classmethod
     def of(cls, operation: Operation) -> OperationJson:
-        progress = operation.state, operation.count, operation.total
-        times = operation.began_at, operation.ended_at
         asked = operation.change
-        return cls(operation.id, asked.action, asked.queue, asked.user, *progress, *times, operation.error)
+        return cls(
+            id=operation.id,
+            action=asked.action,
+            queue=asked.queue,
+            user=asked.user,
+            state=operation.state,
+            count=operation.count,
+            total=operation.total,
+            began_at=operation.began_at,
+            ended_at=operation.ended_at,
+            error=operation.error,
+        )
 
 
 class Operations(NamedTuple):

@@ -22,9 +22,7 @@ from celery_lowkiq.web.formatting import plain
 VERY_LATE = 300.0
 #: Numbers of jobs from which the colour is darker.
 STEPS = (1, 10, 100, 1000)
-#: Shards of each lane up to which two lanes stand side by side.
-NARROW = 7
-#: Maximum number of rows for single lanes; with more, a row is of a node, and the last one of all others.
+#: Maximum number of rows; with more lanes, one row is of the last ones together.
 MAX_ROWS = 64
 
 
@@ -80,20 +78,10 @@ class LaneMap:
     lanes: int
     busy: int
     moves: Moves | None = None
-    #: True if rows are of nodes, because there are too many lanes.
-    is_of_nodes: bool = False
-
-    @property
-    def is_narrow(self) -> bool:
-        """True if two rows stand side by side."""
-        longest = max((len(row.cells) for row in self.rows if row.node), default=0)
-        return not self.is_of_nodes and longest <= NARROW
 
     @property
     def groups(self) -> list[tuple[str, tuple[Row, ...]]]:
-        """The rows that stand together, with the node of all of them, or ""."""
-        if self.is_of_nodes:
-            return [("", self.rows)]
+        """The rows by their node; without a node last."""
         return [(name, tuple(rows)) for name, rows in groupby(self.rows, key=lambda row: row.node)]
 
     @property
@@ -110,14 +98,11 @@ def lane_map(
 ) -> LaneMap:
     """Return the map of a queue. It is as long as the number of shards, and has MAX_ROWS rows at most."""
     serving = [node for node in nodes if node.alive and queue in node.queues]
-    found = _lane_rows(shards, serving, migration)
-    is_of_nodes = len(found) > MAX_ROWS
-    if is_of_nodes:
-        found = _together(found)
+    rows = _bounded(_lane_rows(shards, serving, migration))
     lanes = [lane for node in serving for lane in node.lanes]
     busy = sum(lane.running is not None and lane.running.shard.queue == queue for lane in lanes)
     moves = _moves(migration, serving) if migration else None
-    return LaneMap(tuple(found), len(shards), len(lanes), busy, moves, is_of_nodes)
+    return LaneMap(tuple(rows), len(shards), len(lanes), busy, moves)
 
 
 def _lane_rows(
@@ -147,24 +132,19 @@ def _natural(name: str) -> tuple[str, int]:
     return name.removesuffix(digits), int(digits or -1)
 
 
-def _together(rows: Iterable[Row]) -> list[Row]:
-    """A row for each node; for the last ones together, if there are too many."""
-    by_node: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_node[row.node].append(row)
-    names = [name for name in by_node if name]
-    if len(names) >= MAX_ROWS:
-        last = names[MAX_ROWS - 2 :]
-        by_node[f"{len(last)} more nodes"] = [row for name in last for row in by_node.pop(name)]
-        if "" in by_node:
-            by_node[""] = by_node.pop("")
-    return [_sum_of(name, found) for name, found in by_node.items()]
-
-
-def _sum_of(name: str, rows: Sequence[Row]) -> Row:
-    cells = sorted((cell for row in rows for cell in row.cells), key=lambda cell: cell.index)
-    lanes = sum(row.lanes for row in rows)
-    return Row(name, "", tuple(cells), None, lanes, sum(row.busy for row in rows))
+def _bounded(rows: list[Row]) -> list[Row]:
+    """The rows; if they are too many, the last lanes are one row."""
+    if len(rows) <= MAX_ROWS:
+        return rows
+    lanes = [row for row in rows if row.node]
+    kept, others = lanes[: MAX_ROWS - 2], lanes[MAX_ROWS - 2 :]
+    cells = sorted((cell for row in others for cell in row.cells), key=lambda cell: cell.index)
+    counts = sum(row.lanes for row in others), sum(row.busy for row in others)
+    return [
+        *kept,
+        Row("Other lanes", "", tuple(cells), None, *counts),
+        *(row for row in rows if not row.node),
+    ]
 
 
 def cell_of(shard: ShardReport, migration: MigrationState | None = None) -> Cell:
@@ -304,22 +284,15 @@ LEAST = 2.0
 
 
 @dataclass(frozen=True)
-class Column:
-    """Counts of a time that begins at ``at`` (Unix s), and the largest lag (s) in it."""
-
-    at: float
-    processed: int = 0
-    failed: int = 0
-    lag: float = 0.0
-
-
-@dataclass(frozen=True)
 class Chart:
-    """Columns of a span of time, oldest first, each of ``step`` s."""
+    """Columns of a span of time, oldest first, each of ``step`` s.
+
+    A column is the sample of its time: what was counted in it, and the largest lag.
+    """
 
     span: Span
     step: int
-    columns: Sequence[Column]
+    columns: Sequence[Sample]
 
     @property
     def processed(self) -> int:
@@ -365,7 +338,7 @@ def chart_of(samples: Sequence[Sample], now: float, span: Span = HOUR, step: int
             # A counter that was reset counts as 0.
             place[0] += max(0, after.processed - before.processed)
             place[1] += max(0, after.failed - before.failed)
-    return Chart(span, step, [Column(n * step, done, failed, lags[n]) for n, (done, failed) in sums.items()])
+    return Chart(span, step, [Sample(n * step, done, failed, lags[n]) for n, (done, failed) in sums.items()])
 
 
 def round_up(value: float) -> int:
@@ -431,12 +404,12 @@ def _lag_line(chart: Chart) -> str:
     return f'<polyline class="lag-line" points="{points}"/>'
 
 
-def _columns(found: Sequence[Column], top: int, width: int, height: int, labelled: bool) -> str:
+def _columns(found: Sequence[Sample], top: int, width: int, height: int, labelled: bool) -> str:
     step = width / max(1, len(found))
     return "".join(_column(column, i * step, step, top, height, labelled) for i, column in enumerate(found))
 
 
-def _column(column: Column, left: float, step: float, top: int, height: int, labelled: bool) -> str:
+def _column(column: Sample, left: float, step: float, top: int, height: int, labelled: bool) -> str:
     failed = _height(column.failed, top, height)
     done = min(_height(column.processed, top, height), height - failed)
     at, width = left + step * 0.14, step * 0.72
@@ -460,6 +433,6 @@ def _height(count: int, top: int, height: int) -> float:
     return max(LEAST, count / top * (height - LEAST)) if count else 0.0
 
 
-def _label(column: Column) -> str:
+def _label(column: Sample) -> str:
     lag = f" · lag {duration(column.lag)}" if column.lag else ""
     return f"{column.processed:,} processed · {column.failed:,} failed{lag}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.views import DAY, HOUR, Sample
-from celery_lowkiq.web.charts import Column, chart_of, history_chart, round_up
+from celery_lowkiq.web.charts import chart_of, history_chart, round_up
 
 NOW = 1_000_020.0
 
@@ -20,7 +20,7 @@ def test_an_increase_counts_at_its_later_sample_and_the_largest_lag_is_kept():
     ]
     chart = chart_of(samples, NOW)
     assert len(chart.columns) == 60
-    assert chart.columns[-3:] == [Column(999_900, 40, 1, 9.0), Column(999_960), Column(1_000_020)]
+    assert chart.columns[-3:] == [Sample(999_900, 40, 1, 9.0), Sample(999_960, 0, 0), Sample(1_000_020, 0, 0)]
     assert (chart.processed, chart.failed, chart.peak, chart.lag) == (40, 1, 41, 9.0)
 
 
