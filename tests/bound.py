@@ -30,3 +30,17 @@ class Diagnosis(_Bound):
 
 class Pausing(_Bound):
     module = actions
+
+
+class Actions(_Bound):
+    """Changes of jobs. ``left`` gets the calls of jobs that are removed without a run."""
+
+    module = actions
+
+    def __init__(self, client: Client, left: actions.Left | None = None) -> None:
+        super().__init__(client)
+        self._left = left
+
+    def __getattr__(self, name: str) -> Any:
+        bound = super().__getattr__(name)
+        return partial(bound, left=self._left) if name in ("bury", "delete", "edit") else bound

@@ -80,12 +80,11 @@ from celery_lowkiq.rules.views import (
     Try,
     span_of,
 )
-from celery_lowkiq.store import counts, diagnosis, node_reports
+from celery_lowkiq.store import actions, counts, diagnosis, node_reports
 from celery_lowkiq.store.actions import (
     DEAD,
     FAILED,
     UNSIGNED,
-    Actions,
     Left,
     Signed,
     queue_damages,
@@ -833,7 +832,8 @@ class OrderedQueue:
             for job in counts.waiting_of(self._client, shard, CALLS):
                 self._make_calls_due(queue, job)
 
-        return self._actions.run_now_all(queue, progress, make_calls_due if self._form.has_times else None)
+        before = make_calls_due if self._form.has_times else None
+        return actions.run_now_all(self._client, queue, progress, before)
 
     def run_now(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Make waiting jobs due now, with ``by=`` also their first 100 calls. Return how many were due later.
@@ -847,33 +847,42 @@ class OrderedQueue:
                 self._make_calls_due(queue, job)
 
         before = make_calls_due if self._form.has_times else None
-        return self._actions.run_now(queue, map(read_id, ids), progress, before)
+        return actions.run_now(self._client, queue, map(read_id, ids), progress, before)
 
     def bury(self, ids: Iterable[Any], progress: Progress | None = None, *, only_failed: bool = False) -> int:
         """Move waiting jobs to the morgue; their calls end as FAILURE. Raises InvalidCall."""
         reason = dump_error_text(self._context.settings, BURIED)
-        return self._actions.bury(self._at_rest(), map(read_id, ids), reason, progress, only_failed)
+        return actions.bury(
+            self._client, self._at_rest(), map(read_id, ids), reason, progress, only_failed, self._left
+        )
 
     def bury_failed(self, progress: Progress | None = None) -> int:
         """Move all waiting jobs that failed before to the morgue; their calls end as FAILURE."""
-        return self._actions.bury(self._at_rest(), FAILED, b"", progress, only_failed=True)
+        return actions.bury(
+            self._client, self._at_rest(), FAILED, b"", progress, only_failed=True, left=self._left
+        )
 
     def delete(
         self, ids: Iterable[Any], progress: Progress | None = None, *, only_failed: bool = False
     ) -> int:
         """Delete waiting jobs; their calls end as REVOKED. Running jobs go on. Raises InvalidCall."""
-        return self._actions.delete(self._at_rest(), map(read_id, ids), progress, only_failed)
+        return actions.delete(
+            self._client, self._at_rest(), map(read_id, ids), progress, only_failed, self._left
+        )
 
     def delete_failed(self, progress: Progress | None = None) -> int:
         """Delete all waiting jobs that failed before; their calls end as REVOKED."""
-        return self._actions.delete(self._at_rest(), FAILED, progress, only_failed=True)
+        return actions.delete(
+            self._client, self._at_rest(), FAILED, progress, only_failed=True, left=self._left
+        )
 
     def delete_payload(self, job_id: Any, payload: Any) -> bool:
         """Delete one payload of a waiting job; its calls end as REVOKED. Return whether the job had it.
 
         On a :meth:`raw` queue, ``payload`` is the stored bytes. Raises InvalidCall.
         """
-        return self._actions.edit(self._at_rest(), read_id(job_id), self._bytes_of(payload), None)
+        queue, old = self._at_rest(), self._bytes_of(payload)
+        return actions.edit(self._client, queue, read_id(job_id), old, None, left=self._left)
 
     def edit_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Replace one payload of a waiting job by ``value``, with the same score. Return whether it changed.
@@ -889,7 +898,8 @@ class OrderedQueue:
         An id that it held goes on when no other payload of it is dead. On a :meth:`raw` queue, ``payload`` is
         the stored bytes. Raises InvalidCall.
         """
-        return self._actions.edit_dead(self._at_rest(), read_id(job_id), self._bytes_of(payload), None)
+        queue, old = self._at_rest(), self._bytes_of(payload)
+        return actions.edit_dead(self._client, queue, read_id(job_id), old)
 
     def edit_dead_payload(self, job_id: Any, payload: Any, value: Any) -> bool:
         """Replace one payload of a dead job by ``value``, with the same score. Return whether it changed.
@@ -903,27 +913,27 @@ class OrderedQueue:
         self._form.check_edit(name, value)
         new, old = self._codec.dump(value), self._bytes_of(payload)
         signature = self._edit_signature(name, old, new, dead=dead)
-        edit = self._actions.edit_dead if dead else self._actions.edit
-        return old != new and edit(self._at_rest(), name, old, new, signature)
+        edit = actions.edit_dead if dead else partial(actions.edit, left=self._left)
+        return old != new and edit(self._client, self._at_rest(), name, old, new, signature)
 
     def delete_dead(self, ids: Iterable[Any], progress: Progress | None = None) -> int:
         """Delete dead jobs. Raises InvalidCall."""
-        return self._actions.delete_dead(self._at_rest(), map(read_id, ids), progress)
+        return actions.delete_dead(self._client, self._at_rest(), map(read_id, ids), progress)
 
     def delete_dead_all(self, progress: Progress | None = None) -> int:
         """Delete all jobs that are dead now."""
-        return self._actions.delete_dead(self._at_rest(), DEAD, progress)
+        return actions.delete_dead(self._client, self._at_rest(), DEAD, progress)
 
     def requeue(self, ids: Iterable[Any], progress: Progress | None = None, force: bool = False) -> int:
         """Move dead jobs back to the queue, due now, as if they had never failed. Raises InvalidCall.
 
         With the policy ``drop_stale``, payloads older than the last run move only with ``force``.
         """
-        return self._actions.requeue(self._at_rest(), map(read_id, ids), progress, force)
+        return actions.requeue(self._client, self._at_rest(), map(read_id, ids), progress, force)
 
     def requeue_all(self, progress: Progress | None = None, force: bool = False) -> int:
         """Move all jobs that are dead now back to the queue; ``force`` as for :meth:`requeue`."""
-        return self._actions.requeue(self._at_rest(), DEAD, progress, force)
+        return actions.requeue(self._client, self._at_rest(), DEAD, progress, force)
 
     # -- Lowkiq's names of the actions: aliases that only this class has
 
@@ -993,7 +1003,7 @@ class OrderedQueue:
         """
         if not self.is_signed:
             raise InvalidCall("there is no key to sign with: set lowkiq_signing and lowkiq_signing_keys")
-        queue, actions = self._at_rest(), self._actions
+        queue = self._at_rest()
         tally = ShardTally(self._client, progress)
         for job_id in map(read_id, ids):
             tally.begin()
@@ -1001,7 +1011,12 @@ class OrderedQueue:
                 dead = counts.job(self._client, queue, job_id, PAYLOADS_SEARCHED).dead
                 signed = [
                     actions.edit_dead(
-                        queue, job_id, one.data, one.data, self._signature(job_id, one.data, one.score)
+                        self._client,
+                        queue,
+                        job_id,
+                        one.data,
+                        one.data,
+                        self._signature(job_id, one.data, one.score),
                     )
                     for one in (dead.payloads if dead else ())
                 ]
@@ -1084,10 +1099,6 @@ class OrderedQueue:
 
     def _at_rest(self) -> QueueSpec:
         return at_rest(self._client, self.spec)
-
-    @property
-    def _actions(self) -> Actions:
-        return Actions(self._client, self._left)
 
     @property
     def _migrations(self) -> Migrations:
@@ -1183,7 +1194,16 @@ class OrderedQueue:
                 if due is not None:
                     new = context.codecs[self._form.merges].dump(due)
                     signature = self._renewed(queue, job.id, payload, new)
-                    self._actions.edit(queue, job.id, payload.data, new, signature, keep_calls=True)
+                    actions.edit(
+                        self._client,
+                        queue,
+                        job.id,
+                        payload.data,
+                        new,
+                        signature,
+                        keep_calls=True,
+                        left=self._left,
+                    )
 
     def _renewed(self, queue: QueueSpec, job_id: str, old: Payload, new: bytes) -> Signed:
         """Sign a payload that is changed unseen, only if the signature of the old payload verifies."""

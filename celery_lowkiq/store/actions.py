@@ -55,7 +55,12 @@ def _entry(entry: Any, fields: Any) -> tuple[str, bytes]:
     return entry.decode("ascii"), known.get(b"text", b"")
 
 
-# Changes to many jobs, in bounded steps. A payload that arrives between two steps is never lost.
+# Changes to waiting and dead jobs, in bounded steps. A payload that arrives between two steps is never lost.
+#
+# Every function may raise StoreError or the Stop of ``progress``. Completed steps stay; repeating the call is
+# safe. Changes of several jobs return their count; they are done in all shards whose masters respond, other
+# shards are left out, and ShardsUnreachable is raised at the end. ``left`` gets the calls of jobs that are
+# removed without a run, before their records go.
 
 #: Called with the calls of removed jobs, and whether these are in the morgue.
 Left = Callable[[Sequence[StoredRecord], bool], None]
@@ -105,218 +110,242 @@ def for_each_id(
 
 
 @reads_replies
-class Actions:
-    """Changes to waiting and dead jobs.
+def run_now_all(
+    client: Client,
+    queue: QueueSpec,
+    progress: Progress | None = None,
+    before: Callable[[ShardRef], object] | None = None,
+) -> int:
+    """Make all waiting jobs due now; those of paused ids run when the ids are resumed.
 
-    Every method returns a count of jobs, and may raise StoreError or the Stop of ``progress``. Completed
-    steps stay; repeating the call is safe. Changes of several jobs are done in all shards whose masters
-    respond; other shards are left out, and ShardsUnreachable is raised at the end.
+    ``before`` is called with each shard, before anything is changed there.
+    """
+    tally = ShardTally(client, progress)
+    for shard in queue.shard_refs():
+        with tally.of(shard):
+            if before is not None:
+                before(shard)
+            _run_shard_now(client, shard, tally)
+    return tally.total()
+
+
+def _run_shard_now(client: Client, shard: ShardRef, tally: Tally) -> None:
+    keys = shard_keys(shard)
+    lengths = [("ZCARD", keys[index]) for index in WAITING_INDEXES]
+    # Bounded by the jobs that the shard has now: pushes must not keep this going.
+    for _ in range(sum(client.commands(lengths)) // STEP + 1):
+        tally.begin()
+        moved = client.call(load("run_now").call(keys, limit=STEP, **announcement(shard)))
+        tally.add(moved)
+        if moved < STEP:
+            break
+
+
+@reads_replies
+def run_now(
+    client: Client,
+    queue: QueueSpec,
+    ids: Iterable[str],
+    progress: Progress | None = None,
+    before: Callable[[str], object] | None = None,
+) -> int:
+    """Make waiting jobs due now. Return the number of those that were due later.
+
+    ``before`` is called with each id, before it is due.
     """
 
-    def __init__(self, client: Client, left: Left | None = None) -> None:
-        """``left`` gets the calls of jobs that are removed without a run, before their records go."""
-        self._client = client
-        self._left = left
+    def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
+        if before is not None:
+            for job_id in part:
+                before(parse_id(cast("bytes", job_id)))
+        return load("run_now").call(shard_keys(shard), part, limit=0, **announcement(shard))
 
-    def run_now_all(
-        self,
-        queue: QueueSpec,
-        progress: Progress | None = None,
-        before: Callable[[ShardRef], object] | None = None,
-    ) -> int:
-        """Make all waiting jobs due now; those of paused ids run when the ids are resumed.
+    return for_each_id(client, queue, ids, progress, call)
 
-        ``before`` is called with each shard, before anything is changed there.
-        """
-        tally = ShardTally(self._client, progress)
-        for shard in queue.shard_refs():
-            with tally.of(shard):
-                if before is not None:
-                    before(shard)
-                self._run_shard_now(shard, tally)
-        return tally.total()
 
-    def _run_shard_now(self, shard: ShardRef, tally: Tally) -> None:
-        keys = shard_keys(shard)
-        lengths = [("ZCARD", keys[index]) for index in WAITING_INDEXES]
-        # Bounded by the jobs that the shard has now: pushes must not keep this going.
-        for _ in range(sum(self._client.commands(lengths)) // STEP + 1):
+@reads_replies
+def edit(
+    client: Client,
+    queue: QueueSpec,
+    job_id: str,
+    payload: bytes,
+    other: bytes | None,
+    signed: Signed = UNSIGNED,
+    *,
+    keep_calls: bool = False,
+    left: Left | None = None,
+) -> bool:
+    """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it.
+
+    Its calls end, or become (``keep_calls``) those of ``other``. Return whether the job had the payload.
+    """
+    kept = keep_calls and other is not None
+    shard = queue.shard_of(job_id)
+    call = load("edit").call(
+        shard_keys(shard),
+        signed.records,
+        **_edit(queue, job_id, payload, other, signed),
+        digest=digest(payload) if kept else b"",
+        other_digest=digest(other or b"") if kept else b"",
+    )
+    changed, orphans = client.call(call)
+    _end_calls(client, shard, orphans, left, dead=False, of=payload)
+    return bool(changed)
+
+
+@reads_replies
+def edit_dead(
+    client: Client,
+    queue: QueueSpec,
+    job_id: str,
+    payload: bytes,
+    other: bytes | None = None,
+    signed: Signed = UNSIGNED,
+) -> bool:
+    """Replace a dead job's payload by ``other``, which gets its score, or (None) delete it.
+
+    Return whether the job had the payload.
+    """
+    shard = queue.shard_of(job_id)
+    edited = _edit(queue, job_id, payload, other, signed)
+    call = load("edit_dead").call(shard_keys(shard), (), **edited, **announcement(shard))
+    return bool(client.call(call))
+
+
+@reads_replies
+def delete(
+    client: Client,
+    queue: QueueSpec,
+    ids: Ids,
+    progress: Progress | None = None,
+    only_failed: bool = False,
+    left: Left | None = None,
+) -> int:
+    """Delete waiting jobs; jobs in processing go on."""
+
+    def change(shard: ShardRef, part: list[Value], tally: Tally) -> None:
+        upto, cursor = b"", b""
+        while part:
             tally.begin()
-            moved = self._client.call(load("run_now").call(keys, limit=STEP, **announcement(shard)))
+            call = load("delete").call(
+                shard_keys(shard),
+                part[:STEP_IDS],
+                policy=queue.policy,
+                only_failed=int(only_failed),
+                upto=upto,
+                cursor=cursor,
+                limit=STEP,
+                max_bytes=STEP_BYTES,
+            )
+            dealt, deleted, upto, cursor, orphans = client.call(call)
+            part = part[dealt:]
+            _end_calls(client, shard, orphans, left, dead=False)
+            tally.add(deleted)
+            if not cursor:
+                upto = b""
+
+    return _for_each_part(client, queue, ids, progress, change)
+
+
+@reads_replies
+def delete_dead(client: Client, queue: QueueSpec, ids: Ids, progress: Progress | None = None) -> int:
+    """Delete jobs that are dead now; jobs that die meanwhile stay."""
+    return _move(client, "delete_dead", queue, ids, progress, ShardReads(client, queue).clocks())
+
+
+@reads_replies
+def bury(
+    client: Client,
+    queue: QueueSpec,
+    ids: Ids,
+    reason: bytes,
+    progress: Progress | None = None,
+    only_failed: bool = False,
+    left: Left | None = None,
+) -> int:
+    """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
+    return _move(client, "bury", queue, ids, progress, left=left, only_failed=int(only_failed), reason=reason)
+
+
+@reads_replies
+def requeue(
+    client: Client, queue: QueueSpec, ids: Ids, progress: Progress | None = None, force: bool = False
+) -> int:
+    """Move dead jobs back to the queue, due now (rule 4). Stale payloads move only with ``force``.
+
+    Of all that are dead now, a job that dies again meanwhile stays dead.
+    """
+    clocks = ShardReads(client, queue).clocks() if ids == DEAD else None
+    return _move(client, "requeue", queue, ids, progress, clocks, force=int(force), maximum="+inf")
+
+
+def _for_each_part(
+    client: Client,
+    queue: QueueSpec,
+    ids: Ids,
+    progress: Progress | None,
+    change: Callable[[ShardRef, list[Value], Tally], None],
+) -> int:
+    """Change ids, or those of an index, by parts of a shard. Return the count of the tally."""
+    tally = ShardTally(client, progress)
+    reads = ShardReads(client, queue)
+    pages = [ids] if not isinstance(ids, str) else _ids_of(reads, ids)
+    for page in pages:
+        for shard, part in by_shard(queue, page).items():
+            with tally.of(shard):
+                change(shard, part, tally)
+    tally.left_out |= reads.missing
+    return tally.total()
+
+
+def _move(
+    client: Client,
+    name: str,
+    queue: QueueSpec,
+    ids: Ids,
+    progress: Progress | None,
+    died_until: Mapping[ShardRef, float] | None = None,
+    left: Left | None = None,
+    **condition: Value,
+) -> int:
+    """``died_until``: of each shard, when (Unix s of its master) jobs died at the latest; without one, it
+    is left out.
+    """
+    bounds = {"merge": queue.merge.value, "policy": queue.policy, "limit": STEP, "max_bytes": STEP_BYTES}
+
+    def move(shard: ShardRef, part: list[Value], tally: Tally) -> None:
+        where = announcement(shard) if name != "bury" else {}
+        if died_until is not None:
+            if shard not in died_until:
+                raise StoreUnavailable(f"the master of {shard} was unreachable")
+            where |= {"maximum": number_text(died_until[shard])}
+        while part:
+            tally.begin()
+            given = {**bounds, **condition, **where}
+            call = load(name).call(shard_keys(shard), part[:STEP_IDS], **given)
+            dealt, moved, *orphans = client.call(call)
+            part = part[dealt:]
+            for buried in orphans:
+                _end_calls(client, shard, buried, left, dead=True)
             tally.add(moved)
-            if moved < STEP:
-                break
 
-    def run_now(
-        self,
-        queue: QueueSpec,
-        ids: Iterable[str],
-        progress: Progress | None = None,
-        before: Callable[[str], object] | None = None,
-    ) -> int:
-        """Make waiting jobs due now. Return the number of those that were due later.
+    return _for_each_part(client, queue, ids, progress, move)
 
-        ``before`` is called with each id, before it is due.
-        """
 
-        def call(shard: ShardRef, part: list[Value]) -> ScriptCall:
-            if before is not None:
-                for job_id in part:
-                    before(parse_id(cast("bytes", job_id)))
-            return load("run_now").call(shard_keys(shard), part, limit=0, **announcement(shard))
-
-        return for_each_id(self._client, queue, ids, progress, call)
-
-    def edit(
-        self,
-        queue: QueueSpec,
-        job_id: str,
-        payload: bytes,
-        other: bytes | None,
-        signed: Signed = UNSIGNED,
-        *,
-        keep_calls: bool = False,
-    ) -> bool:
-        """Replace a waiting job's payload by ``other``, which gets its score, or (None) delete it.
-
-        Its calls end, or become (``keep_calls``) those of ``other``. Return whether the job had the payload.
-        """
-        kept = keep_calls and other is not None
-        shard = queue.shard_of(job_id)
-        call = load("edit").call(
-            shard_keys(shard),
-            signed.records,
-            **_edit(queue, job_id, payload, other, signed),
-            digest=digest(payload) if kept else b"",
-            other_digest=digest(other or b"") if kept else b"",
-        )
-        changed, orphans = self._client.call(call)
-        self._end_calls(shard, orphans, dead=False, of=payload)
-        return bool(changed)
-
-    def edit_dead(
-        self, queue: QueueSpec, job_id: str, payload: bytes, other: bytes | None, signed: Signed = UNSIGNED
-    ) -> bool:
-        """Replace a dead job's payload by ``other``, which gets its score, or (None) delete it.
-
-        Return whether the job had the payload.
-        """
-        shard = queue.shard_of(job_id)
-        edited = _edit(queue, job_id, payload, other, signed)
-        call = load("edit_dead").call(shard_keys(shard), (), **edited, **announcement(shard))
-        return bool(self._client.call(call))
-
-    def delete(
-        self, queue: QueueSpec, ids: Ids, progress: Progress | None = None, only_failed: bool = False
-    ) -> int:
-        """Delete waiting jobs; jobs in processing go on."""
-
-        def delete(shard: ShardRef, part: list[Value], tally: Tally) -> None:
-            upto, cursor = b"", b""
-            while part:
-                tally.begin()
-                call = load("delete").call(
-                    shard_keys(shard),
-                    part[:STEP_IDS],
-                    policy=queue.policy,
-                    only_failed=int(only_failed),
-                    upto=upto,
-                    cursor=cursor,
-                    limit=STEP,
-                    max_bytes=STEP_BYTES,
-                )
-                dealt, deleted, upto, cursor, orphans = self._client.call(call)
-                part = part[dealt:]
-                self._end_calls(shard, orphans, dead=False)
-                tally.add(deleted)
-                if not cursor:
-                    upto = b""
-
-        return self._for_each_part(queue, ids, progress, delete)
-
-    def delete_dead(self, queue: QueueSpec, ids: Ids, progress: Progress | None = None) -> int:
-        """Delete jobs that are dead now; jobs that die meanwhile stay."""
-        return self._move("delete_dead", queue, ids, progress, ShardReads(self._client, queue).clocks())
-
-    def bury(
-        self,
-        queue: QueueSpec,
-        ids: Ids,
-        reason: bytes,
-        progress: Progress | None = None,
-        only_failed: bool = False,
-    ) -> int:
-        """Move waiting jobs to the morgue; ``reason`` is the error of those that have not failed."""
-        return self._move("bury", queue, ids, progress, only_failed=int(only_failed), reason=reason)
-
-    def requeue(
-        self, queue: QueueSpec, ids: Ids, progress: Progress | None = None, force: bool = False
-    ) -> int:
-        """Move dead jobs back to the queue, due now (rule 4). Stale payloads move only with ``force``.
-
-        Of all that are dead now, a job that dies again meanwhile stays dead.
-        """
-        clocks = ShardReads(self._client, queue).clocks() if ids == DEAD else None
-        return self._move("requeue", queue, ids, progress, clocks, force=int(force), maximum="+inf")
-
-    # -- steps
-
-    def _for_each_part(
-        self,
-        queue: QueueSpec,
-        ids: Ids,
-        progress: Progress | None,
-        change: Callable[[ShardRef, list[Value], Tally], None],
-    ) -> int:
-        """Change ids, or those of an index, by parts of a shard. Return the count of the tally."""
-        tally = ShardTally(self._client, progress)
-        reads = ShardReads(self._client, queue)
-        pages = [ids] if not isinstance(ids, str) else _ids_of(reads, ids)
-        for page in pages:
-            for shard, part in by_shard(queue, page).items():
-                with tally.of(shard):
-                    change(shard, part, tally)
-        tally.left_out |= reads.missing
-        return tally.total()
-
-    def _move(
-        self,
-        name: str,
-        queue: QueueSpec,
-        ids: Ids,
-        progress: Progress | None,
-        died_until: Mapping[ShardRef, float] | None = None,
-        **condition: Value,
-    ) -> int:
-        """``died_until``: of each shard, when (Unix s of its master) jobs died at the latest; without one, it
-        is left out.
-        """
-        bounds = {"merge": queue.merge.value, "policy": queue.policy, "limit": STEP, "max_bytes": STEP_BYTES}
-
-        def move(shard: ShardRef, part: list[Value], tally: Tally) -> None:
-            where = announcement(shard) if name != "bury" else {}
-            if died_until is not None:
-                if shard not in died_until:
-                    raise StoreUnavailable(f"the master of {shard} was unreachable")
-                where |= {"maximum": number_text(died_until[shard])}
-            while part:
-                tally.begin()
-                given = {**bounds, **condition, **where}
-                call = load(name).call(shard_keys(shard), part[:STEP_IDS], **given)
-                dealt, moved, *orphans = self._client.call(call)
-                part = part[dealt:]
-                for buried in orphans:
-                    self._end_calls(shard, buried, dead=True)
-                tally.add(moved)
-
-        return self._for_each_part(queue, ids, progress, move)
-
-    def _end_calls(self, shard: ShardRef, orphans: list[Any], dead: bool, of: bytes | None = None) -> None:
-        if self._left is None:
-            return
-        for calls in orphaned_records(self._client, shard, orphans, of):
-            self._left(calls, dead)
-            self._client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
+def _end_calls(
+    client: Client,
+    shard: ShardRef,
+    orphans: list[Any],
+    left: Left | None,
+    *,
+    dead: bool,
+    of: bytes | None = None,
+) -> None:
+    if left is None:
+        return
+    for calls in orphaned_records(client, shard, orphans, of):
+        left(calls, dead)
+        client.commands([("ZREM", shard_keys(shard)["calls"], *(c.key + c.data for c in calls))])
 
 
 def _edit(

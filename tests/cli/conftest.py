@@ -16,7 +16,7 @@ from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
-from celery_lowkiq.store.actions import Actions
+from tests.bound import Actions
 from tests.cli import proj
 from tests.foreign import drop_shared
 from tests.processes import ROOT, Process

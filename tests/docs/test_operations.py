@@ -14,12 +14,12 @@ from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueS
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.store import node_reports
-from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Diagnosis, Pausing, Queries
+from tests.bound import Actions, Diagnosis, Pausing, Queries
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()

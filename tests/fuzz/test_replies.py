@@ -18,7 +18,7 @@ from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
 from celery_lowkiq.store import listener, node_reports
-from celery_lowkiq.store.actions import DEAD, Actions, queue_damages, repair_queue
+from celery_lowkiq.store.actions import DEAD, queue_damages, repair_queue
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.client import read_server
 from celery_lowkiq.store.connect import connect
@@ -27,7 +27,7 @@ from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
-from tests.bound import Diagnosis, Pausing, Queries
+from tests.bound import Actions, Diagnosis, Pausing, Queries
 from tests.fuzz.node import Node
 from tests.fuzz.resp import changed_reply
 from tests.outages import Front

@@ -25,14 +25,14 @@ from celery_lowkiq.rules.models import (
 from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation, Policies, isolated
 from celery_lowkiq.rules.repairs import damages
 from celery_lowkiq.rules.signatures import KeyRing
-from celery_lowkiq.store.actions import DEAD, Actions
+from celery_lowkiq.store.actions import DEAD
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.model.model import Model
 from tests.model.people import IDS, PeopleRules
 

@@ -10,10 +10,10 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from celery_lowkiq.rules.dumps import Header, State
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.policies import NOT_ISOLATED
-from celery_lowkiq.store.actions import FAILED, Actions
+from celery_lowkiq.store.actions import FAILED
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.model.model import Model
 
 IDS = st.sampled_from(["a", "b", "{c}:1", "d e", "é😀"])

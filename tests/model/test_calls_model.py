@@ -17,11 +17,11 @@ from hypothesis.stateful import (
 )
 
 from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, Recorded, Settlement
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
+from tests.bound import Actions
 from tests.store.helpers import ONE, SHARD, claim, take
 
 IDS = st.sampled_from(["1", "2"])

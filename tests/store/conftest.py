@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Pausing
+from tests.bound import Actions, Pausing
 from tests.clusters import Cluster
 from tests.marks import SERVERS, first_often, keep_those_of_a_cluster
 from tests.roles import OF_TESTS, WITH_ROLES, client_of

@@ -22,7 +22,6 @@ from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.rules.views import SPANS, Counters, NodeReport, NodeUpdate, UpdateReply
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.acl import ROLES, WRITES, commands_of, keys_of, rules
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import (
     AUDIT_KEY,
     KEY_TYPES,
@@ -36,7 +35,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load, lua_files
 from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.testing import Lowkiq
-from tests.bound import Pausing
+from tests.bound import Actions, Pausing
 from tests.roles import PASSWORD, client_of, denied, make_user, version_of
 from tests.waiting import eventually
 from tests.worker import proj

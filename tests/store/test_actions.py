@@ -7,12 +7,12 @@ import pytest
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
-from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.keys import SHARD_KEYS, channel, queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing, ListingReader
 from celery_lowkiq.store.resharding import reshard
 from celery_lowkiq.store.script import load
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import ONE, SHARD, claim, dead, end, ids_of, listening, push, stats, take, waiting
 
 # What operators do, in bounded steps; nothing that arrives in between is lost.

@@ -16,10 +16,10 @@ from celery_lowkiq.rules.models import (
     Recorded,
     Settlement,
 )
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader, digest
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.push import Sender, push_call
+from tests.bound import Actions
 from tests.store.helpers import ONE, SHARD, claim, dead, end, push, take, waiting
 
 

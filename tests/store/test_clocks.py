@@ -13,13 +13,13 @@ from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
 from celery_lowkiq.store import node_reports
-from celery_lowkiq.store.actions import DEAD, Actions
+from celery_lowkiq.store.actions import DEAD
 from celery_lowkiq.store.counts import failed_jobs
 from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys
 from celery_lowkiq.store.listings import ShardReads
 from celery_lowkiq.store.node_reports import sample_call
-from tests.bound import Diagnosis, Pausing, Queries
+from tests.bound import Actions, Diagnosis, Pausing, Queries
 from tests.store.helpers import claim, end, push, take
 from tests.store.skewed import skewed
 

@@ -10,14 +10,14 @@ from celery_lowkiq.rules.errors import ShardsUnreachable, StoreUnavailable
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.store import registry
-from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.connect import connect_cluster
 from celery_lowkiq.store.counts import count_failures, failed_jobs
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing, ShardReads
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.clusters import running_cluster
 from tests.store.helpers import claim, end, take
 from tests.waiting import eventually

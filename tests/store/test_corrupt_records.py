@@ -7,12 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_lowkiq.rules.models import Disposition
-from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.marks import examples
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 

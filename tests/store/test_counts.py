@@ -13,12 +13,12 @@ from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import Kind, Topology
 from celery_lowkiq.rules.views import Stats, sum_of_states
 from celery_lowkiq.store import registry
-from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.health import read_state
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.records import dump_cursor
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import ONE, claim, end, push, take
 
 THREE = QueueSpec("three", shards=3, batch_size=1000)

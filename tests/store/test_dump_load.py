@@ -9,10 +9,9 @@ import pytest
 from celery_lowkiq.rules.dumps import Entry, Header, State
 from celery_lowkiq.rules.errors import QueueResharded
 from celery_lowkiq.rules.models import Call, Disposition, Merge, Payload, QueueSpec
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.aging import server_time
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, listening, push, take, waiting
 

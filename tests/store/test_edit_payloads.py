@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Call, Disposition, Merge, QueueSpec
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
 #: The packed record of a job, and one that has spilled.

@@ -10,11 +10,11 @@ from celery_lowkiq.rules.dumps import Header, State, entry_line, read_line
 from celery_lowkiq.rules.errors import QueueFull
 from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueSpec, RemovalReason
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.actions import DEAD, STEP, Actions
+from celery_lowkiq.store.actions import DEAD, STEP
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.resharding import reshard
-from tests.bound import Diagnosis, Pausing, Queries
+from tests.bound import Actions, Diagnosis, Pausing, Queries
 from tests.store.helpers import SHARD, dead, end, listening, stats, take, waiting
 from tests.store.shard import Shard
 

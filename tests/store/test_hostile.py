@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueSpec, Settlement, ShardRef
-from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.claims import CLAIM_BYTES
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.records import UnexpectedReply
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 
 IDS = [

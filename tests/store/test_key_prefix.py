@@ -8,9 +8,10 @@ import pytest
 
 from celery_lowkiq.rules.models import Disposition
 from celery_lowkiq.store.acl import rules
-from celery_lowkiq.store.actions import DEAD, Actions, write_entry
+from celery_lowkiq.store.actions import DEAD, write_entry
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.trackers import TrackerStore
+from tests.bound import Actions
 from tests.store.helpers import ONE, claim, contents, dead, end, push, take
 
 PREFIXES = ("", "stage:", "prod:")

@@ -23,13 +23,13 @@ from celery_lowkiq.rules.errors import (
 )
 from celery_lowkiq.rules.models import Call, StoredRecord
 from celery_lowkiq.store import registry
-from celery_lowkiq.store.actions import DEAD, FAILED, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.connect import RETRIES, connect
 from celery_lowkiq.store.errors import store_error
 from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.outages import Front, away
 from tests.store.helpers import ONE, SHARD, claim, end, push, take, waiting
 from tests.waiting import eventually

@@ -6,11 +6,11 @@ import pytest
 
 from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec
-from celery_lowkiq.store.actions import DEAD, FAILED, STEP, Actions
+from celery_lowkiq.store.actions import DEAD, FAILED, STEP
 from celery_lowkiq.store.keys import SHARD_KEYS, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.resharding import reshard
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.store.helpers import (
     ONE,
     SHARD,

@@ -9,10 +9,10 @@ import pytest
 
 from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, RemovalReason, Settlement
 from celery_lowkiq.rules.policies import NOT_ISOLATED, AfterFailure, Isolation, Policies
-from celery_lowkiq.store.actions import DEAD, Actions
+from celery_lowkiq.store.actions import DEAD
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
-from tests.bound import Pausing
+from tests.bound import Actions, Pausing
 from tests.store.helpers import take
 from tests.store.shard import Shard
 

@@ -9,9 +9,8 @@ import pytest
 
 from celery_lowkiq.rules.models import Call, Disposition, Settlement
 from celery_lowkiq.rules.policies import WhenFull
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.listings import Listing
-from tests.bound import Diagnosis, Pausing
+from tests.bound import Actions, Diagnosis, Pausing
 from tests.store.helpers import ONE, SHARD, listening, take
 from tests.store.test_policies import Shard
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Call, QueueSpec
-from celery_lowkiq.store.actions import DEAD, Actions
+from celery_lowkiq.store.actions import DEAD
 from celery_lowkiq.store.progress import Stop
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import ONE
 
 MANY = 5000

@@ -11,7 +11,6 @@ import pytest
 from celery_lowkiq.rules.errors import FormatMismatch, QueueResharded, StoreFull, StoreUnavailable
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store import registry
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.mover import Migrations
@@ -21,7 +20,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.resharding import reshard
 from celery_lowkiq.store.script import load
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.store.helpers import ONE, SHARD, claim, end, listening, push, take, waiting
 
 

@@ -11,12 +11,12 @@ from celery_lowkiq.rules.errors import NotOwner, ShardDamaged, ShardRepairing
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import Call, Disposition, Lease, QueueSpec, ShardRef, shard_of
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store.actions import DEAD, Actions, queue_damages, repair_queue
+from celery_lowkiq.store.actions import DEAD, queue_damages, repair_queue
 from celery_lowkiq.store.keys import SHARD_KEYS, queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import ONE, SHARD, claim, end, push, take
 from tests.waiting import eventually
 

@@ -12,14 +12,13 @@ from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import Call, Disposition, Layout, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
 from celery_lowkiq.store import mover as strays
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import ID_KEYS, SHARD_KEYS, queue_key
 from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.resharding import reshard
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import contents, stats
 from tests.store.resharding import (
     NAME,

@@ -10,10 +10,9 @@ from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Call, Disposition, Merge, QueueSpec, Settlement, ShardRef, shard_of
 from celery_lowkiq.rules.retry import RetryPolicy, after_failure
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, push, take, waiting
 
 PAST = 1000.0

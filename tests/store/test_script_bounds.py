@@ -8,12 +8,12 @@ import pytest
 
 from celery_lowkiq.rules.models import Call, Failure
 from celery_lowkiq.store.actions import STEP_BYTES as ACTION_BYTES
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.claims import CLAIM_BYTES, MAX_GROUPS, record_call
 from celery_lowkiq.store.dump_load import STEP_BYTES as DUMP_BYTES
 from celery_lowkiq.store.dump_load import dump_entries
 from celery_lowkiq.store.keys import failure_ranks_key, shard_keys
 from celery_lowkiq.store.script import load
+from tests.bound import Actions
 from tests.store.helpers import ONE, SHARD, claim, end, ids_of, push, stats, take
 
 LARGE = 64 * 1024

@@ -8,10 +8,9 @@ import pytest
 
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, Settlement
 from celery_lowkiq.store import listings
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
-from tests.bound import Pausing, Queries
+from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import claim, take
 
 QUEUE = QueueSpec("searched", shards=3, batch_size=1000)

@@ -10,12 +10,12 @@ import pytest
 from celery_lowkiq.rules.dumps import Header, entry_line, read_line
 from celery_lowkiq.rules.models import Call, Disposition, Merge, QueueSpec, ShardRef
 from celery_lowkiq.rules.signatures import KeyRing, split_record
-from celery_lowkiq.store.actions import Actions, Signed
+from celery_lowkiq.store.actions import Signed
 from celery_lowkiq.store.call_records import digest, jobs_with_calls
 from celery_lowkiq.store.dump_load import dump_entries, load_entries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.records import id_bytes
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.store.helpers import ONE, SHARD, claim, end, take
 from tests.store.resharding import resharded, someone
 

@@ -12,9 +12,8 @@ import pytest
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Call, Disposition, Merge, Settlement
 from celery_lowkiq.rules.policies import NOT_ISOLATED, Isolation
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.store.helpers import ONE, SHARD, claim, contents, dead, end, ids_of, push, take
 
 OWNERS = (f"owner-{number}" for number in itertools.count())

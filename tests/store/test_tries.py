@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_lowkiq.rules.models import Disposition, PayloadRemoval, Settlement
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
 from celery_lowkiq.store.records import MAX_TRY_BYTES, try_text
 from celery_lowkiq.store.repairs import Repairs
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 from tests.store.helpers import ONE, SHARD, claim, push, take
 
 

@@ -7,9 +7,9 @@ import pytest
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.rules.views import IdCalls
-from celery_lowkiq.store.actions import Actions
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.repairs import Repairs
+from tests.bound import Actions
 from tests.store.helpers import ONE, SHARD, claim, end, push, stats, take
 from tests.store.shard import Shard
 

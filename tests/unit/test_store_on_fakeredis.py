@@ -7,10 +7,10 @@ import pytest
 
 from celery_lowkiq.rules.errors import NotOwner
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, Settlement
-from celery_lowkiq.store.actions import DEAD, Actions
+from celery_lowkiq.store.actions import DEAD
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.redis_store import RedisStore
-from tests.bound import Queries
+from tests.bound import Actions, Queries
 
 QUEUE = QueueSpec("orders", shards=1, batch_size=10)
 (SHARD,) = QUEUE.shard_refs()
