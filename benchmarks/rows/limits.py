@@ -37,7 +37,7 @@ def limits(bench: Bench) -> Iterator[Row]:
     scripts = bench.direct.info("commandstats")["cmdstat_evalsha"]
     yield Row("limit-redis", "a claim and a settle, one thread, no worker", "us/job", whole)
     yield Row("limit-scripts", "of this, the scripts in Redis", "us/job", scripts["usec"] / jobs)
-    ping = median([timed(bench.store.client.redis.ping) for _ in range(1000)])
+    ping = median([timed(bench.store.client.servers.redis.ping) for _ in range(1000)])
     yield Row("limit-ping", "a round trip with PING, redis-py", "us", ping)
     yield Row("limit-tracer", "a bare task.__trace__", "us/job", _tracer(bench.app))
 

@@ -24,6 +24,7 @@ from celery_lowkiq.store.client import Client, check_url
 from celery_lowkiq.store.connect import connect, connect_cluster
 from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.single_server import SingleServer
 from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 
@@ -187,7 +188,7 @@ class AppContext:
             return
         client = connect(found | CHECK_TIMEOUTS, pool_size=1, pool_timeout=1)
         check_arguments(client.connection_pool)
-        checked = Client(client)
+        checked = Client(SingleServer(client))
         checked.prefix = self.key_prefix()
         try:
             check_url(checked, queues)

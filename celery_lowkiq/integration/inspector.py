@@ -163,7 +163,7 @@ class Inspector:
             except StoreUnavailable as error:
                 self._client.check_reachable([error])
                 shard = ShardRef(name, queue.shard_of(job_id))
-                unreachable[shard] = self._client.master_name(shard)
+                unreachable[shard] = self._client.servers.master_of(shard)
             else:
                 if places.waiting or places.processing or places.dead:
                     found[name] = places
@@ -338,7 +338,8 @@ class Inspector:
             found = check_health(read_state(self._client.reader(), self._specs(), topology))
         except StoreError as error:
             found = (reachable(topology), *check_topology(topology), unreadable(str(error)))
-        found = (*found, *check_users(context_of(self.app).store.client.refusing_replicas()))
+        if (cluster := self._client.cluster) is not None:
+            found = (*found, *check_users(cluster.refusing_replicas()))
         texts = ((naming(one.text, self.app), naming(one.advice, self.app)) for one in found)
         return tuple(replace(one, text=t, advice=a) for one, (t, a) in zip(found, texts, strict=True))
 

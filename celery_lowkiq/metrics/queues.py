@@ -211,7 +211,7 @@ def queue_registry(app: Celery) -> CollectorRegistry:
     """Return a registry with the metrics of an app's queues and masters. Raises ConfigurationError."""
     registry = CollectorRegistry()
     registry.register(QueueCollector(app))
-    if context_of(app).store.client.kind() is not Kind.SERVER:
+    if context_of(app).store.client.servers.kind is not Kind.SERVER:
         registry.register(MasterCollector(app))
     return registry
 

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.models import Disposition, Failure, Job, Lease, Settlement, ShardRef
 from celery_lowkiq.rules.policies import turn
 from celery_lowkiq.store.call_records import end_calls, jobs_with_calls, update_commands
-from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.client import Client, raise_refused
 from celery_lowkiq.store.keys import announcement, failure_ranks_key, failures_key, shard_keys
 from celery_lowkiq.store.records import (
     id_bytes,
@@ -131,15 +131,8 @@ def claim_call(wish: ClaimRequest) -> ScriptCall:
     )
 
 
-def errors_differ(reply: Any) -> bool:
-    """True if a claim has found that keys of failed jobs differ."""
-    return not isinstance(reply, StoreError) and reply[3] >= ERRORS_DIFFER
-
-
-def claimed(wish: ClaimRequest, reply: Any) -> Claim | StoreError:
+def claimed(wish: ClaimRequest, reply: Any) -> Claim:
     """Read the reply of a claim: jobs in the order in which they run, by their own perform_in."""
-    if isinstance(reply, StoreError):
-        return reply
     sent_at, next_due, number, kind, *batch = reply
     now = parse_seconds(sent_at)
     kind %= ERRORS_DIFFER
@@ -191,8 +184,8 @@ class SettleCalls:
     done: frozenset[str]
     releases: bool
 
-    def reply(self, replies: Sequence[Any]) -> SettleReply | StoreError:
-        """Read the replies; the first error among them.
+    def reply(self, replies: list[Any]) -> SettleReply:
+        """Read the replies. Raises the first StoreError among them.
 
         Errors of side calls are logged, unless the settle is sent again. A release that fails leaves the
         shard to its owner.
@@ -209,10 +202,7 @@ class SettleCalls:
                     self.shard,
                     reply,
                 )
-        for reply in replies[self.side_calls :]:
-            if isinstance(reply, StoreError):
-                return reply
-        now, next_due, all_done, *ids = answer
+        *_, (now, next_due, all_done, *ids) = raise_refused(replies[self.side_calls :])
         accepted = frozenset(map(parse_id, ids)) | (self.done if all_done else frozenset())
         return SettleReply(accepted, parse_seconds(now), parse_time(next_due), released)
 

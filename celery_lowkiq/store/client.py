@@ -1,25 +1,32 @@
-"""Clients of one server: send commands and scripts, and raise errors of the package."""
+"""Client of the store's servers: runs scripts and commands where their keys are, and translates errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from functools import cache
-from types import MappingProxyType
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import ConfigurationError, LowkiqError, StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import (
+    AccessDenied,
+    ConfigurationError,
+    LowkiqError,
+    MasterDenies,
+    StoreError,
+    StoreUnavailable,
+)
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.topology import Kind, ServerInfo, server_info
-from celery_lowkiq.store.connect import address_of, apart, is_behind_sentinels, sentinel_master
+from celery_lowkiq.rules.topology import ServerInfo, server_info
+from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.errors import is_wrong_type, script_error, store_error
-from celery_lowkiq.store.exchange import Command, exchange
+from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import CLOCK_KEY, queue_key, reports_key, shard_keys, with_prefix
 from celery_lowkiq.store.records import reads_replies
 from celery_lowkiq.store.script import Script, ScriptCall, library
+from celery_lowkiq.store.single_server import SingleServer
 
 # Redis client: pipelines script calls and commands, and translates Redis errors to the package's own.
 
@@ -27,12 +34,6 @@ T = TypeVar("T")
 K = TypeVar("K")
 #: Replies, and apart from them errors, by the keys of what was asked.
 Outcomes: TypeAlias = tuple[dict[K, Any], dict[K, StoreError]]
-#: Identifies the server to which a SCRIPT LOAD goes.
-Server: TypeAlias = tuple[Any, ...]
-
-#: In place of the address of a slot's master.
-NO_MASTER = "a slot without a master"
-
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
 #: Maximum number of attempts to load a script that the server evicts before it runs.
@@ -50,99 +51,65 @@ class Asked(NamedTuple):
 
 
 class Client:
-    """Runs script calls and plain commands on one Redis."""
+    """Runs script calls and plain commands where their keys are: on one server, or on the masters of a
+    cluster.
 
-    #: Errors of rights that masters of a cluster have denied a :meth:`reader`, by address.
-    denied: Mapping[str, str] = MappingProxyType({})
+    On a cluster, a master may be unreachable while others respond: methods for several keys return its errors
+    apart from the replies. On one server, they raise.
+    """
+
     #: In front of all keys and channels in Redis. Elsewhere, they have none.
     prefix = ""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self.redis = client
+    def __init__(self, servers: SingleServer | ClusterClient) -> None:
+        self.servers = servers
+        #: None: there is one server only.
+        self.cluster: ClusterClient | None = servers if isinstance(servers, ClusterClient) else None
+        #: Errors of rights that masters of a cluster have denied, by address.
+        self.denied: dict[str, str] = {}
+        self._is_reader = False
         # True if the server supports script flags (Redis 7); cleared when it rejects the first script.
         self._flags = True
 
-    # -- what differs on a cluster
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.redis.connection_pool.disconnect()
-
-    def address(self) -> str:
-        """Return where Redis is, without user and password."""
-        return address_of(self.redis)
+    def reader(self) -> Client:
+        """Return a client for reads that show what they can: on a cluster, a master that denies a right
+        counts as unreachable, and is named in ``denied``.
+        """
+        found = copy(self)
+        found._is_reader, found.denied = True, {}
+        return found
 
     def masters(self) -> list[Asked]:
         """Return the servers that store shards. Raises StoreError."""
-        return [Asked(self.address(), None, self._ask)]
+        return [
+            Asked(address, slots, partial(self._ask, send)) for address, slots, send in self.servers.masters()
+        ]
 
-    def kind(self) -> Kind:
-        """Return how the masters are reached."""
-        return Kind.SENTINEL if is_behind_sentinels(self.redis) else Kind.SERVER
-
-    def behind_sentinels(self) -> str | None:
-        """Return host and port of the master that sentinels have named last; None without any."""
-        return sentinel_master(self.redis)
-
-    def refusing_replicas(self) -> list[str]:
-        """Return the addresses of a cluster's replicas that refuse user or password. Raises StoreError."""
-        return []
-
-    def master_of(self, shard: ShardRef) -> str | None:
-        """Return the address of the server that stores a shard; None for a slot without a master."""
-        return self.address()
-
-    def master_name(self, shard: ShardRef) -> str:
-        """Return the address of a shard's master, or that its slot has none."""
-        return self.master_of(shard) or NO_MASTER
-
-    def is_unreachable(self, shard: ShardRef) -> bool:
-        """True on a cluster if the master of a shard has not responded lately."""
-        return False
-
-    def apart(self) -> redis.Redis:
-        """Return a client with its own pool, for a subscription; close it. Raises RedisError when Redis is
-        loading because it accepts subscriptions then.
-        """
-        self.redis.ping()
-        return apart(self.redis)
-
-    def wait_less(self) -> None:
-        """On a cluster, leave a slot that moves sooner: the caller has other shards to serve."""
-
-    def reader(self) -> Client:
-        """Return a client for reads that show what they can: on a cluster, a master that denies a right
-        counts as unreachable.
-        """
-        return self
-
-    def is_lost(self, client: redis.Redis) -> bool:
-        """True if nothing may come to a client of :meth:`apart` any more, though it is connected."""
-        return False
-
-    def note_lost(self, client: redis.Redis) -> None:
-        """On a cluster, have the next client of :meth:`apart` use another master than this one."""
+    def _ask(
+        self, send: Callable[[Sequence[Command]], list[Any]], commands: Mapping[str, Command]
+    ) -> Outcomes[str]:
+        try:
+            replies = send(self._with_prefix(list(commands.values())))
+        except StoreError as error:
+            return {}, dict.fromkeys(commands, error)
+        lost = (exceptions.RedisError, OSError)
+        return parted(commands, [store_error(one) if isinstance(one, lost) else one for one in replies])
 
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return shards or queues in parts of at most ``size``, one for each call of a script with repeated
-        keys.
+        keys. On a cluster, each is a part because it has a slot of its own.
         """
-        return [values[start : start + size] for start in range(0, len(values), size)]
+        step = size if self.cluster is None else 1
+        return [values[start : start + step] for start in range(0, len(values), step)]
 
     def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
         """Return one shard of each replication stream, whose last write confirms those of the others."""
-        return list({self.master_of(shard): shard for shard in shards}.values())
-
-    def calls_in_turn(
-        self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
-    ) -> list[Any]:
-        """Run scripts as :meth:`calls` does, those of ``first`` before those of ``then``."""
-        return self.calls([*first, *then, *others])
+        return list({self.servers.master_of(shard): shard for shard in shards}.values())
 
     def check_reachable(self, replies: Iterable[Any]) -> None:
         """Raise the first StoreUnavailable among the replies, unless it is of one of several masters."""
         for reply in replies:
-            if isinstance(reply, StoreUnavailable):
+            if isinstance(reply, StoreUnavailable) and self.cluster is None:
                 raise reply
 
     def unless_unreachable(self, read: Callable[[], T]) -> T | None:
@@ -162,7 +129,7 @@ class Client:
         """
         if not calls:
             return []
-        replies = self._send(list(map(self._evalsha, calls)))
+        replies = self.servers.send(list(map(self._evalsha, calls)))
         for reply in replies:
             if isinstance(reply, exceptions.RedisError):
                 return self._repeat(calls, replies)
@@ -173,20 +140,47 @@ class Client:
             missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
             if not missing:
                 break
-            refused = self._load([(calls[i].script, replies[i]) for i in missing])
+            wanted = {i: (calls[i].script, getattr(replies[i], "node", None)) for i in missing}
+            loaded = self._load(list(wanted.values()))
             # A refusal is of one master of a cluster: the replies of the others stand.
-            for i in missing:
-                replies[i] = refused.get((calls[i].script, self._server_of(replies[i])), replies[i])
+            refused = {i: loaded.get(each) for i, each in wanted.items()}
+            for i, reply in refused.items():
+                replies[i] = reply if isinstance(reply, exceptions.RedisError) else replies[i]
             missing = [i for i in missing if self._must_load(replies[i])]
             if not missing:
                 continue
-            again = self._send([self._evalsha(calls[i]) for i in missing])
+            again = self.servers.send([self._evalsha(calls[i]) for i in missing])
             for i, reply in zip(missing, again, strict=True):
                 replies[i] = reply
         return [
             self._error(call.keys[0], reply) if isinstance(reply, exceptions.RedisError) else reply
             for call, reply in zip(calls, replies, strict=True)
         ]
+
+    def _load(self, missing: Sequence[tuple[Script, Any]]) -> dict[tuple[Script, Any], Any]:
+        """Load scripts, each with the node of a cluster that does not have it. Return the replies."""
+        loaded = self.servers.load(missing, self._flags)
+        if any(map(self._rejects_flags, loaded.values())):
+            loaded = self.servers.load(missing, flags=False)
+        return loaded
+
+    def calls_in_turn(
+        self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
+    ) -> list[Any]:
+        """Run scripts as :meth:`calls` does, those of ``first`` before those of ``then``.
+
+        On a cluster, this takes two round trips because masters execute what is sent together in any order.
+        When one of ``first`` may not have been executed, its StoreUnavailable answers those of ``then``.
+        ``others`` are sent with the first round trip; none has the slot of one of ``then``.
+        """
+        if self.cluster is None or not first:
+            return self.calls([*first, *then, *others])
+        replies = self.calls([*first, *others])
+        told, answers = replies[: len(first)], replies[len(first) :]
+        for reply in told:
+            if isinstance(reply, StoreUnavailable):
+                return [*told, *(reply for _ in then), *answers]
+        return [*told, *self.calls(then), *answers]
 
     def all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip. Raises the first StoreError among the replies."""
@@ -261,37 +255,22 @@ class Client:
             else None
             if readable and is_wrong_type(reply)
             else self._error(str((*command, "")[1]), reply)
-            for command, reply in zip(commands, self._send(self._with_prefix(commands)), strict=True)
+            for command, reply in zip(commands, self.servers.send(self._with_prefix(commands)), strict=True)
         ]
 
     def _error(self, key: str, error: exceptions.RedisError) -> StoreError:
-        """Return an error of Redis, for a script or command of this first key, as one of the package."""
-        return script_error(key, error)
+        """Return an error of Redis, for a script or command of this first key, as one of the package.
 
-    def _ask(self, commands: Mapping[str, Command]) -> Outcomes[str]:
-        try:
-            return parted(commands, answers(self._send(self._with_prefix(list(commands.values())))))
-        except StoreError as error:
-            return {}, dict.fromkeys(commands, error)
-
-    def _send(self, commands: Sequence[Command]) -> list[Any]:
-        try:
-            if (replies := exchange(self.redis, commands)) is not None:
-                return replies
-            if len(commands) == 1:
-                return [self._one(commands[0])]
-            with self.redis.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-                return list(pipe.execute(raise_on_error=False))
-        except (exceptions.RedisError, OSError) as error:
-            raise store_error(error) from error
-
-    def _one(self, command: tuple[Any, ...]) -> Any:
-        try:
-            return self.redis.execute_command(*command)  # type: ignore[no-untyped-call]
-        except exceptions.ResponseError as error:
-            return error
+        A worker's shards wait at a master that denies its user a right: the error is a StoreUnavailable.
+        So it is for a :meth:`reader`.
+        """
+        found, cluster = script_error(key, error), self.cluster
+        if cluster is None or not (
+            isinstance(found, AccessDenied) and (cluster.waits_less or self._is_reader)
+        ):
+            return found
+        self.denied[found.master or ""] = str(found)
+        return MasterDenies(str(found))
 
     def _with_prefix(self, commands: Sequence[Command]) -> Sequence[Command]:
         return [with_prefix(self.prefix, each) for each in commands] if self.prefix else commands
@@ -311,38 +290,6 @@ class Client:
             return False
         self._flags = False
         return True
-
-    def _load(
-        self, missing: Sequence[tuple[Script, Any]]
-    ) -> dict[tuple[Script, Server], exceptions.RedisError]:
-        """Load scripts in one round trip, given with the replies of servers that do not have them. Return
-        what was refused.
-        """
-        wanted = self._to_load([(script, self._server_of(reply)) for script, reply in missing])
-        replies = self._send(
-            [("SCRIPT LOAD", script.text(self._flags), *server) for script, server in wanted]
-        )
-        if any(map(self._rejects_flags, replies)):
-            replies = self._send([("SCRIPT LOAD", script.text(False), *server) for script, server in wanted])
-        return {
-            each: reply
-            for each, reply in zip(wanted, replies, strict=True)
-            if isinstance(reply, exceptions.RedisError)
-        }
-
-    def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
-        """Return what is loaded when servers do not have these scripts."""
-        return list(dict.fromkeys(missing))
-
-    def _server_of(self, reply: Any) -> Server:
-        """Return the key of the server to which a SCRIPT LOAD goes."""
-        return ()
-
-
-def answers(replies: Sequence[Any]) -> list[Any]:
-    """Return replies with redis-py's exceptions as StoreErrors."""
-    lost = (exceptions.RedisError, OSError)
-    return [store_error(reply) if isinstance(reply, lost) else reply for reply in replies]
 
 
 def parted(keys: Iterable[K], replies: Iterable[Any]) -> Outcomes[K]:
@@ -372,9 +319,9 @@ MOST_KEYS = 1000
 def read_server(client: Client) -> ServerInfo:
     """Return the server's information with its address, without user and password. Raises StoreError."""
     # On a cluster, a master answers INFO also while it refuses all keys.
-    of_key = [("ZREVRANGE", reports_key(), 0, 0)] if client.kind() is Kind.CLUSTER else []
+    of_key = [] if client.cluster is None else [("ZREVRANGE", reports_key(), 0, 0)]
     *_, info = client.commands([*of_key, ("INFO",)])
-    address, place = client.address(), client.behind_sentinels()
+    address, place = client.servers.address(), client.servers.behind_sentinels()
     return replace(server_info(info), address=f"{address} ({place})" if place else address)
 
 

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import (
-    AccessDenied,
-    MasterDenies,
-    NotClusterNode,
-    StoreError,
-    StoreUnavailable,
-)
+from celery_lowkiq.rules.errors import NotClusterNode, StoreError
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.store.client import Asked, Client, Outcomes, Server, answers, parted
 from celery_lowkiq.store.cluster_map import (
     LATER,
     LOGIN,
@@ -46,7 +38,8 @@ from celery_lowkiq.store.connect import PROTOCOL
 from celery_lowkiq.store.errors import store_error
 from celery_lowkiq.store.exchange import Command, KeepingPool, Kept, packed
 from celery_lowkiq.store.keys import KEYLESS, reports_key, shard_keys
-from celery_lowkiq.store.script import Script, ScriptCall, scripts_of_workers, sha_of
+from celery_lowkiq.store.script import Script, scripts_of_workers
+from celery_lowkiq.store.single_server import Master
 
 # Exchanges with several masters of a Redis Cluster at the same time.
 
@@ -75,27 +68,23 @@ def exchange_one(cluster: ClusterMap, address: Address, commands: Sequence[Comma
     What the node has not answered has the ConnectionError or TimeoutError as its reply; the node may have
     executed it.
     """
-    now = time.monotonic()
-    try:
-        sent = _send(cluster, address, commands, now)
-    except (exceptions.RedisError, OSError) as error:
-        return _unanswered(cluster, address, error, commands, now)
-    return _read(cluster, sent, commands)
+    sent = _send(cluster, address, commands)
+    return sent if isinstance(sent, list) else _read(cluster, sent, commands)
 
 
 def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]) -> dict[Address, list[Any]]:
     """Send each node its commands, then read all replies. See :func:`exchange_one`."""
     opened: list[_Sent] = []
     replies: dict[Address, list[Any]] = {}
-    now = time.monotonic()
     try:
         # In one order for all threads: none has a connection that another one waits for, while it waits for
         # one of that other's.
         for address in sorted(parts):
-            try:
-                opened.append(_send(cluster, address, parts[address], now))
-            except (exceptions.RedisError, OSError) as error:
-                replies[address] = _unanswered(cluster, address, error, parts[address], now)
+            begun = _send(cluster, address, parts[address])
+            if isinstance(begun, list):
+                replies[address] = begun
+            else:
+                opened.append(begun)
         is_late = False
         while opened:
             sent = opened.pop()
@@ -106,24 +95,6 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
     finally:
         for sent in opened:
             _give_up(sent)
-
-
-def load_scripts(cluster: ClusterMap, commands: Sequence[Command], logs_rights: bool) -> list[Any]:
-    """Send SCRIPT LOADs, whose last words are nodes; of each node, the first script is one that it lacks. The
-    reply of a node that is unreachable is None: the commands that need the scripts are answered one by one.
-    """
-    parts: dict[Address, list[Command]] = {}
-    for *words, node in commands:
-        parts.setdefault(node, []).append(tuple(words))
-    told = exchange_all(cluster, parts)
-    for node, (first, *_) in told.items():
-        if (refused := refusal(first)) and (logs_rights or refused.what != RIGHTS):
-            _, text = parts[node][0]
-            # Ends when another process has loaded this script. The node may have some of the others.
-            cluster.outages.refused(node, ("EVALSHA", sha_of(text)), refused)
-    replies = {node: iter(found) for node, found in told.items()}
-    found = [next(replies[command[-1]]) for command in commands]
-    return [None if isinstance(reply, LOST) else reply for reply in found]
 
 
 def find_near(cluster: ClusterMap, last: Address | None) -> Address:
@@ -169,20 +140,24 @@ def _unanswered(
     return [error] * len(commands)
 
 
-def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command], now: float) -> _Sent:
-    """Send commands over a connection of the pool. ``now``: monotonic time."""
-    cluster.check_responsive(address)
-    pool = cluster.pool(address)
+def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) -> _Sent | list[Any]:
+    """Send commands over a connection of the pool. If that fails, return the replies."""
+    sent, now = None, time.monotonic()
     if any(" " in command[0] for command in commands):
         # Redis-py splits such names, hiredis does not.
         commands = [(*name.split(), *values) for name, *values in commands]
-    kept = pool.take_kept()
-    sent = _Sent(address, pool, kept or pool.take_new(), now, is_new=kept is None)
     try:
+        cluster.check_responsive(address)
+        pool = cluster.pool(address)
+        kept = pool.take_kept()
+        sent = _Sent(address, pool, kept or pool.take_new(), now, is_new=kept is None)
         sent.kept.connection.send_packed_command(packed(sent.kept.connection, commands))
-    except BaseException:
-        _give_up(sent)
-        raise
+    except BaseException as error:
+        if sent is not None:
+            _give_up(sent)
+        if not isinstance(error, (exceptions.RedisError, OSError)):
+            raise
+        return _unanswered(cluster, address, error, commands, now)
     return sent
 
 
@@ -249,8 +224,6 @@ def _give_up(sent: _Sent) -> None:
 # Redis-py's own cluster pipeline asks the server for the keys of each script, and repeats commands that were
 # answered.
 
-T = TypeVar("T")
-
 #: Commands without a key about the writes of their own connection: another connection may answer them at
 #: once.
 OF_CONNECTION = frozenset({"WAIT", "WAITAOF"})
@@ -262,192 +235,153 @@ SHORT_PATIENCE = 0.1
 PAUSE = 0.02
 
 
-class ClusterClient(Client):
-    """Runs script calls and plain commands on a cluster.
+#: In place of the address of a slot's master.
+NO_MASTER = "a slot without a master"
 
-    All keys of a script have one slot. A command whose master is unreachable is answered with a
-    StoreUnavailable of its own; the others of its batch are answered as always.
+
+class ClusterClient:
+    """Sends each command to the master that has the slot of its key. All keys of a script have one slot.
+
+    A command whose master is unreachable is answered with an error of its own; the others of its batch are
+    answered as always. Methods raise StoreError when nothing is known about the cluster's masters.
     """
 
+    kind = Kind.CLUSTER
+
     def __init__(self, cluster: ClusterMap) -> None:
-        self.cluster = cluster
-        self._flags = True
-        self._keyless_slot = slot_of(reports_key())
-        self._waits_less = False
-        self._is_reader = False
-        self.denied: dict[str, str] = {}
-        self._loaded_together: frozenset[Script] = frozenset()
+        self.map = cluster
+        #: True in a worker, which has other shards to serve: it gives a slot that moves up after a tenth of a
+        #: second, and loads its scripts together.
+        self.waits_less: bool = False
         #: The master of the last subscription that was lost.
         self._lost: Address | None = None
 
     def close(self) -> None:
         """Close all connections."""
-        self.cluster.close()
+        self.map.close()
 
     def address(self) -> str:
         """Return where the cluster is, without user and password."""
-        return f"cluster {self.cluster.text}"
-
-    def masters(self) -> list[Asked]:
-        """Return the masters that have slots, sorted by address. Raises StoreError.
-
-        The map is read anew: without other traffic, nothing has told of a failover.
-        """
-        self.cluster.read_anew()
-        counts = Counter(address for address in self._map() if address)
-        return [
-            Asked(text_of(address), counts[address], partial(self._ask_master, address))
-            for address in sorted(counts)
-        ]
-
-    def kind(self) -> Kind:
-        """Return that there is a cluster."""
-        return Kind.CLUSTER
+        return f"cluster {self.map.text}"
 
     def behind_sentinels(self) -> str | None:
         """Return that there are no sentinels."""
         return None
 
-    def refusing_replicas(self) -> list[str]:
-        """Return the addresses of the replicas that refuse user or password. Raises StoreError."""
-        self._map()
-        return [text_of(address) for address in self.cluster.refusing_replicas()]
+    def masters(self) -> list[Master]:
+        """Return the masters that have slots, sorted by address.
 
-    def master_of(self, shard: ShardRef) -> str | None:
-        """Return the address of a shard's master; None when its slot has none. Raises StoreError."""
-        address = self._map()[slot_of(shard_keys(shard)["meta"])]
-        return address and text_of(address)
+        The map is read anew: without other traffic, nothing has told of a failover.
+        """
+        self.map.read_anew()
+        counts = Counter(address for address in self._slots() if address)
+        return [
+            (text_of(address), counts[address], partial(exchange_one, self.map, address))
+            for address in sorted(counts)
+        ]
+
+    def refusing_replicas(self) -> list[str]:
+        """Return the addresses of the replicas that refuse user or password."""
+        self._slots()
+        return [text_of(address) for address in self.map.refusing_replicas()]
+
+    def master_of(self, shard: ShardRef) -> str:
+        """Return the address of a shard's master, or that its slot has none."""
+        address = self._slots()[slot_of(shard_keys(shard)["meta"])]
+        return text_of(address) if address else NO_MASTER
 
     def is_unreachable(self, shard: ShardRef) -> bool:
-        """True if a shard's master has not answered lately, or its slot has none. Raises StoreError."""
-        address = self._map()[slot_of(shard_keys(shard)["meta"])]
-        return address is None or address in self.cluster.outages.unreachable
+        """True if a shard's master has not answered lately, or its slot has none."""
+        address = self._slots()[slot_of(shard_keys(shard)["meta"])]
+        return address is None or address in self.map.outages.unreachable
 
-    def _map(self) -> Sequence[Address | None]:
+    def _slots(self) -> Sequence[Address | None]:
         try:
-            return self.cluster.slots()
+            return self.map.slots()
         except (exceptions.RedisError, OSError) as error:
             raise _map_error(error) from error
-
-    def _ask_master(self, address: Address, commands: Mapping[str, Command]) -> Outcomes[str]:
-        sent = self._with_prefix(list(commands.values()))
-        return parted(commands, answers(exchange_one(self.cluster, address, sent)))
 
     def apart(self) -> redis.Redis:
         """Return a client of one master that answers soon: the cluster carries what is published to all.
 
         The master of the last one that was lost is asked last: it may be unresponsive, and not known to be.
+        Raises RedisError, OSError.
         """
-        return self.cluster.apart(find_near(self.cluster, last=self._lost))
-
-    def wait_less(self) -> None:
-        """Give a slot that moves up after a tenth of a second, and load the scripts of a worker together."""
-        self._waits_less = True
-        self._loaded_together = scripts_of_workers()
-
-    def reader(self) -> ClusterClient:
-        """Return a client that answers with a StoreUnavailable where a master denies a right."""
-        found = copy(self)
-        found._is_reader, found.denied = True, {}
-        return found
+        return self.map.apart(find_near(self.map, last=self._lost))
 
     def is_lost(self, client: redis.Redis) -> bool:
         """True if the client's node does not answer, or is no master any more."""
         address = _address_of(client)
-        return address in self.cluster.outages.unreachable or address not in self.cluster.slots()
+        return address in self.map.outages.unreachable or address not in self.map.slots()
 
     def note_lost(self, client: redis.Redis) -> None:
         """Ask another master first for the next subscription."""
         self._lost = _address_of(client)
 
-    def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
-        """Return each shard or queue by itself because it has a slot of its own."""
-        return [values[n : n + 1] for n in range(len(values))]
-
-    def check_reachable(self, replies: Iterable[Any]) -> None:
-        """No-op: one unreachable master does not fail the call."""
-
-    def _error(self, key: str, error: exceptions.RedisError) -> StoreError:
-        """A worker's shards wait at a master that denies its user a right: the error is a StoreUnavailable.
-        So it is for a :meth:`reader`.
+    def send(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in one round trip. Return their replies; that of a refused or lost one is its
+        error.
         """
-        found = super()._error(key, error)
-        if not (isinstance(found, AccessDenied) and (self._waits_less or self._is_reader)):
-            return found
-        self.denied[found.master or ""] = str(found)
-        return MasterDenies(str(found))
-
-    def calls_in_turn(
-        self, first: Sequence[ScriptCall], then: Sequence[ScriptCall], others: Sequence[ScriptCall]
-    ) -> list[Any]:
-        """Run scripts in two round trips because masters execute what is sent together in any order.
-
-        When one of ``first`` may not have been executed, its StoreUnavailable answers those of ``then``.
-        ``others`` are sent with the first round trip; none has the slot of one of ``then``.
-        """
-        if not first:
-            return self.calls([*then, *others])
-        replies = self.calls([*first, *others])
-        told, answers = replies[: len(first)], replies[len(first) :]
-        for reply in told:
-            if isinstance(reply, StoreUnavailable):
-                return [*told, *(reply for _ in then), *answers]
-        return [*told, *self.calls(then), *answers]
-
-    def _server_of(self, reply: Any) -> Server:
-        return (reply.node,)
-
-    def _to_load(self, missing: Sequence[tuple[Script, Server]]) -> list[tuple[Script, Server]]:
-        """Return what is loaded when masters do not have these scripts.
-
-        One that has just started has none: a worker waited for it twice for each of its scripts in turn.
-        """
-        lacking = {server for script, server in missing if script in self._loaded_together}
-        # One that denies it is not sent all of them each time.
-        new = [server for server in lacking if (*server, RIGHTS) not in self.cluster.outages.refusing]
-        together = [(script, server) for server in new for script in self._loaded_together]
-        return list(dict.fromkeys([*missing, *together]))
-
-    def _send(self, commands: Sequence[Command]) -> list[Any]:
-        try:
-            if commands[0][0] == "SCRIPT LOAD":
-                return load_scripts(self.cluster, commands, logs_rights=self._waits_less)
-            slots = list(self._slots(commands))
-            masters = self.cluster.slots()
-        except (exceptions.RedisError, OSError) as error:
-            raise _map_error(error) from error
-        replies = self._first_replies(commands, slots, masters)
+        slots, masters = list(slots_of(commands)), self._slots()
+        address, *others = {masters[slot] for slot in slots}
+        if address is not None and not others:
+            replies = exchange_one(self.map, address, commands)
+        else:
+            batch = _Batch(self.map, commands, slots)
+            batch.send(range(len(commands)))
+            replies = batch.replies
         for reply in replies:
             if isinstance(reply, (exceptions.RedisError, OSError)):
-                patience = SHORT_PATIENCE if self._waits_less else PATIENCE
-                batch = _Batch(self.cluster, commands, slots, replies)
-                return batch.followed(patience, logs_rights=self._waits_less)
+                return _Batch(self.map, commands, slots, replies).followed(self.waits_less)
         return replies
 
-    def _first_replies(
-        self, commands: Sequence[Command], slots: list[int], masters: Sequence[Address | None]
-    ) -> list[Any]:
-        addresses = {masters[slot] for slot in slots}
-        address = addresses.pop()
-        if address is not None and not addresses:
-            return exchange_one(self.cluster, address, commands)
-        batch = _Batch(self.cluster, commands, slots)
-        batch.send(range(len(commands)))
-        return batch.replies
+    def load(self, missing: Iterable[tuple[Script, Any]], flags: bool) -> dict[tuple[Script, Any], Any]:
+        """Load scripts at the masters that do not have them. Return the replies of masters that respond: the
+        commands that need the scripts are sent again, and answered one by one.
+        """
+        parts: dict[Address, dict[Script, None]] = {}
+        for script, node in missing:
+            parts.setdefault(node, {})[script] = None
+        if self.waits_less:
+            self._load_together(parts)
+        told = exchange_all(
+            self.map, {node: [("SCRIPT LOAD", one.text(flags)) for one in parts[node]] for node in parts}
+        )
+        loaded: dict[tuple[Script, Any], Any] = {}
+        for node, replies in told.items():
+            first, *_ = parts[node]
+            if (refused := refusal(replies[0])) and (self.waits_less or refused.what != RIGHTS):
+                # Ends when another process has loaded this script. The node may have some of the others.
+                self.map.outages.refused(node, ("EVALSHA", first.shas[flags]), refused)
+            found = zip(parts[node], replies, strict=True)
+            loaded |= {(script, node): reply for script, reply in found if not isinstance(reply, LOST)}
+        return loaded
 
-    def _slots(self, commands: Sequence[Command]) -> Iterator[int]:
-        """Return the slot of each command: without a key, that of the one before it, or of the next one."""
-        last = None
-        for command in commands:
-            name = command[0]
-            if name == "EVALSHA":
-                last = slot_of(command[3])
-            elif name not in KEYLESS:
-                last = slot_of(_key(command))
-            elif last is None:
-                keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
-                last = next(map(slot_of, keyed), self._keyless_slot)
-            yield last
+    def _load_together(self, parts: Mapping[Address, dict[Script, None]]) -> None:
+        """Add what else a worker runs as soon as it starts.
+
+        A master that has just started has none of it: a worker waited for it twice for each script in turn.
+        """
+        together = scripts_of_workers()
+        for node, scripts in parts.items():
+            # One that denies it is not sent all of them each time.
+            if together & scripts.keys() and (node, RIGHTS) not in self.map.outages.refusing:
+                scripts.update(dict.fromkeys(together))
+
+
+def slots_of(commands: Sequence[Command]) -> Iterator[int]:
+    """Return the slot of each command: without a key, that of the one before it, or of the next one."""
+    last = None
+    for command in commands:
+        name = command[0]
+        if name == "EVALSHA":
+            last = slot_of(command[3])
+        elif name not in KEYLESS:
+            last = slot_of(_key(command))
+        elif last is None:
+            keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
+            last = next(map(slot_of, keyed), slot_of(reports_key()))
+        yield last
 
 
 def _map_error(error: BaseException) -> StoreError:
@@ -484,36 +418,32 @@ class _Batch:
     def send(self, positions: Iterable[int]) -> None:
         """Send commands to their masters, and note the replies."""
         masters = self._cluster.slots()
-        parts: dict[Address, list[Command]] = {}
-        places: dict[Address, list[int | None]] = {}
+        parts: defaultdict[Address, dict[int, Command]] = defaultdict(dict)
         for n in positions:
             asked = self._asked.get(n) if self._asked else None
             address = asked or masters[self._slots[n]]
             if address is None:
                 self.replies[n] = exceptions.ClusterDownError(f"no master has slot {self._slots[n]}")
                 continue
-            if address not in parts:
-                parts[address], places[address] = [], []
             if asked:
-                parts[address].append(("ASKING",))
-                places[address].append(None)
-            parts[address].append(self._commands[n])
-            places[address].append(n)
-        for address, found in exchange_all(self._cluster, parts).items():
+                parts[address][-1 - n] = ("ASKING",)
+            parts[address][n] = self._commands[n]
+        sent = {address: list(part.values()) for address, part in parts.items()}
+        for address, found in exchange_all(self._cluster, sent).items():
             refused = None
-            for place, reply in zip(places[address], found, strict=True):
-                if place is not None:
+            for place, reply in zip(parts[address], found, strict=True):
+                if place >= 0:
                     self.replies[place] = refused or reply
                 # Without the right to ASKING, the node names the former one again.
                 refused = reply if isinstance(reply, exceptions.NoPermissionError) else None
 
-    def followed(self, patience: float, logs_rights: bool) -> list[Any]:
-        """Send refused commands again where they belong, for ``patience`` s at most; return all replies.
+    def followed(self, waits_less: bool) -> list[Any]:
+        """Send refused commands again where they belong, for PATIENCE s at most; return all replies.
 
-        What was answered is not repeated, and commands of a slot stay in their order. ``logs_rights``:
-        whether a missing right is logged as an outage of the master's shards.
+        What was answered is not repeated, and commands of a slot stay in their order. ``waits_less``: for
+        SHORT_PATIENCE s; then, a missing right is logged as an outage of the master's shards.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + (SHORT_PATIENCE if waits_less else PATIENCE)
         attempts, redirections = 1, 3
         left = self._refused(range(len(self._commands)))
         while left and time.monotonic() < deadline:
@@ -530,7 +460,7 @@ class _Batch:
             sent = self._in_order(left)
             self.send(sent)
             left = self._refused(left)
-        self._note_outages(logs_rights)
+        self._note_outages(waits_less)
         return [final(reply) for reply in self.replies]
 
     def _note_outages(self, logs_rights: bool) -> None:

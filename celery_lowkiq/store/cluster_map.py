@@ -378,14 +378,12 @@ class ClusterMap:
         """Return the pool of a node."""
         pool = self._pools.get(address)
         if pool is None:
+            made = KeepingPool(
+                connection_class=self.connection_class, **self._to(address), **self._pool_options
+            )
+            made.check = partial(self.check_responsive, address)
             with self._changed:
-                pool = self._pools.get(address)
-                if pool is None:
-                    pool = KeepingPool(
-                        connection_class=self.connection_class, **self._to(address), **self._pool_options
-                    )
-                    pool.check = partial(self.check_responsive, address)
-                    self._pools[address] = pool
+                pool = self._pools.setdefault(address, made)
         return pool
 
     def apart(self, address: Address) -> redis.Redis:

@@ -161,33 +161,3 @@ def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], _Master | Non
     elif options.pop("ssl", False):
         options.setdefault("connection_class", redis.SSLConnection)
     return options, None
-
-
-def is_behind_sentinels(client: redis.Redis) -> bool:
-    """True if sentinels name a client's Redis."""
-    return isinstance(client.connection_pool, SentinelConnectionPool)
-
-
-def address_of(client: redis.Redis) -> str:
-    """Return where a client's Redis is, without user and password."""
-    pool: Any = client.connection_pool
-    options = pool.connection_kwargs
-    location = options.get("path") or host_port(options.get("host", ""), options.get("port", ""))
-    if is_behind_sentinels(client):
-        location = pool.service_name
-    return f"{location} db {options.get('db') or 0}"
-
-
-def sentinel_master(client: redis.Redis) -> str | None:
-    """Return host and port of the master that sentinels have named last; None without them, and before."""
-    found = getattr(client.connection_pool, "master_address", None)
-    return found and host_port(*found)
-
-
-def apart(client: redis.Redis) -> redis.Redis:
-    """Return a client of the same Redis with its own pool, for a long-lived connection; close it."""
-    pool = client.connection_pool
-    own: redis.ConnectionPool = redis.ConnectionPool(
-        connection_class=pool.connection_class, **pool.connection_kwargs
-    )
-    return redis.Redis(connection_pool=own)

@@ -241,7 +241,7 @@ def shard_states(client: Client, queues: Iterable[QueueSpec]) -> list[ShardState
         if shard in found
         else ShardState(shard, Stats(), LeaseState(), damaged[shard])
         if shard in damaged
-        else ShardState(shard, Stats(missing=1), LeaseState(), unreachable=client.master_name(shard))
+        else ShardState(shard, Stats(missing=1), LeaseState(), unreachable=client.servers.master_of(shard))
         for shard in calls
     ]
 

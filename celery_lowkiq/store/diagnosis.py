@@ -78,7 +78,9 @@ def shards(client: Client, queue: QueueSpec) -> tuple[ShardReport, ...]:
     return tuple(
         _shard_report(reports, state, rate, *told[state.shard])
         if state.unreachable is None and state.shard in told
-        else ShardReport(state.shard.index, Stats(missing=1), unreachable=client.master_name(state.shard))
+        else ShardReport(
+            state.shard.index, Stats(missing=1), unreachable=client.servers.master_of(state.shard)
+        )
         for state, rate in zip(states, per_minute, strict=True)
     )
 

@@ -44,8 +44,8 @@ class Server(NamedTuple):
 
 
 UNKNOWN = Server(None, False)
-#: By address; None for a slot without a master.
-Servers = Mapping[str | None, Server]
+#: By address.
+Servers = Mapping[str, Server]
 
 
 class Level(str, enum.Enum):
@@ -126,7 +126,7 @@ class Durability:
         found = read_servers(client, streams)
         for shard in streams:
             if _at(found, client, shard).replication_id != _at(servers, client, shard).replication_id:
-                name = client.master_name(shard)
+                name = client.servers.master_of(shard)
                 raise StoreUnavailable(
                     f"Redis {name} took over a shard while jobs moved; the next turn goes on"
                 )
@@ -142,8 +142,8 @@ class Durability:
                 f"{_names(client, unreachable)} did not confirm: {next(iter(unreachable.values()))}"
             )
         within = f" within {CONFIRM_SECONDS:.0f} s" if left else ""
-        masters = {client.master_of(shard) for shard in (*left, *unreachable)}
-        part = part_of([shard for shard in shards if client.master_of(shard) in masters], len(shards))
+        masters = {client.servers.master_of(shard) for shard in (*left, *unreachable)}
+        part = part_of([shard for shard in shards if client.servers.master_of(shard) in masters], len(shards))
         return (
             f"it was stored, but not confirmed as {self.level.value}{within}{part}: {'; '.join(reasons)}; "
             "to call again may run it twice"
@@ -157,7 +157,7 @@ class Durability:
             servers = read_servers(client, shards)
         except StoreError:
             servers = {}
-        known = [one for one in shards if client.master_of(one) in servers]
+        known = [one for one in shards if client.servers.master_of(one) in servers]
         alone = [one for one in known if not _at(servers, client, one).has_replica]
         reasons = []
         if alone:
@@ -181,20 +181,21 @@ class Durability:
             commands[shard, "wait"] = wait
         # A server that has taken the place of the one with the push counts its own replicas, which may have
         # all that it has itself. Read after the wait: its place may be taken meanwhile.
-        gone = {client.master_of(shard) for shard in unreachable}
-        pushed = [shard for shard in push.shards if client.master_of(shard) not in gone] if push else []
+        gone = {client.servers.master_of(shard) for shard in unreachable}
         if push:
             commands |= {
-                (shard, "sent"): ("HGET", shard_keys(shard)["senders"], push.sender) for shard in pushed
+                (shard, "sent"): ("HGET", shard_keys(shard)["senders"], push.sender)
+                for shard in push.shards
+                if client.servers.master_of(shard) not in gone
             }
         found, errors = self._each(client, commands)
         if push:
             sent = {shard: reply for (shard, what), reply in found.items() if what == "sent"}
             _check_sent(sent, push, self.level)
-        asked = {client.master_of(shard) for shard in shards}
+        asked = {client.servers.master_of(shard) for shard in shards}
         for (shard, what), error in errors.items():
             # The master of a stream may be unreachable by now.
-            if what != "sent" or client.master_of(shard) in asked:
+            if what != "sent" or client.servers.master_of(shard) in asked:
                 unreachable[shard] = error
         there = [shard for shard in shards if shard not in unreachable]
         return [shard for shard in there if not self._is_enough(found[shard, "wait"])]
@@ -239,11 +240,11 @@ def _check_sent(sent: Mapping[ShardRef, Any], push: Pushed, level: Level) -> Non
 
 
 def _names(client: Client, shards: Iterable[ShardRef]) -> str:
-    return "Redis " + ", ".join(sorted({client.master_name(shard) for shard in shards}))
+    return "Redis " + ", ".join(sorted({client.servers.master_of(shard) for shard in shards}))
 
 
 def _at(servers: Servers, client: Client, shard: ShardRef) -> Server:
-    return servers.get(client.master_of(shard)) or UNKNOWN
+    return servers.get(client.servers.master_of(shard)) or UNKNOWN
 
 
 def read_servers(client: Client, shards: Iterable[ShardRef]) -> Servers:
@@ -258,7 +259,7 @@ def read_servers(client: Client, shards: Iterable[ShardRef]) -> Servers:
             return {}
         raise
     return {
-        client.master_of(shard): Server(
+        client.servers.master_of(shard): Server(
             about.get("master_replid"),
             bool(about.get("connected_slaves") or about.get("connected_replicas")),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import threading
 import time
 from collections import deque
@@ -227,22 +226,15 @@ class KeepingPool(redis.BlockingConnectionPool):
     def close_idle(self) -> None:
         """Close the connections that no thread uses."""
         self._release_idle()
-        idle = []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                idle.append(self.pool.get_nowait())
-        for connection in idle:
-            if connection is not None:
+        with self.pool.mutex:
+            for connection in filter(None, self.pool.queue):
                 connection.disconnect()
-            self.pool.put_nowait(connection)
 
     def _release_idle(self) -> None:
-        while self._idle:
-            try:
-                kept = self._idle.pop()
-            except IndexError:
-                break
-            self.release(kept.connection)
+        # Other threads take kept connections meanwhile.
+        with contextlib.suppress(IndexError):
+            while self._idle:
+                self.release(self._idle.pop().connection)
 
 
 # The exchange of scripts and replies over a kept connection, without redis-py's layer for commands.

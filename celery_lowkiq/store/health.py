@@ -23,6 +23,7 @@ from celery_lowkiq.rules.topology import Master, Server, Topology
 from celery_lowkiq.rules.views import DAY, current
 from celery_lowkiq.store import counts, diagnosis, node_reports
 from celery_lowkiq.store.client import Asked, Client
+from celery_lowkiq.store.cluster_client import NO_MASTER
 from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.listings import ShardReads
 from celery_lowkiq.store.node_reports import read_nodes
@@ -49,9 +50,9 @@ def refused_commands(
     down: dict[str, str] = {}
     for shard, reply in found.items():
         if commands := _refused(reply):
-            refused[client.master_of(shard) or ""] = commands
+            refused[client.servers.master_of(shard)] = commands
     for shard, error in errors.items():
-        master = client.master_of(shard) or ""
+        master = client.servers.master_of(shard)
         if isinstance(error, ConfigurationError):
             # The URL is wrong: no right would help.
             raise error
@@ -97,10 +98,10 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
     """
     asked = client.masters()
     stored = as_known(client.reader(), queues)
-    shards: dict[str | None, Counter[str]] = defaultdict(Counter)
+    shards: dict[str, Counter[str]] = defaultdict(Counter)
     for queue in stored:
         for shard in queue.shard_refs():
-            shards[client.master_of(shard)][queue.name] += 1
+            shards[client.servers.master_of(shard)][queue.name] += 1
     masters = [_master(each, shards[each.address]) for each in asked]
     if all(master.unreachable is not None for master in masters):
         raise StoreUnavailable(
@@ -108,7 +109,7 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
         )
     all_shards = [shard for queue in stored for shard in queue.shard_refs()]
     refused, refusing = refused_commands(client, all_shards)
-    place = client.behind_sentinels()
+    place = client.servers.behind_sentinels()
     found = tuple(
         replace(
             one,
@@ -118,7 +119,7 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
         )
         for one in masters
     )
-    return Topology(client.kind(), found, lease_seconds, dict(shards[None]))
+    return Topology(client.servers.kind, found, lease_seconds, dict(shards[NO_MASTER]))
 
 
 def _master(asked: Asked, shards: Mapping[str, int]) -> Master:

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from redis import exceptions
@@ -14,8 +15,8 @@ from redis.retry import Retry
 
 from celery_lowkiq.rules.errors import StoreUnavailable, SubscriptionLost
 from celery_lowkiq.rules.models import ShardRef
-from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.errors import store_error
 from celery_lowkiq.store.keys import channel, queue_of_channel
 from celery_lowkiq.store.records import reads_replies
@@ -38,15 +39,15 @@ CLOSED = "the subscription is closed"
 
 
 @reads_replies
-class Listener:
+class Listener(AbstractContextManager["Listener"]):
     """Receives messages published after it was created. Use it in a ``with`` block, or close it."""
 
     def __init__(self, client: Client, *channels: str) -> None:
         """Subscribe. Raises StoreUnavailable, AccessDenied."""
-        self._source = client
+        self._cluster = client.cluster
         try:
             # Its own connection: the waiting thread also sends commands, and would block on a pool of one.
-            self._client = client.apart()
+            self._client = client.servers.apart()
         except (exceptions.RedisError, OSError) as error:
             raise store_error(error) from error
         self._pubsub = self._client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
@@ -61,7 +62,8 @@ class Listener:
             # Wait for the confirmation: missing permissions raise here, and later messages are not missed.
             self._pubsub.get_message(timeout=SUBSCRIBE_TIMEOUT)
         except (exceptions.RedisError, OSError) as error:
-            self._source.note_lost(self._client)
+            if self._cluster is not None:
+                self._cluster.note_lost(self._client)
             self.close()
             raise store_error(error) from error
 
@@ -74,12 +76,12 @@ class Listener:
         if self._closed:
             raise StoreUnavailable(CLOSED)
         try:
-            if self._source.kind() is Kind.CLUSTER:
-                return self._next_of_cluster(timeout)
+            if self._cluster is not None:
+                return self._next_of_cluster(self._cluster, timeout)
             return self._next(timeout)
         except (exceptions.RedisError, OSError) as error:
             found = store_error(error)
-            if isinstance(found, StoreUnavailable) and self._source.kind() is Kind.CLUSTER:
+            if isinstance(found, StoreUnavailable) and self._cluster is not None:
                 found = self._lost(str(found))
             raise found from error
         except Exception as error:
@@ -96,7 +98,7 @@ class Listener:
         message: dict[str, Any] | None = self._pubsub.get_message(timeout=timeout)
         return message
 
-    def _next_of_cluster(self, timeout: float) -> dict[str, Any] | None:
+    def _next_of_cluster(self, cluster: ClusterClient, timeout: float) -> dict[str, Any] | None:
         """Wait, but leave an unresponsive master: each master carries the same messages."""
         began = time.monotonic()
         deadline = began + timeout
@@ -107,7 +109,7 @@ class Listener:
             message = self._next(max(0.0, min(CHECK_SECONDS, deadline - time.monotonic())))
             now = self._left_at = time.monotonic()
             if message is None:
-                self._check_master(now)
+                self._check_master(cluster, now)
             elif message["type"] == "pong":
                 self._note_answer(now)
             else:
@@ -118,11 +120,11 @@ class Listener:
             if now >= deadline:
                 return None
 
-    def _check_master(self, now: float) -> None:
+    def _check_master(self, cluster: ClusterClient, now: float) -> None:
         if self._closed:
             # PING would connect again.
             raise StoreUnavailable(CLOSED)
-        if self._source.is_lost(self._client):
+        if cluster.is_lost(self._client):
             raise self._lost("Redis is not available: the master of the subscription is unreachable")
         if self._asked_at is None:
             if now - self._heard_at >= CHECK_SECONDS:
@@ -140,8 +142,8 @@ class Listener:
             raise self._lost("the master of the subscription answers late")
 
     def _lost(self, text: str) -> SubscriptionLost:
-        if not self._closed:
-            self._source.note_lost(self._client)
+        if self._cluster is not None and not self._closed:
+            self._cluster.note_lost(self._client)
         return SubscriptionLost(text)
 
     def close(self) -> None:
@@ -151,9 +153,6 @@ class Listener:
         with self._closing:
             self._pubsub.close()
             self._client.connection_pool.disconnect()
-
-    def __enter__(self) -> Listener:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -56,7 +56,7 @@ class ShardReads:
         if not (self._away or self._before):
             return {}
         found = (one for one in self.shards if one in self._away or one.index in self._before)
-        return {shard: self.client.master_name(shard) for shard in found}
+        return {shard: self.client.servers.master_of(shard) for shard in found}
 
     @property
     def unreachable(self) -> dict[str, str]:
@@ -107,8 +107,9 @@ class ShardReads:
         there = {n: asked[n] for n, shard in enumerate(shards) if shard not in self._away}
         found, errors = ask(there)
         if errors:
-            # A dead master is noted by now: its other shards need no attempt of their own.
-            self._away.update(one for one in self.shards if self.client.is_unreachable(one))
+            if (cluster := self.client.cluster) is not None:
+                # A dead master is noted by now: its other shards need no attempt of their own.
+                self._away.update(one for one in self.shards if cluster.is_unreachable(one))
             self._away.update(shard for n in errors if (shard := shards[n]) is not None)
             if len(self._away) == len(self.shards):
                 raise next(iter(errors.values()))

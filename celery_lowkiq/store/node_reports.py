@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import ranges
-from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import (
     DAY,
     HOUR,
@@ -132,7 +131,7 @@ def _clock_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
 
     They may differ from that of the master with the reports; elsewhere, that is the same one.
     """
-    if client.kind() is not Kind.CLUSTER:
+    if client.cluster is None:
         return []
     return [load("read_clock").call({"history": history_key(queue.name)}) for queue in news.counted]
 

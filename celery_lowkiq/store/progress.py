@@ -66,7 +66,7 @@ class ShardTally(Tally):
         """Leave a shard out whose master is unreachable. Raises the StoreFull of one that is full."""
         if isinstance(error, StoreFull):
             raise error
-        self.left_out[shard] = self._client.master_name(shard)
+        self.left_out[shard] = self._client.servers.master_of(shard)
 
     def add_part(self, act: Callable[[], int]) -> None:
         """Do a part of the change, whose progress is its own, and add what it returns."""

@@ -16,8 +16,8 @@ from celery_lowkiq.rules.errors import LowkiqError, QueueResharded, StoreError, 
 from celery_lowkiq.rules.models import Call, Layout, QueueSpec, ShardRef, StoredRecord, shard_of
 from celery_lowkiq.rules.policies import MOST_URGENT
 from celery_lowkiq.store.call_records import digest, orphaned_records
-from celery_lowkiq.store.claims import errors_differ
-from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.claims import ERRORS_DIFFER
+from celery_lowkiq.store.client import Client, raise_refused
 from celery_lowkiq.store.durability import Durability, Level, Pushed, part_of
 from celery_lowkiq.store.errors import InconsistentKeys, ShardCountDiffers, WrongType
 from celery_lowkiq.store.keys import channel, shard_keys
@@ -56,7 +56,22 @@ class Admission:
     def outcomes(self, calls: Mapping[K, ShardCall]) -> tuple[dict[K, Any], dict[K, LowkiqError]]:
         """Run scripts that check the number of shards. Return their replies, and the errors of others."""
         found, refused = self._client.outcomes({key: each.call for key, each in calls.items()})
-        errors: dict[K, LowkiqError] = {**refused}
+        return self._admitted(calls, found, {**refused}) if refused else (found, {})
+
+    def claim_reply(self, claim: ShardCall, reply: Any) -> Any:
+        """Return the reply of a claim, or of another attempt after a repair. Raises LowkiqError."""
+        if isinstance(reply, StoreError):
+            found, errors = self._admitted({0: claim}, {}, {0: reply})
+            raise_refused(list(errors.values()))
+            return found[0]
+        if reply[3] >= ERRORS_DIFFER:
+            self._repairs.repair_minor(claim.queue, claim.shard)
+        return reply
+
+    def _admitted(
+        self, calls: Mapping[K, ShardCall], found: dict[K, Any], errors: dict[K, LowkiqError]
+    ) -> tuple[dict[K, Any], dict[K, LowkiqError]]:
+        """Send refused calls again as long as that is of use."""
         for _ in range(ADMISSIONS):
             cleared = self._clear(calls, errors) if errors else {}
             if not cleared:
@@ -68,20 +83,6 @@ class Admission:
             errors |= refused
             errors = {key: error for key, error in errors.items() if key not in taken}
         return found, errors
-
-    def claim_reply(self, claim: ShardCall, reply: Any) -> Any:
-        """Return the reply of a claim, or of another attempt after a repair."""
-        if errors_differ(reply):
-            refused = _refusal(self._repairs.repair_minor, claim.queue, claim.shard)
-            return reply if refused is None else _as_store_error(refused)
-        for _ in range(ADMISSIONS):
-            cleared = self._clear({0: claim}, {0: reply}) if isinstance(reply, StoreError) else {}
-            if not cleared:
-                break
-            if (refused := cleared[0]) is not None:
-                return _as_store_error(refused)
-            (reply,) = self._client.calls([claim.call])
-        return reply
 
     def _clear(
         self, calls: Mapping[K, ShardCall], errors: Mapping[K, LowkiqError]
@@ -118,10 +119,6 @@ def _refusal(
     except LowkiqError as error:
         return error
     return None
-
-
-def _as_store_error(error: LowkiqError) -> StoreError:
-    return error if isinstance(error, StoreError) else StoreError(str(error))
 
 
 # Converts calls to scripts that push them.
@@ -324,7 +321,7 @@ class Pusher:
         # Stored layouts of queues that differed from those of calls.
         self._layouts: dict[str, Layout] = {}
         # Addresses of servers that support the durability.
-        self._checked: set[str | None] = set()
+        self._checked: set[str] = set()
 
     def push(
         self,
@@ -369,7 +366,7 @@ class Pusher:
         rest = iter(turns(queue, calls))
         confirms = self._durability.level is not Level.FAST
         for turn in rest:
-            new = {self._client.master_of(shard) for shard in turn} - self._checked if confirms else ()
+            new = set(map(self._client.servers.master_of, turn)) - self._checked if confirms else ()
             # Raises ConfigurationError: nothing was stored.
             if new and self._durability.check(self._client, turn, sender.id):
                 self._checked.update(new)

@@ -335,10 +335,12 @@ def reads_replies(target: T) -> T:
     return target
 
 
-def read_or_error(read: Callable[[], T]) -> T | UnexpectedReply:
-    """Return what ``read`` returns, or an UnexpectedReply."""
+def read_or_error(read: Callable[[], T]) -> T | StoreError:
+    """Return what ``read`` returns, or its error as a StoreError."""
     try:
         return read()
+    except LowkiqError as error:
+        return error if isinstance(error, StoreError) else StoreError(str(error))
     except UNREADABLE as error:
         if _is_ours(error):
             raise

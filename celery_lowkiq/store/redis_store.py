@@ -49,6 +49,7 @@ from celery_lowkiq.store.records import (
 )
 from celery_lowkiq.store.repairs import BackgroundRepairs, Repairs
 from celery_lowkiq.store.script import ScriptCall, load
+from celery_lowkiq.store.single_server import SingleServer
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60
@@ -74,13 +75,13 @@ class RedisStore:
         self,
         client: redis.Redis | ClusterMap,
         durability: Durability = FAST,
-        sending: Callable[[Any], Client] | None = None,
+        sending: Callable[[SingleServer | ClusterClient], Client] = Client,
         lease_seconds: float = LEASE_SECONDS,
         prefix: str = "",
     ) -> None:
         """``prefix``: in front of all keys and channels; stores with different ones share nothing."""
-        made: Any = sending or (ClusterClient if isinstance(client, ClusterMap) else Client)
-        self.client: Client = made(client)
+        servers = ClusterClient(client) if isinstance(client, ClusterMap) else SingleServer(client)
+        self.client: Client = sending(servers)
         self.client.prefix = prefix
         self._durability = durability
         self._lease_seconds = lease_seconds
@@ -89,7 +90,7 @@ class RedisStore:
         self.pusher: Pusher = Pusher(self.client, self._admission, durability)
 
     def close(self) -> None:
-        self.client.close()
+        self.client.servers.close()
 
     def push(self, queue: QueueSpec, calls: Sequence[Call], *args: Any, **options: Any) -> None:
         """See ``Pusher.push``, which calls use directly."""
@@ -208,10 +209,10 @@ class RedisStore:
         answer = read_or_error(lambda: settling.reply(of_settle)) if settling is not None else None
         if claim is None:
             return answer, None
-        claim_sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
-        reply = read_or_error(lambda: self._admission.claim_reply(claim_sent, replies[-1]))
-        self.client.check_reachable([reply])
-        return answer, read_or_error(lambda: claimed(claim, reply))
+        sent = ShardCall(claim.queue, claim.lease.shard, claiming[0])
+        found = read_or_error(lambda: claimed(claim, self._admission.claim_reply(sent, replies[-1])))
+        self.client.check_reachable([found])
+        return answer, found
 
     def claim(
         self,

@@ -14,7 +14,6 @@ from celery_lowkiq.rules.errors import QueueMigrating, StoreUnavailable
 from celery_lowkiq.rules.models import MAX_SHARDS, LeaseState, QueueSpec, ShardRef
 from celery_lowkiq.rules.views import SPANS
 from celery_lowkiq.store import registry
-from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.errors import ShardCountDiffers, store_error
 from celery_lowkiq.store.keys import (
     failure_ranks_key,
@@ -113,10 +112,10 @@ class Queue:
     def keys(self) -> set[str]:
         """Every key of the queue. The name in the pattern is of our own making."""
         client: Any = self._store.client
-        if isinstance(client, ClusterClient):
-            nodes = [client.cluster.apart(address) for address in client.cluster.masters()]
+        if client.cluster is not None:
+            nodes = [client.cluster.map.apart(address) for address in client.cluster.map.masters()]
         else:
-            nodes = [client.apart()]
+            nodes = [client.servers.apart()]
         found: set[str] = set()
         try:
             for node in nodes:

@@ -107,12 +107,12 @@ def test_the_number_of_shards_is_checked(queue, run):
 
 
 def test_a_dry_run_shows_the_cost_and_changes_nothing(stored, queue, run):
-    before = stored.client.redis.dbsize()
+    before = stored.client.servers.redis.dbsize()
     shown = run("reshard", "sync_order", "12", "--dry-run").stdout
     assert "queue sync_order has 6 shards\nabout 10 of 20 jobs, " in shown
     assert "less than a second, at 5000 jobs a second; nothing was changed\n" in shown
     assert queue.reshard_cost(6).leaving == 0
-    assert (queue.stored_spec().shards, stored.client.redis.dbsize()) == (6, before)
+    assert (queue.stored_spec().shards, stored.client.servers.redis.dbsize()) == (6, before)
     assert run("reshard", "sync_order", "4", "--pause").exit_code == 2
     assert run("reshard", "sync_order").exit_code == 2
     assert run("reshard", "sync_order", "--pause", "--resume").exit_code == 2
@@ -156,7 +156,7 @@ def test_a_migration_that_may_be_a_way_back_is_not_aborted(stored, spec, queue, 
     migrations.begin(4)
     while migrations.read().phase is not Phase.MOVE:
         stored.mover(queue.spec).turn()
-    stored.client.redis.delete(queue_key(queue.name))
+    stored.client.servers.redis.delete(queue_key(queue.name))
     registry.registered(stored.client, spec)
     refused = run("reshard", "sync_order", "--abort")
     assert (refused.exit_code, refused.stdout) == (1, "")

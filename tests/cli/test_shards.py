@@ -38,7 +38,7 @@ def late(queue):
     store.claim(replace(spec, batch_size=1), lease, 1)
     queue.pause(shard=1)
     run = Running(BUSY, (jobs[0].id,), 1, 4.0)
-    store.client.redis.hset(shard_keys(BUSY)["lease"], "since", time.time() - 3600)
+    store.client.servers.redis.hset(shard_keys(BUSY)["lease"], "since", time.time() - 3600)
     idle = LaneReport("lane-1", (), 0, load=0.0)
     lanes = [
         LaneReport("lane-0", (BUSY,), 1, run, 0.97),
@@ -47,7 +47,7 @@ def late(queue):
     report = NodeReport("worker@here", OWNER, 1, 60.0, False, False, ("sync_order",), tuple(lanes))
     counters = Counters(time.time() - 70, (0,) * 4)
     store.beat([], OWNER, 4, 1, NodeUpdate(report, 60.0, samples=(("sync_order", counters),)))
-    store.client.redis.hset(shard_keys(BUSY)["meta"], "processed", 50)
+    store.client.servers.redis.hset(shard_keys(BUSY)["meta"], "processed", 50)
     yield store
     store.close()
 
@@ -76,7 +76,7 @@ def test_programs_get_json(late, run):
 def test_jobs_that_a_migration_has_to_sort_are_named(late, queue, run):
     migrations = Migrations(late.client, "sync_order")
     assert migrations.begin(8)
-    late.client.redis.rename(shard_keys(BUSY)["due"], shard_keys(BUSY)["moving"])
+    late.client.servers.redis.rename(shard_keys(BUSY)["due"], shard_keys(BUSY)["moving"])
     assert run("stats", "sync_order", "--shards").stdout.count("moving 3\n") == 1
 
 

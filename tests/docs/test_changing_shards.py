@@ -83,7 +83,7 @@ def test_all_jobs_are_seen_while_they_move(app, moving):
 
 def test_an_id_is_found_while_jobs_move(app, moving):
     """In the shard that has it."""
-    queue, client = moving.ordered_queue, context_of(app).store.client.redis
+    queue, client = moving.ordered_queue, context_of(app).store.client.servers.redis
     for number in range(70):
         shard = queue.stored_spec().shards_of(str(number))[-1]
         client.hset(shard_keys(shard)["tries"], str(number), f"1.5\t{number}\tnode\tboom")

@@ -67,7 +67,7 @@ def blocks() -> list[str]:
 
 
 def keys(store: RedisStore) -> set[str]:
-    return {key.decode() for key in store.client.redis.keys("*")}
+    return {key.decode() for key in store.client.servers.redis.keys("*")}
 
 
 def test_they_delete_all_keys_of_the_queue_and_no_other(shell, store):

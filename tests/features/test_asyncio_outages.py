@@ -111,7 +111,7 @@ def test_a_push_whose_reply_was_lost_is_recognized(proxy):
     async def main():
         await task.adelay("1", "a")
         client = context_of(task._get_app()).store.client
-        send, lost, sent = client._send, [True], []
+        send, lost, sent = client.servers.send, [True], []
 
         def loses_one(commands):
             replies = send(commands)
@@ -121,10 +121,10 @@ def test_a_push_whose_reply_was_lost_is_recognized(proxy):
                 raise StoreUnavailable("the reply was lost")
             return replies
 
-        client._send = loses_one
+        client.servers.send = loses_one
         await task.adelay("1", "b")
-        client._send = send
-        assert client.redis.ping()
+        client.servers.send = send
+        assert client.servers.redis.ping()
         return sent
 
     (first, (one,)), (second, (repeated,)) = asyncio.run(main())

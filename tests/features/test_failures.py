@@ -62,7 +62,7 @@ def test_failures_are_grouped_with_counts_and_an_example(lowkiq, shop):
 def test_jobs_share_the_frames_of_their_group(lowkiq, lowkiq_app, shop):
     fill(lowkiq, shop, a="sku 1", b="sku 2")
     queue = shop.ordered_queue
-    client = queue._context.store.client.redis
+    client = queue._context.store.client.servers.redis
     for job_id in "ab":
         stored = client.hget(shard_keys(queue.stored_spec().shard_of(job_id))["dead_errors"], job_id)
         assert b"raise ValueError" not in stored

@@ -55,7 +55,7 @@ def records(app):
     """What is stored of the calls of ``pay``, as a worker reads it from their claim."""
     task, client = app.tasks["pay"], context_of(app).store.client
     keys = [shard_keys(shard)["calls"] for shard in task.queue_spec.shard_refs()]
-    members = [member for key in keys for member in client.redis.zrange(key, 0, -1)]
+    members = [member for key in keys for member in client.servers.redis.zrange(key, 0, -1)]
     # Id, digest and number of the call stand before its record.
     start = len(b"1\0") + 10 + 12
     return [StoredRecord(member[:start], 0, member[start:]) for member in members]

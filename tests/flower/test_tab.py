@@ -75,7 +75,7 @@ def test_a_queue_that_moves_to_other_shards_is_marked(site, app):
 def damage(app):
     """A shard of the queue ``batches`` that has a key of another type."""
     (shard, *_) = app.tasks["batches"].queue_spec.shard_refs()
-    client, key = context_of(app).store.client.redis, shard_keys(shard)["dead"]
+    client, key = context_of(app).store.client.servers.redis, shard_keys(shard)["dead"]
     client.set(key, "planted")
     yield shard
     client.delete(key)

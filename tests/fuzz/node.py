@@ -73,7 +73,7 @@ class Node:
         self.queues = {name: task.queue_spec for name, task in ordered_tasks(self.app).items()}
         runner = celery_runner(self.app, path or server.socket_path)
         self.engine = Engine(server, path, runner, list(self.queues.values()), **options)
-        self.redis = self.engine.pushes.client.redis
+        self.redis = self.engine.pushes.client.servers.redis
         self._pids = (os.getpid(), server.pid)
         self._numbers = itertools.count()
 

@@ -25,7 +25,7 @@ class Worker(Node):
         self.app = make_app(server.url)
         self.inspector = Inspector(self.app, raw=True)
         self.queues = {name: task.queue_spec for name, task in ordered_tasks(self.app).items()}
-        self.redis = open_store(server.socket_path).client.redis
+        self.redis = open_store(server.socket_path).client.servers.redis
         self._numbers, self._ran = itertools.count(), folder / "ran"
         env = {"FUZZ_URL": server.url, "FUZZ_RAN": self._ran}
         self.process = worker(self.app, folder / "log", module="tests.fuzz.worker_app", **env)

@@ -225,17 +225,17 @@ class Simulation(operators.Operators, failovers.Failovers, RunChecks, FinalCheck
             actor.replies.append(self.send(actor.commands[position], actor.commands[position - 1]))
             if len(actor.replies) < len(actor.commands):
                 return
-        self.client.sender = actor.code
+        self.client.server.sender = actor.code
         try:
             actor.commands, actor.replies = actor.code.send(actor.replies), []
         except StopIteration:
             self.actors.remove(actor)
         finally:
-            self.client.sender = None
+            self.client.server.sender = None
 
     def pause_actor(self) -> None:
         """Of an actor: let others go on before its next command."""
-        self.client.sender.wait(())
+        self.client.server.sender.wait(())
 
     def one(self, call: ScriptCall) -> Any:
         """Run one script; a refusal that is none of the expected ones is a violation."""

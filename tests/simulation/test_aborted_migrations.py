@@ -29,7 +29,7 @@ def a_migration(store, *jobs, queue=ONE):
 
 
 def to(store, mover, phase):
-    words.until(store.client.redis, mover, phase)
+    words.until(store.client.servers.redis, mover, phase)
 
 
 def aborted(store, mover, phase="move"):
@@ -69,7 +69,7 @@ def a_call_came_before_a_job_that_has_failed(store):
     job_id, mover = a_migration(store)
     to(store, mover, "move")
     words.pushed(store, THERE, job_id, b"1", perform_in=1.0)
-    while not store.client.redis.zcard(words.key("due", 1)):
+    while not store.client.servers.redis.zcard(words.key("due", 1)):
         mover.turn()
     words.fails(store, THERE, words.owned(store, THERE, 1))
     aborted(store, mover)
@@ -166,12 +166,12 @@ def a_part_has_left(store):
         store.push(ONE, [Call(job_id, data, 1.0 + n, perform_in=1.0) for n, data in enumerate(sent)])
         mover = words.begun(store, ONE, 2)
         to(store, mover, "move")
-        while not store.client.redis.hlen(words.key("jobs", 1)):
+        while not store.client.servers.redis.hlen(words.key("jobs", 1)):
             mover.turn()
-        assert store.client.redis.hlen(words.key("jobs", 0)) == 1
+        assert store.client.servers.redis.hlen(words.key("jobs", 0)) == 1
         words.pushed(store, THERE, job_id, b"5", perform_in=1.0)
         aborted(store, mover)
-        while words.phase(store.client.redis) == "move":
+        while words.phase(store.client.servers.redis) == "move":
             assert texts(store, 1, BACK) == []
             assert texts(store, 0, BACK) in ([], [*sent, b"5"])
             mover.turn()
@@ -186,7 +186,7 @@ def parts_come_back_to_a_job_that_a_run_has_left(store):
         words.pushed(store, THERE, job_id, *sent, perform_in=1.0)
         aborted(store, mover)
         words.ended(store, BACK, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
-        while not store.client.redis.zcard(words.key("spill_order")):
+        while not store.client.servers.redis.zcard(words.key("spill_order")):
             mover.turn()
         assert texts(store, 0, BACK) == []
         to(store, mover, "idle")

@@ -33,7 +33,7 @@ class Moving:
     """An id with a job in shard 0, which it leaves for shard 2 when the queue moves from 2 to 4 shards."""
 
     def __init__(self, store, monkeypatch):
-        self.store, self.redis = store, store.client.redis
+        self.store, self.redis = store, store.client.servers.redis
         self.id = words.someone(4, home=2)
         #: Shards whose replicas lag: they confirm nothing.
         self.lagging = set()
@@ -65,7 +65,7 @@ class Moving:
         """Redis does not answer, or on a cluster, the masters of some shards."""
         client, keys = self.store.client, [words.key("meta", index) for index in shards]
 
-        def answer(commands, send=client._send):
+        def answer(commands, send=client.servers.send):
             if not shards:
                 raise StoreUnavailable("away")
             lost = [any(key in command for key in keys) for command in commands]
@@ -74,7 +74,8 @@ class Moving:
                 for gone, command in zip(lost, commands, strict=True)
             ]
 
-        with mock.patch.multiple(client, _send=answer, check_reachable=lambda replies: None):
+        goes_on = mock.patch.object(client, "check_reachable")
+        with goes_on, mock.patch.object(client.servers, "send", answer):
             yield
 
     def turns(self):

@@ -271,7 +271,7 @@ def _run(store, name, index, rest=(), /, **args):
 def _ids(store, shards):
     """All ids that wait, by shard."""
     return {
-        index: {each.decode() for each in store.client.redis.hkeys(words.key("jobs", index))}
+        index: {each.decode() for each in store.client.servers.redis.hkeys(words.key("jobs", index))}
         for index in range(shards)
     }
 
@@ -281,9 +281,9 @@ def a_late_relay(store):
     ids = [words.someone(4, home=1) for _ in range(3)]
     store.push(TWO, [Call(job_id, b"x") for job_id in ids])
     four = words.resharded(store, TWO, 4)
-    words.until(store.client.redis, words.begun(store, four, 6), "move")
+    words.until(store.client.servers.redis, words.begun(store, four, 6), "move")
     _run(store, "relay", 1, ids, gen=1, channel="c", index=1)
-    assert store.client.redis.zcard(words.key("due", 1)) == 0
+    assert store.client.servers.redis.zcard(words.key("due", 1)) == 0
 
 
 def a_late_fence(store):
@@ -302,7 +302,7 @@ def a_late_import(store):
     store.push(TWO, [Call(runs, b"x", perform_in=1.0)])
     words.claimed(store, TWO, words.owned(store, TWO, 1))
     mover, queue = words.begun(store, TWO, 4), words.in_migration(TWO, 4)
-    words.until(store.client.redis, mover, "move")
+    words.until(store.client.servers.redis, mover, "move")
     limits = {"limit": 1000, "max_bytes": 10**6, "counts": 0, "number": 0, "silent": ""}
     number, data, *_ = _run(store, "export", 0, [job_id.encode()], gen=1, shard=2, **limits)
     for _ in range(5):
@@ -319,7 +319,7 @@ def _fails_when_all_else_has_moved(store, mover, lease, claim, job_id):
     for _ in range(40):
         mover.turn()
     words.ended(store, TWO, lease, claim, Disposition.RETRY, retry_count=0, delay=0.0, error=b"boom")
-    words.until(store.client.redis, mover, "idle")
+    words.until(store.client.servers.redis, mover, "idle")
     assert _ids(store, 4)[2] == {job_id}
 
 
@@ -336,7 +336,7 @@ def a_run_that_began_in_a_pause(store):
     job_id = words.someone(4, home=2)
     store.push(TWO, [Call(job_id, b"x", perform_in=1.0)])
     mover, migrations = words.begun(store, TWO, 4), Migrations(store.client, words.NAME)
-    words.until(store.client.redis, mover, "move")
+    words.until(store.client.servers.redis, mover, "move")
     migrations.pause(True)
     mover.turn()
     lease = words.owned(store, words.in_migration(TWO, 4), 0)
@@ -351,7 +351,7 @@ def a_late_stay(store):
     job_id = words.someone(4, home=2)
     store.push(TWO, [Call(job_id, b"x", perform_in=1.0)])
     mover = words.begun(store, TWO, 4)
-    words.until(store.client.redis, mover, "move")
+    words.until(store.client.servers.redis, mover, "move")
     _run(store, "stay", 0, [job_id], gen=1, channel="c", index=0)
     lease = words.owned(store, words.in_migration(TWO, 4), 0)
     claim = words.claimed(store, TWO, lease)

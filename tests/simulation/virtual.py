@@ -14,6 +14,7 @@ import redis
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.script import Script, ScriptCall
+from celery_lowkiq.store.single_server import SingleServer
 
 CLOCK = """
 local virtual_us = tonumber(table.remove(ARGV))
@@ -99,8 +100,8 @@ class InTurns:
         self._waits.release()
 
 
-class VirtualClient(Client):
-    """Its scripts get their time with their arguments."""
+class VirtualServer(SingleServer):
+    """Stands for several masters, and sends in turns."""
 
     def __init__(self, client: redis.Redis, of: Any) -> None:
         super().__init__(client)
@@ -108,27 +109,36 @@ class VirtualClient(Client):
         #: Who sends now; None: not in turns.
         self.sender: InTurns | None = None
 
-    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
-        return self.of.streams(shards)
-
-    def master_of(self, shard: ShardRef) -> str | None:
+    def master_of(self, shard: ShardRef) -> str:
         return f"master {self.of.homes[shard.index]}"
 
-    def _send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def send(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Each command is sent when it is the turn of its sender."""
         if self.sender is None:
             return [self.of.send(command) for command in commands]
         replies: list[Any] = self.sender.wait(commands)
         return replies
 
+
+class VirtualClient(Client):
+    """Its scripts get their time with their arguments."""
+
+    def __init__(self, client: redis.Redis, of: Any) -> None:
+        self.of = of
+        self.server = VirtualServer(client, of)
+        super().__init__(self.server)
+
+    def streams(self, shards: Iterable[ShardRef]) -> list[ShardRef]:
+        return self.of.streams(shards)
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Nothing comes in between the commands of this block."""
-        sender, self.sender = self.sender, None
+        sender, self.server.sender = self.server.sender, None
         try:
             yield
         finally:
-            self.sender = sender
+            self.server.sender = sender
 
     def calls(self, calls: Sequence[ScriptCall]) -> list[Any]:
         return super().calls([call._replace(script=clocked(call.script)) for call in calls])

@@ -44,7 +44,7 @@ def _on_cluster(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Cl
     cluster.flush()
     monkeypatch = request.getfixturevalue("monkeypatch")
     # Tests send their own commands to it.
-    monkeypatch.setattr(ClusterClient, "redis", property(lambda client: client.cluster), raising=False)
+    monkeypatch.setattr(ClusterClient, "redis", property(lambda servers: servers.map), raising=False)
     client = ClusterAsServer(cluster)
     yield client
     client.close()

@@ -47,7 +47,7 @@ def until(client, mover, wanted):
 
 def resharded(store, queue, shards):
     """Move the whole queue."""
-    until(store.client.redis, begun(store, queue, shards), "idle")
+    until(store.client.servers.redis, begun(store, queue, shards), "idle")
     return replace(queue, shards=shards)
 
 

@@ -185,7 +185,7 @@ def next_due(store):
 
 def follow_calls(store, queue):
     """As the pause that the queue remembers now would send them."""
-    pause, since = store.client.redis.hmget(queue_key(queue.name), "pause", "paused")
+    pause, since = store.client.servers.redis.hmget(queue_key(queue.name), "pause", "paused")
     announced = {"channel": channel(queue.name)}
     return [
         load("apply_queue_pause").call(

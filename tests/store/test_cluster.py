@@ -80,7 +80,7 @@ def test_the_shards_of_a_queue_lie_on_all_masters(cluster, store):
     assert sorted(run_all(store, leases), key=int) == [str(n) for n in range(600)]
     assert Queries(store.client).stats(QUEUE).processed == 600
     assert all(store.release(lease) for lease in leases)
-    assert read_server(store.client).address == f"cluster {store.client.cluster.text}"
+    assert read_server(store.client).address == f"cluster {store.client.cluster.map.text}"
 
 
 def test_what_is_pushed_on_any_master_is_heard(store):
@@ -103,7 +103,7 @@ def test_scripts_that_one_master_has_lost_are_loaded_there(cluster, store):
 def test_the_masters_without_a_replica_are_named(cluster, store, monkeypatch):
     monkeypatch.setattr(durability, "WAIT_MS", 50)
     monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.2)
-    careful = RedisStore(store.client.cluster, Durability(Level.REPLICATED))
+    careful = RedisStore(store.client.cluster.map, Durability(Level.REPLICATED))
     with pytest.raises(StoreUnavailable) as raised:
         careful.push(QUEUE, jobs(100))
     places = ", ".join(sorted(f"{host}:{port}" for host, port in cluster.addresses))
@@ -119,7 +119,7 @@ def test_the_master_without_a_replica_is_named_with_its_shards(monkeypatch):
     monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.5)
     with running_cluster(replicas=2) as cluster:
         store = opened(cluster)
-        careful = RedisStore(store.client.cluster, Durability(Level.REPLICATED))
+        careful = RedisStore(store.client.cluster.map, Durability(Level.REPLICATED))
         alone = [shard for shard in SHARDS if cluster.owner(slot(shard)) == 2]
         replicated = [job for job in jobs(300) if QUEUE.shard_of(job.id) not in alone]
         eventually(lambda: is_confirmed(careful, replicated))

@@ -233,7 +233,7 @@ def test_a_look_shows_who_has_a_shard(queries, store):
 def test_a_damaged_shard_hides_no_other_queue(queries, store):
     """O6: a key of another type is told as damage of its shard; counts beside it are read."""
     push(store, "1", ("a", 1))
-    store.client.redis.set(shard_keys(ShardRef("three", 1))["due"], "x")
+    store.client.servers.redis.set(shard_keys(ShardRef("three", 1))["due"], "x")
     *of_three, one = queries.shard_states([THREE, ONE])
     assert isinstance(sum_of_states(of_three), ShardDamaged)
     assert one.stats.length == 1
@@ -250,7 +250,7 @@ def test_a_damaged_shard_hides_no_other_queue(queries, store):
 
 def test_a_damaged_key_of_a_queue_hides_no_other_queue(store):
     push(store, "1", ("a", 1))
-    store.client.redis.set(queue_key("three"), "x")
+    store.client.servers.redis.set(queue_key("three"), "x")
     declared = replace(ONE, shards=2)
     assert registry.as_known(store.client, [THREE, declared]) == [THREE, ONE]
     with pytest.raises(StoreError, match="WRONGTYPE"):

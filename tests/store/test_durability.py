@@ -55,7 +55,7 @@ def test_without_a_replica_the_caller_hears_that_it_is_not_confirmed(store, clie
     careful = RedisStore(client, Durability(Level.REPLICATED, 1))
     with pytest.raises(StoreUnavailable, match="it was stored, but not confirmed as replicated") as raised:
         careful.push(ONE, [Call("1", b"x", 1.0)])
-    master = careful.client.master_of(ONE.shard_of("1"))
+    master = careful.client.servers.master_of(ONE.shard_of("1"))
     assert f"Redis {master} has no replica, start one" in str(raised.value)
     assert waiting(store, "1") == [("x", 1)]
 
@@ -77,11 +77,11 @@ def test_a_server_that_never_had_the_push_does_not_confirm_it(count, monkeypatch
     with EmbeddedServer() as former, replicated() as (master, _):
         store = store_on(master, Level.REPLICATED)
         store.push(ONE, [Call("before", b"x", 1.0, 9e9)])
-        next_master = store.client.redis
-        store.client.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
+        next_master = store.client.servers.redis
+        store.client.servers.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
 
         def stored(taken):
-            store.client.redis = next_master
+            store.client.servers.redis = next_master
 
         with pytest.raises(StoreUnavailable, match=r"lost in a failover or restart .* call again"):
             store.push(ONE, jobs, stored=stored)
@@ -92,7 +92,7 @@ def test_a_server_that_never_had_the_push_does_not_confirm_it(count, monkeypatch
 def test_a_number_of_the_push_that_is_no_number_confirms_nothing():
     with replicated() as (master, _):
         store = store_on(master, Level.REPLICATED)
-        client, senders = store.client.redis, shard_keys(SHARD)["senders"]
+        client, senders = store.client.servers.redis, shard_keys(SHARD)["senders"]
 
         def stored(taken):
             client.hset(senders, mapping=dict.fromkeys(client.hkeys(senders), b"x 1"))
@@ -106,11 +106,11 @@ def test_a_server_that_took_the_place_of_another_one_does_not_confirm_a_move(lev
     """Its replicas have what it has, which may not be what the other one took."""
     with EmbeddedServer() as former, replicated() as (master, _):
         store = store_on(master, level)
-        next_master = store.client.redis
-        store.client.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
+        next_master = store.client.servers.redis
+        store.client.servers.redis = connect({"path": former.socket_path}, pool_size=2, pool_timeout=5)
         confirm = store._durability.confirm_move
         servers = read_servers(store.client, [SHARD])
-        store.client.redis = next_master
+        store.client.servers.redis = next_master
         with pytest.raises(StoreUnavailable, match="took over a shard while jobs moved"):
             confirm(store.client, [SHARD], servers)
         servers = read_servers(store.client, [SHARD])
@@ -145,7 +145,7 @@ def test_fsynced_is_refused_where_the_server_has_no_file():
 def test_fsynced_is_refused_where_the_server_does_not_know_it(redis_62_server):
     """It had stored the call, which did not say so: one that was made again ran twice."""
     store = store_on(redis_62_server, Level.FSYNCED)
-    store.client.redis.flushall()
+    store.client.servers.redis.flushall()
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="needs WAITAOF"):
             store.push(ONE, [Call("1", b"x", 1.0)])
@@ -156,10 +156,10 @@ def test_a_server_is_asked_once_whether_it_has_a_file_and_a_later_refusal_says_w
     with EmbeddedServer(executable=valkey(), appendonly=True, config={"appendfsync": "always"}) as server:
         store = store_on(server, Level.FSYNCED)
         store.push(ONE, [Call("1", b"x", 1.0)])
-        store.client.redis.config_resetstat()
+        store.client.servers.redis.config_resetstat()
         store.push(ONE, [Call("2", b"x", 1.0)])
-        assert store.client.redis.info("commandstats")["cmdstat_waitaof"]["calls"] == 1
-        store.client.redis.config_set("appendonly", "no")
+        assert store.client.servers.redis.info("commandstats")["cmdstat_waitaof"]["calls"] == 1
+        store.client.servers.redis.config_set("appendonly", "no")
         with pytest.raises(ConfigurationError, match=r"needs WAITAOF .* is stored: to call again may run it"):
             store.push(ONE, [Call("3", b"x", 1.0)])
         assert waiting(store, "3") == [("x", 1)]

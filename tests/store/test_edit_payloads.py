@@ -70,7 +70,7 @@ def test_without_its_last_payload_the_job_is_gone(store, actions, many):
     left = [
         key
         for key in ("due", "jobs", "spill", "spill_order", "failed", "errors")
-        if store.client.redis.exists(shard_keys(SHARD)[key])
+        if store.client.servers.redis.exists(shard_keys(SHARD)[key])
     ]
     assert left == []
 
@@ -115,7 +115,7 @@ def test_the_calls_of_the_payload_end_and_no_others(store):
     store.push(ONE, jobs)
     assert actions.edit(ONE, "1", b"a", b"c")
     assert ended == [([b"call of a"], False)]
-    assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 1
+    assert store.client.servers.redis.zcard(shard_keys(SHARD)["calls"]) == 1
 
 
 @pytest.mark.parametrize("size", SIZES.values())

@@ -64,7 +64,7 @@ def connected(admin):
 
 
 def kept(store):
-    return list(store.client.redis.connection_pool._idle)
+    return list(store.client.servers.redis.connection_pool._idle)
 
 
 def test_one_connection_after_the_other_is_the_same(make, admin):
@@ -80,7 +80,7 @@ def test_a_command_gets_the_connection_that_was_kept(make, admin):
     """All of a pool of one."""
     store = make(size=1)
     push(store, "1", ("a", 1))
-    assert store.client.redis.ping()
+    assert store.client.servers.redis.ping()
     assert kept(store) == []
     assert waiting(store, "1") == [("a", 1)]
     assert len(connected(admin)) == 1
@@ -88,7 +88,7 @@ def test_a_command_gets_the_connection_that_was_kept(make, admin):
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_replies_of_commands_are_those_of_redis_py(make, admin, protocol):
-    client = make(protocol=protocol).client.redis
+    client = make(protocol=protocol).client.servers.redis
     admin.zadd("z", {"a": 1, "b": 2.5})
     admin.hset("h", mapping={"x": "1"})
     reads = [
@@ -117,7 +117,7 @@ def test_commands_get_connections_while_threads_push_without_a_pause(make):
     with ThreadPoolExecutor(4) as threads:
         counts = [threads.submit(pushes, number) for number in range(4)]
         try:
-            assert all(store.client.redis.ping() for _ in range(500))
+            assert all(store.client.servers.redis.ping() for _ in range(500))
         finally:
             done.set()
         assert min(count.result(60) for count in counts) > 50
@@ -133,7 +133,7 @@ def test_a_forked_process_leaves_its_parents_connection_alone(make, admin):
     if child == 0:
         try:
             # Senders of a store are not for two processes.
-            push(RedisStore(store.client.redis), "2", ("b", 1))
+            push(RedisStore(store.client.servers.redis), "2", ("b", 1))
             os.write(tell, b"1")
             os.read(go_on, 1)
         finally:
@@ -212,7 +212,7 @@ def test_a_reply_that_was_not_read_is_no_other_scripts(make, monkeypatch):
 
 def test_the_pool_looks_at_a_connection_again_after_a_while(make, monkeypatch):
     store = make()
-    pool = store.client.redis.connection_pool
+    pool = store.client.servers.redis.connection_pool
     push(store, "1", ("a", 1))
     pool.release(pool.take_kept().connection)
     monkeypatch.setattr(keeping_pool, "KEPT_SECONDS", 0.0)
@@ -280,7 +280,7 @@ def test_without_hiredis(make, monkeypatch):
 
 
 def test_a_thread_that_waits_gets_the_place_before_one_that_gives_it_back(make):
-    pool = make(size=1).client.redis.connection_pool
+    pool = make(size=1).client.servers.redis.connection_pool
     taken, served = pool.take_new(), []
 
     def serve(name):
@@ -299,7 +299,7 @@ def test_a_thread_that_waits_gets_the_place_before_one_that_gives_it_back(make):
 
 def test_a_wait_ends_after_the_timeout_for_all_who_wait(make):
     """In one line: the timeout of the second is not that of the first and its own."""
-    pool = make(size=1).client.redis.connection_pool
+    pool = make(size=1).client.servers.redis.connection_pool
     taken = pool.take_new()
     with ThreadPoolExecutor(4) as threads, Stopwatch() as watch:
         waits = [threads.submit(pool.take_new) for _ in range(4)]
@@ -318,12 +318,12 @@ def test_thousands_of_short_threads_use_the_same_connections(make, admin):
                 threads.map(lambda _: store.client.commands([("HGET", "none", "x")]) == [None], range(4))
             )
     assert len(connected(admin)) <= 2
-    assert store.client.redis.connection_pool.pool.qsize() + len(kept(store)) == 2
+    assert store.client.servers.redis.connection_pool.pool.qsize() + len(kept(store)) == 2
 
 
 def test_a_pool_without_a_timeout_waits_until_a_connection_is_free(make):
     store = make(size=1)
-    pool = store.client.redis.connection_pool
+    pool = store.client.servers.redis.connection_pool
     pool.timeout = None
     taken = pool.take_new()
     with ThreadPoolExecutor(1) as threads:
@@ -337,7 +337,7 @@ def test_a_pool_without_a_timeout_waits_until_a_connection_is_free(make):
 def test_a_signal_in_the_wait_for_a_connection_costs_no_place(make):
     """As that of Celery's soft time limit, whose handler raises."""
     store = make(size=1)
-    pool = store.client.redis.connection_pool
+    pool = store.client.servers.redis.connection_pool
     taken = pool.take_new()
 
     def stop(*_):

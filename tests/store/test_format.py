@@ -76,9 +76,9 @@ def test_a_queue_in_another_format_is_refused_whole(store, client, written, is_l
 
 def test_the_payload_of_a_new_job_has_no_length(store):
     push(store, "1", ("a", 1.0))
-    assert store.client.redis.hget(KEYS["jobs"], "1") == b"1  a"
+    assert store.client.servers.redis.hget(KEYS["jobs"], "1") == b"1  a"
     push(store, "1", ("b", 2.0))
-    assert store.client.redis.hget(KEYS["jobs"], "1") == b"1 1 a2 1 b"
+    assert store.client.servers.redis.hget(KEYS["jobs"], "1") == b"1 1 a2 1 b"
     assert contents(claim(store, take(store))) == {"1": [("a", 1.0), ("b", 2.0)]}
 
 

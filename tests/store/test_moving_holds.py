@@ -24,10 +24,10 @@ def _half_moved(store, monkeypatch):
     words.ended(store, queue, lease, words.claimed(store, queue, lease), Disposition.BURY, error=b"boom")
     store.push(queue, [Call(job_id, b"newer %d" % n, 9.0 + n) for n in range(3)])
     mover = words.begun(store, queue, 2)
-    words.until(store.client.redis, mover, "move")
-    while not store.client.redis.hlen(words.key("dead_jobs", 1)):
+    words.until(store.client.servers.redis, mover, "move")
+    while not store.client.servers.redis.hlen(words.key("dead_jobs", 1)):
         mover.turn()
-    assert store.client.redis.hexists(words.key("jobs", 0), job_id)
+    assert store.client.servers.redis.hexists(words.key("jobs", 0), job_id)
     return queue, job_id, mover
 
 
@@ -44,7 +44,7 @@ def test_an_id_of_which_a_part_has_left_stays_held(store, actions, monkeypatch, 
     queue, job_id, mover = _half_moved(store, monkeypatch)
     with pytest.raises(ShardCountDiffers):
         verb(actions, queue, job_id)
-    words.until(store.client.redis, mover, "idle")
+    words.until(store.client.servers.redis, mover, "idle")
     two = replace(queue, shards=2)
     assert [one.id for one in Queries(store.client).held_ids(two).items] == [job_id]
     assert words.claimed(store, two, words.owned(store, two, 1)).jobs == ()
@@ -65,9 +65,9 @@ def test_a_large_dead_job_is_moved_before_the_waiting_one(store, monkeypatch):
     store.push(words.ONE, [Call(job_id, b"newer", 99.0)])
     words.fails(store, words.ONE, lease)
     mover = words.begun(store, words.ONE, 2)
-    while words.phase(store.client.redis) != "idle":
+    while words.phase(store.client.servers.redis) != "idle":
         mover.turn()
-        route = store.client.redis.hget(words.key("meta"), "shards")
+        route = store.client.servers.redis.hget(words.key("meta"), "shards")
         if route == b"1>2":
             words.claimed(store, words.ONE, lease)
     found = Queries(store.client).job(replace(words.ONE, shards=2), job_id)

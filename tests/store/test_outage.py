@@ -336,7 +336,7 @@ def test_one_refused_load_does_not_switch_flags_off(store, client, monkeypatch):
     lease = take(store)
     fresh = RedisStore(client)
     client.script_flush()
-    send, refused = fresh.client._send, []
+    send, refused = fresh.client.servers.send, []
 
     def busy_once(commands):
         if commands[0][0] == "SCRIPT LOAD" and not refused:
@@ -344,7 +344,7 @@ def test_one_refused_load_does_not_switch_flags_off(store, client, monkeypatch):
             return [exceptions.ResponseError("BUSY Redis is busy running a script.")]
         return send(commands)
 
-    monkeypatch.setattr(fresh.client, "_send", busy_once)
+    monkeypatch.setattr(fresh.client.servers, "send", busy_once)
     with pytest.raises(StoreUnavailable):
         claim(fresh, lease)
     if int(client.info("server")["redis_version"].split(".")[0]) < 7:
@@ -378,7 +378,7 @@ def test_a_subscription_that_redis_cuts_says_so(store, client):
 def test_two_threads_find_out_at_once_that_a_server_knows_no_script_flags(client):
     """Redis 6.2: the second one saw that the first had found out, and took its own refusal for an error."""
     store = RedisStore(client)
-    send, together = store.client._send, threading.Barrier(2)
+    send, together = store.client.servers.send, threading.Barrier(2)
 
     def sent_together(commands):
         replies = send(commands)
@@ -386,7 +386,7 @@ def test_two_threads_find_out_at_once_that_a_server_knows_no_script_flags(client
             together.wait(2)
         return replies
 
-    store.client._send = sent_together
+    store.client.servers.send = sent_together
     client.script_flush()
     with ThreadPoolExecutor() as pool:
         assert len(list(pool.map(lambda node: store.beat(["orders"], node, 1, 1), ("a", "b")))) == 2

@@ -20,7 +20,7 @@ LATE = 300.0
 @pytest.fixture
 def store(store):
     """That of other tests makes jobs older."""
-    return RedisStore(store.client.redis)
+    return RedisStore(store.client.servers.redis)
 
 
 @pytest.mark.parametrize("past", [1.0, 0.0, -5.0])

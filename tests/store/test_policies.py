@@ -506,7 +506,7 @@ def test_the_log_of_tries_has_the_whole_number(shard):
 def test_nothing_is_asked_of_redis_for_it_while_nothing_has_failed(shard, redis_server):
     """The jobs of a window are claimed by the same commands as ever."""
     shard.store.push(shard.spec, [Call(job_id, b"x") for job_id in "abc"])
-    client = shard.store.client.redis
+    client = shard.store.client.servers.redis
     client.config_resetstat()
     shard.claim()
     calls = {name: stat["calls"] for name, stat in client.info("commandstats").items()}

@@ -49,7 +49,7 @@ def test_a_push_whose_reply_was_lost_is_repeated_under_its_number(store, monkeyp
     monkeypatch.setattr(store.client, "calls", loses_one)
     store.push(ONE, [Call("1", b"a", 1, record=b"of the call")], pauses=[0.0])
     assert waiting(store, "1") == [("a", 1)]
-    assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 1
+    assert store.client.servers.redis.zcard(shard_keys(SHARD)["calls"]) == 1
 
 
 def test_senders_are_forgotten_after_an_hour_without_a_push(store, client):

@@ -35,9 +35,9 @@ def test_settle_and_release_are_one_round_trip_and_are_announced(store, monkeypa
     # Loads the scripts.
     settle(store, *claimed_by(store, "1"))
     lease, claimed = claimed_by(store, "2")
-    sends, send = [], store.client._send
+    sends, send = [], store.client.servers.send
     with listening(store) as heard:
-        monkeypatch.setattr(store.client, "_send", lambda commands: sends.append(1) or send(commands))
+        monkeypatch.setattr(store.client.servers, "send", lambda commands: sends.append(1) or send(commands))
         answer = settle(store, lease, claimed)
         assert (answer.accepted, answer.released) == ({"2"}, True)
         assert sends == [1]

@@ -179,7 +179,7 @@ def test_a_move_to_other_shards_keeps_signatures_and_the_format(store, client):
 
 
 def test_a_shard_is_marked_with_its_first_signature(store):
-    client = store.client.redis
+    client = store.client.servers.redis
     pushed(store, None, b"a", 1.0)
     assert client.hget(KEYS["meta"], "format") == b"4"
     pushed(store, OLD, b"b", 1.0)
@@ -201,20 +201,20 @@ def test_whatever_brings_the_first_signature_marks_the_shard(store, how):
         signed = entry.payloads[0]._replace(signature=OLD.sign_payload("orders", b"1", b"a", 1.0))
         header = Header("0" * 32, "orders", 1, "json", 0)
         load_entries(store, ONE, header, [(1, replace(entry, payloads=(signed,)))])
-    assert store.client.redis.hget(KEYS["meta"], "format") == b"4 signed"
+    assert store.client.servers.redis.hget(KEYS["meta"], "format") == b"4 signed"
 
 
 def test_a_signed_job_takes_the_short_way_of_a_claim(store):
     """Its record moves as it is."""
     pushed(store, OLD, b"a", None)
-    record = store.client.redis.hget(KEYS["jobs"], "1")
+    record = store.client.servers.redis.hget(KEYS["jobs"], "1")
     claim(store, take(store))
-    assert store.client.redis.hget(KEYS["processing"], "1").endswith(b" -1 0 " + record)
+    assert store.client.servers.redis.hget(KEYS["processing"], "1").endswith(b" -1 0 " + record)
 
 
 def test_a_signature_takes_24_bytes(store):
     pushed(store, None, b"a", 1.0)
-    plain = store.client.redis.hget(KEYS["jobs"], "1")
+    plain = store.client.servers.redis.hget(KEYS["jobs"], "1")
     Actions(store.client).delete(ONE, ["1"])
     pushed(store, OLD, b"a", 1.0)
-    assert len(store.client.redis.hget(KEYS["jobs"], "1")) == len(plain) + 24
+    assert len(store.client.servers.redis.hget(KEYS["jobs"], "1")) == len(plain) + 24

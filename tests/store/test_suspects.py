@@ -308,7 +308,7 @@ def test_a_killer_is_found_that_is_called_again_and_again(store, calls):
     assert len(workers.crashed) <= 2 + 3 * MAX.max_crashes
     runs = [data for run in workers.runs for data in run]
     assert sorted(set(runs)) == sorted(runs)
-    assert not store.client.redis.exists(shard_keys(SHARD)["crash_marks"])
+    assert not store.client.servers.redis.exists(shard_keys(SHARD)["crash_marks"])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -322,7 +322,7 @@ def test_killers_among_random_calls_are_found(store, seed):
     assert workers.buried == ["killer"]
     together = [run for run in workers.crashed if run != ["killer"]]
     assert len(together) <= 2
-    assert not store.client.redis.exists(shard_keys(SHARD)["crash_marks"])
+    assert not store.client.servers.redis.exists(shard_keys(SHARD)["crash_marks"])
 
 
 def test_a_payload_of_a_crash_that_is_called_again_and_again_ends_its_suspicion(store, client):
@@ -409,9 +409,9 @@ def test_a_suspect_that_somebody_takes_out_of_the_queue_leaves_no_mark(store, en
     die_with(store)
     take(store, owner=next(OWNERS))
     marks = shard_keys(SHARD)["crash_marks"]
-    assert store.client.redis.exists(marks)
+    assert store.client.servers.redis.exists(marks)
     assert end_it(Actions(store.client))
-    assert not store.client.redis.exists(marks)
+    assert not store.client.servers.redis.exists(marks)
 
 
 def test_a_suspect_that_runs_keeps_its_mark_when_what_waits_behind_it_is_deleted(store):
@@ -420,7 +420,7 @@ def test_a_suspect_that_runs_keeps_its_mark_when_what_waits_behind_it_is_deleted
     claim(store, take(store, owner=next(OWNERS)))
     push(store, "1", ("y", 2))
     assert Actions(store.client).delete(ONE, ["1"]) == 1
-    assert store.client.redis.hexists(shard_keys(SHARD)["crash_marks"], "1")
+    assert store.client.servers.redis.hexists(shard_keys(SHARD)["crash_marks"], "1")
 
 
 def test_a_job_that_kills_its_owners_is_not_delivered_for_ever(store):

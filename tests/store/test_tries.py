@@ -28,7 +28,7 @@ def texts(store, job_id="1"):
 
 
 def is_forgotten(store):
-    return not store.client.redis.exists(shard_keys(SHARD)["tries"])
+    return not store.client.servers.redis.exists(shard_keys(SHARD)["tries"])
 
 
 def test_each_try_is_logged_with_its_time_number_and_node(store):
@@ -97,7 +97,7 @@ def test_a_job_of_which_nothing_is_left_has_none(store):
 
 def test_what_was_planted_there_is_passed_by(store):
     log = b"\xff\n1.5\t0\tnode\tfine\nnonsense\n1e9\t0\tn\tx\n1\t2\t3\n"
-    store.client.redis.hset(shard_keys(SHARD)["tries"], "1", log)
+    store.client.servers.redis.hset(shard_keys(SHARD)["tries"], "1", log)
     assert texts(store) == ["fine"]
 
 
@@ -147,7 +147,7 @@ def test_a_repair_reads_retry_count_and_error_from_the_log(store):
         fail(store, lease, b"error %d" % number, retry_count=number)
     keys = shard_keys(SHARD)
     for lost in ("failed", "errors"):
-        store.client.redis.delete(keys[lost])
+        store.client.servers.redis.delete(keys[lost])
         Repairs(store.client).mend(ONE, SHARD)
         (job,) = Queries(store.client).jobs(ONE, Listing("retry_count")).items
         assert (job.retry_count, job.error) == (2, b"error 2" if lost == "errors" else b"error")

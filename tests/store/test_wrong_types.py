@@ -264,7 +264,7 @@ def an_idle_shard(store):
 
 def a_shard_without_a_number(store):
     state = an_idle_shard(store)
-    store.client.redis.hdel(shard_keys(SHARD)["meta"], "shards")
+    store.client.servers.redis.hdel(shard_keys(SHARD)["meta"], "shards")
     return state
 
 

@@ -12,6 +12,7 @@ from celery_lowkiq.rules.errors import NotClusterNode, StoreError, StoreUnavaila
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.tracking import NewCall
 from celery_lowkiq.store import cluster_client, cluster_map
+from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.connect import connect_cluster
@@ -46,15 +47,14 @@ def make_client(cluster):
 
     def make_client(seeds=None, pool_size=4, **options):
         seeds = seeds or [cluster.nodes[0].address]
-        client = ClusterClient(
-            connect_cluster({"cluster": seeds, **options}, pool_size=pool_size, pool_timeout=5.0)
-        )
+        made = connect_cluster({"cluster": seeds, **options}, pool_size=pool_size, pool_timeout=5.0)
+        client = Client(ClusterClient(made))
         clients.append(client)
         return client
 
     yield make_client
     for client in clients:
-        client.close()
+        client.servers.close()
 
 
 @pytest.fixture
@@ -126,14 +126,14 @@ def test_a_cluster_that_is_away_at_first_is_found_later(cluster, make_client, mo
     client = make_client([("127.0.0.1", 1)])
     with pytest.raises(StoreUnavailable):
         results(client, A)
-    client.cluster._seeds.append(cluster.nodes[2].address)
+    client.cluster.map._seeds.append(cluster.nodes[2].address)
     assert results(client, A) == [1]
 
 
 def test_the_first_question_about_masters_that_are_away_is_an_outage(make_client):
     """A worker that started before its cluster ended by an error of redis-py."""
     with pytest.raises(StoreUnavailable):
-        RedisStore(make_client([("127.0.0.1", 1)]), sending=lambda client: client).masters([ShardRef("q", 0)])
+        RedisStore(make_client([("127.0.0.1", 1)]).cluster.map).masters([ShardRef("q", 0)])
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_moved_is_followed_and_remembered(cluster, client):
     assert results(client, A, B) == [1, 1]
     assert second.keys() == [B, B, A]
     # What was answered was not repeated, and the map knows the new master.
-    client.cluster.refresh = lambda: None
+    client.cluster.map.refresh = lambda: None
     assert results(client, A) == [1]
     assert second.keys()[-1] == A
 
@@ -233,7 +233,7 @@ def test_the_time_of_patience_is_a_second():
 def test_a_worker_leaves_a_slot_that_moves_sooner(cluster, client, monkeypatch):
     monkeypatch.setattr(cluster_client, "PATIENCE", 30.0)
     cluster.nodes[0].answer = lambda words: b"-TRYAGAIN no\r\n"
-    client.wait_less()
+    client.cluster.waits_less = True
     began = time.monotonic()
     refused, answered = results(client, A, B)
     assert time.monotonic() - began < 15
@@ -291,7 +291,7 @@ def test_a_master_that_is_silent_is_asked_by_the_thread_of_the_map_alone(cluster
     assert len(node.heard) == asked
     frozen.set()
     eventually(lambda: results(client, A, B) == [1, 1], 10)
-    assert not client.cluster.outages.unreachable
+    assert not client.cluster.map.outages.unreachable
 
 
 def test_a_dead_master_that_was_replaced_is_away_no_more(cluster, client, monkeypatch):
@@ -299,9 +299,9 @@ def test_a_dead_master_that_was_replaced_is_away_no_more(cluster, client, monkey
     results(client, A)
     cluster.nodes[0].stop()
     results(client, A)
-    assert client.cluster.outages.unreachable
+    assert client.cluster.map.outages.unreachable
     cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
-    eventually(lambda: results(client, A) == [1] and not client.cluster.outages.unreachable, 10)
+    eventually(lambda: results(client, A) == [1] and not client.cluster.map.outages.unreachable, 10)
 
 
 def test_a_connection_that_is_cut_after_the_write_is_replaced_once(cluster, client):
@@ -414,22 +414,22 @@ def test_nodes_that_do_not_answer_delay_nobody_who_knows_his_master(cluster, cli
     results(client, A, C)
     for node in cluster.nodes:
         node._slots = lambda: (frozen.wait(30), b"")[1]
-    client.cluster._next_reading = 0.0
-    client.cluster.refresh()
+    client.cluster.map._next_reading = 0.0
+    client.cluster.map.refresh()
     assert results(client, A, C) == [1, 1]
-    assert client.cluster._is_reading
+    assert client.cluster.map._is_reading
     frozen.set()
 
 
 def test_the_map_is_read_again_after_a_redirection(cluster, client):
     first, second, _ = cluster.nodes
     results(client, A)
-    client.cluster._next_reading = 0.0
+    client.cluster.map._next_reading = 0.0
     cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
     once(first, b"-MOVED %d %s\r\n" % (slot_of(A), second.place))
     results(client, A)
     others = KEYS[0][1:4]
-    eventually(lambda: client.cluster.slots()[slot_of(others[0])] == second.address, 5)
+    eventually(lambda: client.cluster.map.slots()[slot_of(others[0])] == second.address, 5)
     assert results(client, *others) == [1, 1, 1]
     assert first.keys() == [A, A]
 
@@ -470,18 +470,18 @@ def test_masters_are_shown_when_no_node_tells_the_map_in_time(cluster, client, m
         node._slots = lambda: (hangs.wait(30), b"")[1]
     try:
         assert [asked.address for asked in client.masters()] == before
-        assert client.cluster._is_reading
+        assert client.cluster.map._is_reading
     finally:
         hangs.set()
 
 
 def test_an_address_of_ipv6_stands_in_brackets(make_client):
     client = make_client([("::1", 6379)])
-    client.cluster._slots = [("::1", 7000)] * 16384
-    client.cluster.refresh = lambda at_once: None
-    assert client.address() == "cluster [::1]:6379"
+    client.cluster.map._slots = [("::1", 7000)] * 16384
+    client.cluster.map.refresh = lambda at_once: None
+    assert client.servers.address() == "cluster [::1]:6379"
     assert [asked.address for asked in client.masters()] == ["[::1]:7000"]
-    assert client.master_of(ShardRef("q", 0)) == "[::1]:7000"
+    assert client.servers.master_of(ShardRef("q", 0)) == "[::1]:7000"
 
 
 def test_calls_are_added_to_a_tracker_again_whose_master_was_away(cluster, client):

@@ -69,7 +69,7 @@ def store(cluster, make_client):
     client = make_client()
     cluster.nodes[0].answer = lambda words: SETTLED
     cluster.nodes[2].answer = lambda words: CLAIMED
-    return RedisStore(client.cluster)
+    return RedisStore(client.cluster.map)
 
 
 def counts(cluster):
@@ -113,8 +113,8 @@ def test_a_claim_whose_master_is_away_holds_up_no_settle(cluster, store):
 
 
 def test_without_a_tracker_settle_and_claim_are_sent_together(cluster, store):
-    rounds = []
-    send, store.client._send = store.client._send, lambda commands: (rounds.append(1), send(commands))[1]
+    rounds, servers = [], store.client.servers
+    send, servers.send = servers.send, lambda commands: (rounds.append(1), send(commands))[1]
     settled, claimed = store.exchange(settle(None), claim(OTHER_SHARD))
     assert isinstance(settled, SettleReply)
     assert isinstance(claimed, Claim)
@@ -161,7 +161,7 @@ class Master:
 @pytest.fixture
 def careful(cluster, make_client, monkeypatch):
     monkeypatch.setattr(durability, "CONFIRM_SECONDS", 0.05)
-    return RedisStore(make_client().cluster, Durability(Level.REPLICATED))
+    return RedisStore(make_client().cluster.map, Durability(Level.REPLICATED))
 
 
 def masters(cluster, *made):
@@ -260,7 +260,7 @@ def test_a_call_of_one_shard_names_no_part(cluster, careful):
 
 
 def test_the_shards_are_named_that_lack_their_part_of_a_bulk_call(cluster, make_client):
-    store = RedisStore(make_client().cluster)
+    store = RedisStore(make_client().cluster.map)
     cluster.nodes[1].answer = cuts
     part = in_shards(SHARDS[1])
     assert error_of(store).startswith(f"calls may not be stored {part}, the others are: Redis is not ")

@@ -39,14 +39,14 @@ def test_an_answer_from_before_an_outage_does_not_end_it(cluster, client, caplog
         assert isinstance(results(client, A)[0], StoreUnavailable)
         noted.set()
         assert found.result() == [1, 1]
-    assert set(client.cluster.outages.unreachable) == {first.address}
+    assert set(client.cluster.map.outages.unreachable) == {first.address}
     assert first_words(caplog) == ["is unreachable"]
 
 
 def test_a_timeout_from_before_the_end_of_an_outage_begins_no_other_one(cluster, client, caplog):
     results(client, A)
     node, before = cluster.nodes[0], time.monotonic()
-    outages, slots = client.cluster.outages, client.cluster.slots()
+    outages, slots = client.cluster.map.outages, client.cluster.map.slots()
     node.answer = lambda words: None
     results(client, A)
     node.answer = lambda words: number(1)
@@ -59,7 +59,7 @@ def test_a_timeout_from_before_the_end_of_an_outage_begins_no_other_one(cluster,
 
 def test_a_master_that_serves_no_slot_yet_is_not_back(cluster, client, caplog):
     """A restarted node answers CLUSTERDOWN to everything for a second or two."""
-    client.wait_less()
+    client.cluster.waits_less = True
     node = cluster.nodes[0]
     node.answer = lambda words: None
     results(client, A)
@@ -105,10 +105,10 @@ def test_who_took_the_slots_of_a_master_is_named(cluster, make_client, monkeypat
     gone, successor, _ = cluster.nodes
     gone.stop()
     results(client, A)
-    late.cluster.refresh = lambda: None
+    late.cluster.map.refresh = lambda: None
     cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
-    eventually(lambda: results(client, A) == [1] and not client.cluster.outages.unreachable, 10)
-    assert late.cluster.slots()[slot_of(A)] == gone.address
+    eventually(lambda: results(client, A) == [1] and not client.cluster.map.outages.unreachable, 10)
+    assert late.cluster.map.slots()[slot_of(A)] == gone.address
     assert isinstance(results(late, A)[0], StoreUnavailable)
     eventually(lambda: len(caplog.messages) == 2)
     place = "{}:{}".format(*successor.address)
@@ -116,8 +116,8 @@ def test_who_took_the_slots_of_a_master_is_named(cluster, make_client, monkeypat
     assert re.fullmatch(pattern, caplog.messages[1])
     # Where it is a master again, its next outage is another one.
     cluster.maps = {0: (0, 5460), 1: (5461, 10922), 2: (10923, 16383)}
-    client.cluster.refresh()
-    eventually(lambda: client.cluster.slots()[slot_of(A)] == gone.address)
+    client.cluster.map.refresh()
+    eventually(lambda: client.cluster.map.slots()[slot_of(A)] == gone.address)
     eventually(lambda: results(client, A) and first_words(caplog)[2:] == ["is unreachable"])
 
 

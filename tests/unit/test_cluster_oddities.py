@@ -10,6 +10,7 @@ import pytest
 
 from celery_lowkiq.rules.errors import AccessDenied, StoreUnavailable
 from celery_lowkiq.store import cluster_map
+from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import parse_slots, slot_of
 from celery_lowkiq.store.connect import connect_cluster
@@ -59,7 +60,7 @@ def test_several_silent_masters_cost_one_timeout(cluster, make_client):
     assert watch.seconds < 0.75 * ONE_TIMEOUT
     assert answers[2] == 1
     assert all(isinstance(answer, StoreUnavailable) for answer in answers[:2])
-    assert client.cluster.outages.unresponsive == {node.address for node in cluster.nodes[:2]}
+    assert client.cluster.map.outages.unresponsive == {node.address for node in cluster.nodes[:2]}
     thaw.set()
 
 
@@ -81,13 +82,13 @@ def test_threads_that_wait_for_connections_to_silent_masters_wait_for_one_timeou
     thaw.set()
     assert [answer for _, answer in found] == [1] * 6
     assert max(seconds for seconds, _ in found) < ONE_TIMEOUT
-    assert all(not pool._turn.locked() for pool in client.cluster._pools.values())
+    assert all(not pool._turn.locked() for pool in client.cluster.map._pools.values())
 
 
 def test_a_redirection_to_a_silent_master_costs_no_other_timeout(cluster, make_client):
     """A lane waited for that after its first timeout, and with it the shards of healthy masters."""
     client = make_client(socket_timeout=0.75)
-    client.wait_less()
+    client.cluster.waits_less = True
     results(client, A, B, C)
     silent, mover, _ = cluster.nodes
     thaw = threading.Event()
@@ -102,22 +103,21 @@ def test_a_redirection_to_a_silent_master_costs_no_other_timeout(cluster, make_c
 
 
 def test_threads_that_have_all_connections_are_no_outage(cluster, caplog):
-    client = ClusterClient(
-        connect_cluster({"cluster": [cluster.nodes[0].address]}, pool_size=1, pool_timeout=0.5)
-    )
+    seeds = {"cluster": [cluster.nodes[0].address]}
+    client = Client(ClusterClient(connect_cluster(seeds, pool_size=1, pool_timeout=0.5)))
     results(client, A)
-    pool = client.cluster.pool(cluster.nodes[0].address)
+    pool = client.cluster.map.pool(cluster.nodes[0].address)
     taken = pool.take_kept()
     with Stopwatch() as watch:
         refused, answered = results(client, A, B)
     assert watch.seconds < 0.5 * ONE_TIMEOUT
     assert isinstance(refused, StoreUnavailable)
     assert answered == 1
-    assert not client.cluster.outages.unreachable
+    assert not client.cluster.map.outages.unreachable
     assert not caplog.records
     pool.keep(taken)
     assert results(client, A) == [1]
-    client.close()
+    client.servers.close()
 
 
 def test_connections_to_a_master_that_is_gone_are_closed(cluster, client, monkeypatch):
@@ -128,7 +128,7 @@ def test_connections_to_a_master_that_is_gone_are_closed(cluster, client, monkey
     cluster.maps = {1: (0, 10922), 2: (10923, 16383)}
     gone.answer = lambda words: b"-MOVED %d %s\r\n" % (slot_of(A), cluster.nodes[1].place)
     assert results(client, A) == [1]
-    eventually(lambda: gone.address not in client.cluster._pools)
+    eventually(lambda: gone.address not in client.cluster.map._pools)
     eventually(lambda: gone.open_now == 0)
     assert results(client, A, B, C) == [1, 1, 1]
 
@@ -139,17 +139,17 @@ def test_an_outage_has_the_name_of_the_node_that_was_asked(cluster, client, monk
     successor = cluster.nodes[1].address
 
     def answer(words):
-        client.cluster.slots()[slot_of(A)] = successor
-        client.cluster._next_reading = time.monotonic() + 60
+        client.cluster.map.slots()[slot_of(A)] = successor
+        client.cluster.map._next_reading = time.monotonic() + 60
         frozen.wait(10)
 
     frozen = threading.Event()
     cluster.nodes[0].answer = answer
-    client.cluster.pool(cluster.nodes[0].address).disconnect()
-    del client.cluster._pools[cluster.nodes[0].address]
-    client.cluster.connection_kwargs["socket_timeout"] = 0.2
+    client.cluster.map.pool(cluster.nodes[0].address).disconnect()
+    del client.cluster.map._pools[cluster.nodes[0].address]
+    client.cluster.map.connection_kwargs["socket_timeout"] = 0.2
     assert isinstance(results(client, A)[0], StoreUnavailable)
-    assert set(client.cluster.outages.unreachable) == {cluster.nodes[0].address}
+    assert set(client.cluster.map.outages.unreachable) == {cluster.nodes[0].address}
     assert results(client, A) == [1]
     frozen.set()
 
@@ -190,7 +190,7 @@ def test_the_fullest_map_is_waited_for_beside_a_seed_that_says_nothing(cluster, 
     empty._slots = lambda: b"*0\r\n"
     client = make_client([silent.address, empty.address, whole.address])
     assert results(client, B, C) == [1, 1]
-    assert client.cluster.masters() == [node.address for node in cluster.nodes]
+    assert client.cluster.map.masters() == [node.address for node in cluster.nodes]
 
 
 def test_a_seed_that_answers_late_is_heard(cluster, make_client, monkeypatch):
@@ -201,7 +201,7 @@ def test_a_seed_that_answers_late_is_heard(cluster, make_client, monkeypatch):
     late._slots = lambda: eventually(lambda: empty.connections and not empty.open_now) and right()
     empty._slots = lambda: b"*0\r\n"
     client = make_client([late.address, empty.address])
-    assert client.cluster.masters() == [node.address for node in cluster.nodes]
+    assert client.cluster.map.masters() == [node.address for node in cluster.nodes]
 
 
 def test_a_map_is_read_at_the_limit_of_threads(cluster, make_client, monkeypatch):
@@ -227,12 +227,12 @@ def test_a_master_that_has_lost_its_disk_hides_no_other_one(cluster, make_client
     empty = cluster.nodes[0]
     empty._slots = lambda: b"*0\r\n"
     empty.answer = lambda words: b"-CLUSTERDOWN Hash slot not served\r\n"
-    client.wait_less()
+    client.cluster.waits_less = True
     for _ in range(5):
         refused, *answers = results(client, A, B, C)
         assert isinstance(refused, StoreUnavailable)
         assert answers == [1, 1]
-    eventually(lambda: not client.cluster._is_reading)
+    eventually(lambda: not client.cluster.map._is_reading)
     assert results(client, B, C) == [1, 1]
 
 
@@ -261,9 +261,9 @@ def test_a_redirection_with_a_foreign_slot_is_of_its_command(cluster, client):
 def test_a_master_that_has_just_answered_is_not_away_again(cluster, client, caplog):
     """A thread that was told that it is silent notes that after another one has noted the answer."""
     results(client, A, B)
-    client.cluster.outages.unresponsive.add(cluster.nodes[0].address)
+    client.cluster.map.outages.unresponsive.add(cluster.nodes[0].address)
     assert isinstance(results(client, A, B)[0], StoreUnavailable)
-    assert not client.cluster.outages.unreachable
+    assert not client.cluster.map.outages.unreachable
     assert not caplog.records
     eventually(lambda: results(client, A, B) == [1, 1])
 
@@ -301,7 +301,7 @@ NOPERM = b"-NOPERM this user has no permissions to run the 'evalsha' command\r\n
 
 def test_a_master_that_denies_its_workers_a_right_holds_up_only_its_own_shards(cluster, client, caplog):
     """Its answer was raised in place of those of the others, so that no lease was renewed."""
-    client.wait_less()
+    client.cluster.waits_less = True
     cluster.nodes[0].answer = lambda words: NOPERM
     for _ in range(2):
         found, errors = client.each({"a": call(A), "b": call(B)})
@@ -320,7 +320,7 @@ def test_a_master_that_denies_its_workers_a_right_holds_up_only_its_own_shards(c
 
 def test_a_master_that_refuses_the_password_of_its_workers_is_named_in_the_log(cluster, client, caplog):
     """Its shards stood still, and no line said so."""
-    client.wait_less()
+    client.cluster.waits_less = True
     cluster.nodes[0].answer = lambda words: b"-NOAUTH Authentication required.\r\n"
     for _ in range(2):
         assert client.each({"a": call(A), "b": call(B)})[0] == {"b": 1}

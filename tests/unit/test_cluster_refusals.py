@@ -68,7 +68,7 @@ NOREPLICAS = b"NOREPLICAS Not enough good replicas to write."
 )
 def test_what_a_master_refuses_is_one_line_and_its_end(cluster, client, caplog, reply, line, follows, end):
     """Nothing was logged: its shards stood still."""
-    client.wait_less()
+    client.cluster.waits_less = True
     node = cluster.nodes[0]
     refuse(node, reply)
     for _ in range(3):
@@ -96,7 +96,7 @@ def test_another_command_that_is_executed_does_not_end_it(cluster, client, caplo
 
 def test_a_master_that_denies_the_loading_of_scripts_holds_up_its_own_shards_only(cluster, client, caplog):
     """Each reply was lost, also that of a job that another master had settled; a worker renewed no lease."""
-    client.wait_less()
+    client.cluster.waits_less = True
     node = cluster.nodes[0]
     denied = b"-NOPERM User app has no permissions to run the 'script|load' command\r\n"
     node.answer = lambda words: denied if words[0] == b"SCRIPT" else NOT_HERE
@@ -115,7 +115,7 @@ def test_a_master_that_denies_the_loading_of_scripts_holds_up_its_own_shards_onl
 
 def test_a_master_that_has_some_of_the_scripts_denies_the_loading_of_others_once(cluster, client, caplog):
     """Each one that it had ended the refusal in the log, and the next one that it lacked began another."""
-    client.wait_less()
+    client.cluster.waits_less = True
     node, there = cluster.nodes[0], load("read_leases")
     denied = b"-NOPERM User app has no permissions to run the 'script|load' command\r\n"
 
@@ -136,7 +136,7 @@ def test_a_master_that_has_some_of_the_scripts_denies_the_loading_of_others_once
 
 
 def test_a_slot_that_is_not_served_is_no_refusal_of_all(cluster, client, caplog):
-    client.wait_less()
+    client.cluster.waits_less = True
     refuse(cluster.nodes[0], b"CLUSTERDOWN Hash slot not served")
     results(client, A)
     assert caplog.messages == []
@@ -144,10 +144,10 @@ def test_a_slot_that_is_not_served_is_no_refusal_of_all(cluster, client, caplog)
 
 def test_a_map_from_before_a_failover_begins_no_other_one(cluster, client, monkeypatch, caplog):
     """The refusals of a master that was not in a late node's map were forgotten, and logged again."""
-    node, outages = cluster.nodes[0], client.cluster.outages
+    node, outages = cluster.nodes[0], client.cluster.map.outages
     refuse(node, NOREPLICAS)
     results(client, A)
-    current = list(client.cluster.slots())
+    current = list(client.cluster.map.slots())
     earlier = [None if master == node.address else master for master in current]
     for slots in (earlier, current):
         outages.found(slots)
@@ -165,12 +165,12 @@ def test_a_refusal_from_before_its_end_begins_no_other_one(cluster, client, capl
     node = cluster.nodes[0]
     refuse(node, NOREPLICAS)
     results(client, A)
-    (refusals,) = client.cluster.outages.refusing.values()
+    (refusals,) = client.cluster.map.outages.refusing.values()
     command, sent_at = next(iter(refusals.commands)), refusals.since
     node.answer = lambda words: number(1)
     results(client, A)
     refused = cluster_outages.Refused(cluster_outages.WRITES, "late", sent_at)
-    client.cluster.outages.refused(node.address, command, refused)
+    client.cluster.map.outages.refused(node.address, command, refused)
     assert len(caplog.messages) == 2
 
 
@@ -188,7 +188,7 @@ def test_a_login_that_one_master_refuses_names_it_and_what_to_do(cluster, make_c
 
     for other in cluster.nodes:
         other._reply = lambda words, of=other._reply: b"+OK\r\n" if words[0] == b"AUTH" else of(words)
-    client.cluster.slots()
+    client.cluster.map.slots()
     node._reply = answer
     for _ in range(3):
         refused, answered = results(client, A, B)
@@ -240,11 +240,11 @@ def test_a_silent_master_that_refuses_has_answered(
     for each in cluster.nodes:
         each._reply = lambda words, of=each._reply: b"+OK\r\n" if words[0] == b"AUTH" else of(words)
     node, late = cluster.nodes[0], threading.Event()
-    client.cluster.slots()
-    client.cluster._seeds[:] = [cluster.nodes[1].address]
+    client.cluster.map.slots()
+    client.cluster.map._seeds[:] = [cluster.nodes[1].address]
     node.answer = lambda words: late.wait(10) and number(1)
     assert isinstance(results(client, A)[0], StoreUnavailable)
-    assert node.address in client.cluster.outages.unresponsive
+    assert node.address in client.cluster.map.outages.unresponsive
     reply = node._reply
     node._reply = lambda words: refused if words[0] == command else reply(words)
     late.set()
@@ -270,9 +270,9 @@ def test_a_process_that_asks_all_the_time_knows_the_end(cluster, client, caplog)
     node.answer = lambda words: None
     results(client, A)
     address = node.address
-    outage = client.cluster.outages.unreachable[address]
+    outage = client.cluster.map.outages.unreachable[address]
     # An hour of attempts.
-    client.cluster.outages.unreachable[address] = outage._replace(since=outage.since - 3600.0)
+    client.cluster.map.outages.unreachable[address] = outage._replace(since=outage.since - 3600.0)
     results(client, A)
     node.answer = lambda words: number(1)
     results(client, A)
@@ -302,11 +302,11 @@ def test_only_replicas_that_refuse_the_login_are_named(cluster, make_client):
         replica,
     )
     cluster.nodes[0]._slots = lambda: slots
-    assert client.refusing_replicas() == []
+    assert client.cluster.refusing_replicas() == []
     node._reply = lambda words: b"-WRONGPASS invalid username-password pair.\r\n"
-    assert client.refusing_replicas() == [node.place.decode()]
+    assert client.cluster.refusing_replicas() == [node.place.decode()]
     node.stop()
-    assert client.refusing_replicas() == []
+    assert client.cluster.refusing_replicas() == []
 
 
 def test_replicas_that_refuse_the_login_are_a_warning():

@@ -45,7 +45,7 @@ SCRIPTS = [*scripts_of_workers(), load("page")]
 def test_a_worker_loads_its_scripts_together(cluster, make_client):
     """Each of a dozen cost two more round trips: a start took 38 s with one that takes 0.85 s."""
     client = make_client()
-    client.wait_less()
+    client.cluster.waits_less = True
     loaded = [knows_what_it_was_told(node) for node in cluster.nodes]
     assert results(client, A, C) == [5, 5]
     of_workers = dict.fromkeys((script.text(True) for script in scripts_of_workers()), 1)
@@ -60,7 +60,7 @@ def test_other_scripts_and_other_processes_load_what_they_need(cluster, make_cli
     """A caller needs one of them."""
     client = make_client()
     if is_worker:
-        client.wait_less()
+        client.cluster.waits_less = True
     loaded = knows_what_it_was_told(cluster.nodes[0])
     keys = dict.fromkeys(load("page").keys, A)
     values = dict.fromkeys(load("page").args, "")
@@ -83,14 +83,14 @@ def test_a_master_that_answers_after_the_timeout_costs_no_second_one(cluster, ma
         return slots()
 
     node._slots, node.answer = slots_late, lambda words: late.wait(0.5) and number(1)
-    client.cluster._seeds[:] = [cluster.nodes[1].address]
+    client.cluster.map._seeds[:] = [cluster.nodes[1].address]
     assert isinstance(results(client, A)[0], StoreUnavailable)
 
     def is_asked_again():
         before = len(asked)
-        client.cluster.refresh()
+        client.cluster.map.refresh()
         eventually(lambda: len(asked) > before and "lowkiq-cluster-map" not in threads())
-        return node.address in client.cluster.outages.unresponsive
+        return node.address in client.cluster.map.outages.unresponsive
 
     assert all(is_asked_again() for _ in range(3))
     late.set()

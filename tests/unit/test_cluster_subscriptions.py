@@ -73,7 +73,7 @@ def test_the_next_subscription_leaves_the_master_that_was_lost(cluster, client, 
 
 
 def test_a_subscription_that_is_refused_is_tried_at_another_master(cluster, client):
-    first, *_ = client.cluster.masters()
+    first, *_ = client.cluster.map.masters()
     node = next(node for node in cluster.nodes if node.address == first)
     node.answer = lambda words: None if words[0] == b"SUBSCRIBE" else answered(words)
     with pytest.raises(StoreUnavailable):
@@ -95,7 +95,7 @@ def test_a_subscription_goes_to_a_master_that_answers_soon(cluster, client, monk
     """Workers and trackers heard of calls of all masters as late as the first one answered."""
     first, second, third = (
         next(node for node in cluster.nodes if node.address == address)
-        for address in client.cluster.masters()
+        for address in client.cluster.map.masters()
     )
     monkeypatch.setattr(cluster_client, "NEAR", 0.15)
     first.answer = late
@@ -107,7 +107,7 @@ def test_where_all_masters_are_far_the_fastest_is_taken(cluster, client, monkeyp
     monkeypatch.setattr(cluster_client, "NEAR", 0.0)
     *far, near = (
         next(node for node in cluster.nodes if node.address == address)
-        for address in client.cluster.masters()
+        for address in client.cluster.map.masters()
     )
     for node in far:
         node.answer = late

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import redis
 from redis import exceptions
 
 from celery_lowkiq.rules.errors import StoreUnavailable
@@ -13,20 +14,25 @@ from celery_lowkiq.store.errors import script_error, store_error
 from celery_lowkiq.store.records import UnexpectedReply
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load
+from celery_lowkiq.store.single_server import SingleServer
 
 
-class Lying(Client):
+class Lying(SingleServer):
     """Answers each script with the same reply."""
 
     def __init__(self, reply):
-        super().__init__(None)
+        super().__init__(redis.Redis())
         self._reply = reply
 
     def address(self):
         return "here"
 
-    def _send(self, commands):
+    def send(self, commands):
         return [self._reply for _ in commands]
+
+
+def lying_store(reply):
+    return RedisStore(redis.Redis(), sending=lambda servers: Client(Lying(reply)))
 
 
 @pytest.mark.parametrize(
@@ -42,13 +48,11 @@ def test_of_an_error_without_end_the_beginning_is_told(code):
 def test_a_number_of_tokens_is_a_number():
     """A text for it ended the lane that compared it, and the worker with it."""
     with pytest.raises(UnexpectedReply):
-        RedisStore(Lying([b"x", b"0"]), sending=lambda client: client).tokens(
-            TokenRequest("q", "me 1", 1, 5.0, wanted=1)
-        )
+        lying_store([b"x", b"0"]).tokens(TokenRequest("q", "me 1", 1, 5.0, wanted=1))
 
 
 def test_the_only_server_that_is_unreachable_is_raised():
-    client = Lying(exceptions.ReadOnlyError("You can't write against a read only replica."))
+    client = Client(Lying(exceptions.ReadOnlyError("You can't write against a read only replica.")))
     for ask in (
         lambda: client.each({"a": load("find_jobs").call_many(["a"])}),
         lambda: client.each_part(["a"], 10, load("find_jobs").call_many),
@@ -62,4 +66,4 @@ def test_the_only_server_that_is_unreachable_is_raised():
 @pytest.mark.parametrize("reply", [b"x", 1, None, [1], [], {"maxmemory": "x"}])
 def test_what_masters_say_about_themselves_may_be_foreign(reply):
     with pytest.raises(UnexpectedReply):
-        RedisStore(Lying(reply), sending=lambda client: client).masters([ShardRef("q", 0)])
+        lying_store(reply).masters([ShardRef("q", 0)])

@@ -282,7 +282,7 @@ class TestSentinels:
 
 def pool_of(**settings):
     options = {"broker_use_ssl": TLS, "broker_transport_options": {"master_name": "m"}}
-    return context.context_of(app(**options, **settings)).store.client.redis.connection_pool
+    return context.context_of(app(**options, **settings)).store.client.servers.redis.connection_pool
 
 
 @pytest.mark.parametrize("url", ["rediss://h/0", "redis://h/0", "sentinel://h:1"])

@@ -390,7 +390,7 @@ def test_a_call_that_nobody_signed_stays_unsigned(
     lowkiq.drain(propagate=False)
     client = context_of(lowkiq_app).store.client
     keys = [shard_keys(shard)["calls"] for shard in task.queue_spec.shard_refs()]
-    (member,) = [one for key in keys for one in client.redis.zrange(key, 0, -1)]
+    (member,) = [one for key in keys for one in client.servers.redis.zrange(key, 0, -1)]
     record = member[len(b"1\0") + 10 + 12 :]
     assert b"acme" in record
     assert record[:1] == (b"[" if mode == "off" else b"c")

@@ -56,7 +56,7 @@ def test_calls(store):
     assert [call.data for call in job.calls.records] == [b"first", b"second"]
     keys = [call.key for call in job.calls.records]
     store.settle(QUEUE, lease, [Settlement("1", job.claim, Disposition.DONE, ended=((keys[0], keys[1]),))])
-    assert store.client.redis.zcard(shard_keys(SHARD)["calls"]) == 0
+    assert store.client.servers.redis.zcard(shard_keys(SHARD)["calls"]) == 0
 
 
 def test_refusals(store):

@@ -42,7 +42,7 @@ def flipped(app: Celery, queue: OrderedQueue, shards: int) -> Mover:
 
 def in_redis(app: Celery, queue: OrderedQueue) -> Counts:
     """The counts after the flip, read key by key."""
-    client, state = context_of(app).store.client.redis, queue.migration()
+    client, state = context_of(app).store.client.servers.redis, queue.migration()
     assert state
 
     def count(index: int, *names: str) -> int:

@@ -26,11 +26,11 @@ def record(app):
     store.push(task.queue_spec, [Call(one, b'"x"', 1.0, at) for one, at in times.items()])
     for one, at in times.items():
         # As those that wait since then: a push takes no time of the past.
-        store.client.redis.zadd(shard_keys(task.queue_spec.shard_of(one))["due"], {one: at})
+        store.client.servers.redis.zadd(shard_keys(task.queue_spec.shard_of(one))["due"], {one: at})
     for n in range(0, 40, 4):
         keys = shard_keys(task.queue_spec.shard_of(f"o-{n}"))
-        store.client.redis.zadd(keys["failed"], {f"o-{n}": n // 10})
-        store.client.redis.hset(
+        store.client.servers.redis.zadd(keys["failed"], {f"o-{n}": n // 10})
+        store.client.servers.redis.hset(
             keys["errors"], f"o-{n}", b"\0F" + FAILURES[n // 4 % 2].encode() + b"\0ValueError: boom"
         )
     task.ordered_queue.pause_ids(["o-8", "o-9"])

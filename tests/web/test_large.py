@@ -62,7 +62,7 @@ def test_work_and_size_do_not_grow_with_the_queue(app, browser, redis_server, pa
 @pytest.mark.full
 def test_pages_open_in_300_ms_at_a_million_jobs(app, browser):
     """As CPU time of the page and of Redis, which work in turn: others make the machine slow."""
-    spec, client = app.tasks["record"].queue_spec, context_of(app).store.client.redis
+    spec, client = app.tasks["record"].queue_spec, context_of(app).store.client.servers.redis
     for first in range(0, MILLION, 50_000):
         fill(app, first, first + 50_000)
     for shard in spec.shard_refs():

@@ -58,7 +58,7 @@ def test_the_overview_shows_other_queues_beside_a_damaged_one(browser, app):
     """O6: a key of another type made an error of the whole page, and of the figures of the API."""
     app.tasks["outcome"].delay("1", "x")
     (shard, *_) = app.tasks["record"].queue_spec.shard_refs()
-    context_of(app).store.client.redis.set(shard_keys(shard)["due"], "planted")
+    context_of(app).store.client.servers.redis.set(shard_keys(shard)["due"], "planted")
     text = browser.get("/").text
     assert f"shard {shard} is damaged: " in text
     assert 'href="/queue?queue=outcome"' in text
@@ -113,7 +113,7 @@ def test_an_id_is_found_in_all_queues(browser, app):
         assert f'href="/job?queue={queue}&amp;id=42"' in both
     assert browser.get("/search?id=", follow_redirects=False).headers["location"] == "/"
     # A damaged queue hides no other one.
-    context_of(app).store.client.redis.set(
+    context_of(app).store.client.servers.redis.set(
         shard_keys(app.tasks["outcome"].queue_spec.shard_of("42"))["jobs"], "x"
     )
     assert browser.get("/search?id=42", follow_redirects=False).status_code == 303
@@ -151,7 +151,7 @@ def test_the_shards_show_their_load_and_what_to_do(browser, app, monkeypatch):
     # The jobs a minute are not known yet; then one shard has had some.
     assert shards.count('title="not known yet"') == spec.shards
     store.client.all([sample_call([("record", Counters(time.time() - 70, (0,) * spec.shards))])])
-    store.client.redis.hset(shard_keys(spec.shard_refs()[1])["meta"], "processed", 70)
+    store.client.servers.redis.hset(shard_keys(spec.shard_refs()[1])["meta"], "processed", 70)
     shards = browser.get("/queue?queue=record&list=shards").text
     assert shards.count('<rect class="done" width="100.0"') == 1
     assert re.search(r"Shard 1 · 0 waiting · (60|59|58) a minute", shards)

@@ -74,7 +74,7 @@ def test_a_timeline_has_what_is_next_and_what_people_did(browser, app):
 
 def test_changes_of_the_whole_queue_or_shard_count_since_the_first_try(browser, app):
     app.tasks["record"].apply_async(("42", "x"), countdown=5430)
-    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.servers.redis
     shard = queue.shard_of("42")
     for index in (shard, (shard + 1) % queue.spec.shards):
         Audit(app).write(Change("anna", "::1", "pause_shard", "record", shard=index), "done", 1)
@@ -90,7 +90,7 @@ def test_changes_of_the_whole_queue_or_shard_count_since_the_first_try(browser, 
 
 def test_a_change_by_a_filter_is_said_to_be_none_of_this_job_perhaps(browser, app):
     app.tasks["record"].apply_async(("42", "x"), countdown=5430)
-    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.servers.redis
     client.hset(shard_keys(queue.spec.shard_of("42"))["tries"], "42", f"{1e9:.6f}\t0\tnode\tValueError: x")
     filtered = Change("anna", "::1", "requeue_matching", "record", filter={"error": "x*", "limit": 200})
     Audit(app).write(filtered, "done", 200)
@@ -107,7 +107,7 @@ def test_a_change_by_a_filter_is_said_to_be_none_of_this_job_perhaps(browser, ap
 
 def test_the_time_between_two_events_is_said_as_such(browser, app):
     app.tasks["record"].apply_async(("42", "x"), countdown=5430)
-    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.servers.redis
     lines = [f"{1e9 + at:.6f}\t{n}\tnode\t{error}" for n, (at, error) in enumerate([(0, "a"), (22, "b")])]
     client.hset(shard_keys(queue.spec.shard_of("42"))["tries"], "42", "\n".join(lines))
     assert "ago on node 22 s later than 1 a" in shown(browser)
@@ -115,7 +115,7 @@ def test_the_time_between_two_events_is_said_as_such(browser, app):
 
 def test_similar_tries_are_folded(browser, app):
     app.tasks["record"].apply_async(("42", "x"), countdown=5430)
-    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.servers.redis
     lines = [f"{1e9 + 60 * n:.6f}\t{n}\tnode\tValueError: order {n}" for n in range(5)]
     client.hset(shard_keys(queue.spec.shard_of("42"))["tries"], "42", "\n".join(lines))
     page = browser.get(PAGE).text
@@ -175,6 +175,6 @@ def test_no_word_is_explained_that_no_page_uses():
 def test_a_failure_without_an_error_has_a_link_that_says_so(browser, app):
     """A link without words cannot be read aloud."""
     app.tasks["record"].apply_async(("42", "x"), countdown=5430)
-    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.redis
+    queue, client = app.tasks["record"].ordered_queue, context_of(app).store.client.servers.redis
     client.zadd(shard_keys(queue.spec.shard_of("42"))["failed"], {"42": 0})
     assert ">An error that was not stored</a>" in browser.get("/failures?queue=record").text

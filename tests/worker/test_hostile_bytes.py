@@ -92,7 +92,7 @@ class Node:
         self.store = self.engine.pushes
 
     def plant(self, shard, name, values):
-        client, key = self.store.client.redis, shard_keys(shard)[name]
+        client, key = self.store.client.servers.redis, shard_keys(shard)[name]
         change = client.zadd if KEY_TYPES[name] == "zset" else client.hset
         change(key, mapping=values)
 
@@ -110,7 +110,7 @@ class Node:
 @pytest.fixture(scope="module")
 def node(redis_server):
     node = Node(redis_server)
-    node.store.client.redis.flushall()
+    node.store.client.servers.redis.flushall()
     with node.engine:
         node.push_to_all_shards()
         eventually(node.idle)
@@ -143,7 +143,7 @@ def test_a_worker_survives_hostile_bytes(node, planted):
     buried = {}
     for shard in shards:
         keys = shard_keys(shard)
-        errors = node.store.client.redis.hgetall(keys["dead_errors"])
+        errors = node.store.client.servers.redis.hgetall(keys["dead_errors"])
         buried |= {job_id.decode(): error for job_id, error in errors.items()}
     assert set(buried) >= set(bad)
     assert not set(buried) & set(good)

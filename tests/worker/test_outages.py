@@ -122,7 +122,7 @@ def test_all_scripts_forgotten(server, caplog):
 
 def test_a_full_redis_is_drained_also_by_a_node_that_starts_then(server, caplog):
     engine = Engine(server)
-    if engine.pushes.client.redis.info("server")["redis_version"].startswith("6."):
+    if engine.pushes.client.servers.redis.info("server")["redis_version"].startswith("6."):
         pytest.skip("Redis 6.2 knows no script flags, and refuses claims when it is full")
     engine.push(30)
     with full(server):

@@ -9,7 +9,7 @@ from tests.waiting import eventually
 
 
 def records(task):
-    redis = task.ordered_queue._context.store.client.redis
+    redis = task.ordered_queue._context.store.client.servers.redis
     return sum(redis.zcard(shard_keys(shard)["calls"]) for shard in task.queue_spec.shard_refs())
 
 

@@ -267,7 +267,8 @@ class Engine:
 def _open_store(context: AppContext, lanes: int) -> RedisStore:
     load_all()
     store = context.open_store(lanes + OTHER_CONNECTIONS)
-    store.client.wait_less()
+    if (cluster := store.client.cluster) is not None:
+        cluster.waits_less = True
     return store
 
 
