@@ -121,9 +121,9 @@ class AppContext:
         self.settings: Settings = read_settings(app)
         serializer, accept = self.settings.serializer, app.conf.accept_content
         self.codec: Codec = Codec(serializer, accept, self.settings.max_payload_bytes)
-        self.call_codec: Codec = Codec(serializer, accept, self.settings.max_payload_bytes, in_order=True)
+        in_order = Codec(serializer, accept, self.settings.max_payload_bytes, in_order=True)
         #: What writes payloads, by whether equal ones merge: then they have one canonical form.
-        self.codecs: dict[bool, Codec] = {True: self.codec, False: self.call_codec}
+        self.codecs: dict[bool, Codec] = {True: self.codec, False: in_order}
         #: For call records: links and headers may be larger than the limit on payloads.
         self.record_codec: Codec = Codec(serializer, accept, LARGEST_PAYLOAD, in_order=True)
         self.signing: Signing = Signing(self.settings.signing, self.settings.signing_keys)

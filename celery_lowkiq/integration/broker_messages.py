@@ -11,9 +11,9 @@ from kombu.exceptions import KombuError
 from kombu.utils.uuid import uuid
 
 from celery_lowkiq.integration.app import AppContext, context_of
-from celery_lowkiq.integration.call_form import check_arguments
 from celery_lowkiq.integration.calls import priority_of
 from celery_lowkiq.integration.messages import (
+    SENT,
     MessagedCall,
     read_call,
     read_header,
@@ -113,7 +113,6 @@ class BrokerMessageHandler:
         """The call of a message. Raises TypeError, InvalidCall, PayloadError."""
         task = self._task
         check_message(task.name, message.properties)
-        check_arguments(message.args, message.kwargs)
         header = read_header(message.headers, task.app.timezone)
         task_id = message.headers.get("id")
         call: Call = task.call_of(
@@ -124,12 +123,12 @@ class BrokerMessageHandler:
             header,
             eta=message.headers.get("eta"),
             # A virtual transport gives a priority to each message.
-            priority=priority if header.priority is None else None,
+            priority=None if "priority" in header else priority,
         )
         if context.settings.message_score != "arrival" and call.score is None:
             if task.queue_spec.policies.drop_stale is not None:
                 raise InvalidCall(SCORE_NEEDED.format(task=task.name))
-            call = call._replace(sent=header.sent)
+            call = call._replace(sent=header.get(SENT))
         if not task_id:
             return call
         warn_of_limits(task, dict(zip(LIMITS, message.headers.get("timelimit") or (), strict=False)))
@@ -156,20 +155,20 @@ class BrokerMessageHandler:
 
     def _runs_plain(self, message: Any, body: Any) -> bool:
         """Test that the task is a plain one, and the store has no call of the message's id left."""
+        task = self._task
         try:
-            return self._task.is_plain and not self._is_stored(message, body)
+            if not task.is_plain:
+                return False
+            call = read_call(message.payload if body is None else body, message.headers or {})
+            job_id = task.checked_call(call.args, call.kwargs, None).id
+            store = context_of(task.app).store
+            return not has_job(store.client, task.ordered_queue.stored_spec(), job_id)
         except (InvalidCall, TypeError):
             # It fails as a plain call does.
             return True
         except StoreError:
             # The ordered queue takes it when the store is back, and logs the outage.
             return False
-
-    def _is_stored(self, message: Any, body: Any) -> bool:
-        task = self._task
-        call = read_call(message.payload if body is None else body, message.headers or {})
-        job_id = task.checked_call(call.args, call.kwargs, None).id
-        return has_job(context_of(task.app).store.client, task.ordered_queue.stored_spec(), job_id)
 
 
 def _priority(message: Any) -> int | None:

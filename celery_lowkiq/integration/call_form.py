@@ -260,12 +260,8 @@ class BatchForm:
         """
         if self._key is None and type(args) is tuple and len(args) == 2 and not kwargs:
             return args
-        try:
-            job_id, payload = self.header(*(args or ()), **(kwargs or {}))
-        except TypeError:
-            # Python's own message for a wrong type names internals of a task.
-            check_arguments(args, kwargs)
-            raise
+        check_arguments(args, kwargs)
+        job_id, payload = self.header(*(args or ()), **(kwargs or {}))
         if self._key is not None:
             return id_of(self._key, payload), payload
         if isinstance(job_id, (dict, list)):

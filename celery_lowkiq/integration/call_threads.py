@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from celery_lowkiq.rules.basics import try_start
 from celery_lowkiq.rules.errors import StoreUnavailable
@@ -72,7 +72,7 @@ class CallThreads:
                     shared.open -= not number
                 if not number:
                     raise error
-        shared.waiting.put(_Submitted(future, contextvars.copy_context(), call, args))
+        shared.waiting.put((future, contextvars.copy_context(), call, args))
         return future
 
     async def _until_begun(self, made: Future[T], result: asyncio.Future[T]) -> None:
@@ -92,11 +92,8 @@ class CallThreads:
             raise
 
 
-class _Submitted(NamedTuple):
-    future: Future[Any]
-    context: contextvars.Context
-    call: Callable[..., Any]
-    args: tuple[Any, ...]
+#: What a thread takes: the future of a call, its context, and the call with its arguments.
+_Submitted: TypeAlias = tuple[Future[Any], contextvars.Context, Callable[..., Any], tuple[Any, ...]]
 
 
 class _Shared:

@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from celery_lowkiq.integration.call_form import By, check_readable
-from celery_lowkiq.integration.current import current_app_task
+from celery_lowkiq.integration.current import current_app_task, is_fallback_app
 from celery_lowkiq.integration.options import (
     LIMITS,
     InPlaceOptions,
@@ -70,8 +70,7 @@ def order_existing(task: Any, options: Mapping[str, Any]) -> Any:
 
 def _check(task: Any, options: Mapping[str, Any]) -> None:
     """Raises ConfigurationError unless the task can be made an ordered one with these options."""
-    if task.app is vars(_state)["default_app"] and task.app.main == "default":
-        # Celery makes this app where there is no other.
+    if is_fallback_app(task.app):
         raise ConfigurationError("no app is set up yet: call ordered_task below app = Celery(...)")
     for name in sorted(OF_A_DECORATOR & options.keys()):
         fix = "Give it where the task is declared"

@@ -39,7 +39,7 @@ from celery_lowkiq.integration.calls import (
     read_time,
 )
 from celery_lowkiq.integration.publish import CUT, publish, retry_intervals
-from celery_lowkiq.integration.records import HEADER, make_record, usable
+from celery_lowkiq.integration.records import HEADER, NOTHING, make_record, usable
 from celery_lowkiq.integration.settings import celery_setting, read_setting
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Call
@@ -52,7 +52,6 @@ from celery_lowkiq.worker.forks import ProcessLock
 # A call by name gives its score, time and priority in that header, from any app and language, or in a
 # canvas.
 
-NO_PROPERTIES: Mapping[str, Any] = {}
 #: Keys of the header ``lowkiq``.
 WORDS = ("score", "perform_in", "priority")
 #: Key that the sender's app adds with lowkiq_message_score="sent": when it sent the message (Unix s).
@@ -71,7 +70,7 @@ class MessagedCall:
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_call(body: Any, headers: Any, properties: Mapping[str, Any] = NO_PROPERTIES) -> MessagedCall:
+def read_call(body: Any, headers: Any, properties: Mapping[str, Any] = NOTHING) -> MessagedCall:
     """Read a message of protocol 2, or of protocol 1, which many other clients send: all in the body.
 
     Raises InvalidCall for any other body, and for an ``expires`` that is no time.
@@ -99,58 +98,42 @@ def _checked(headers: Mapping[str, Any]) -> Mapping[str, Any]:
     return checked
 
 
-@dataclass(frozen=True)
-class HeaderValues:
-    """The checked values of the header ``lowkiq``; None: not given."""
-
-    score: float | None = None
-    perform_in: float | None = None
-    priority: int | None = None
-    #: Unix time (s) of the sender's clock.
-    sent: float | None = None
-
-    def added_to(self, call: Call) -> Call:
-        """The call with these values. Raises InvalidCall for a value that the call has already."""
-        if self is NO_VALUES:
-            return call
-        given = {"score": call.score, "priority": call.priority}
-        given["perform_in"] = call.delay if call.perform_in is None else call.perform_in
-        values = {name: value for name in WORDS if (value := getattr(self, name)) is not None}
-        for name, value in values.items():
-            if given[name] is not None:
-                raise InvalidCall(
-                    f"headers={{'{HEADER}': {{{name!r}: {value!r}}}}} is invalid: expected no {name} beside "
-                    f"that of the call, {given[name]!r}. Take one of them out"
-                )
-        return call._replace(**values) if values else call
-
-
-NO_VALUES = HeaderValues()
-
-
-def read_header(headers: Mapping[str, Any], tz: tzinfo | None) -> HeaderValues:
-    """The values of the header ``lowkiq``. Raises InvalidCall."""
+def read_header(headers: Mapping[str, Any], tz: tzinfo | None) -> Mapping[str, Any]:
+    """The checked values of the header ``lowkiq`` by their names. Raises InvalidCall."""
     given = headers.get(HEADER)
     if given is None:
-        return NO_VALUES
+        return NOTHING
     if not isinstance(given, Mapping) or given.keys() - {*WORDS, SENT}:
         raise InvalidCall(
             f"headers={{'{HEADER}': {saferepr(given, SHOWN)}}} is invalid: expected a mapping with the keys "
             f"{', '.join(WORDS)}. Other headers of a call stand beside {HEADER!r}"
         )
     times = {name: given[name] for name in ("perform_in", SENT) if given.get(name) is not None}
-    return HeaderValues(
-        read_score(given.get("score"), tz),
-        priority=read_priority(given.get("priority")),
-        **{name: read_time(name, value, tz) for name, value in times.items()},
-    )
+    values = {"score": read_score(given.get("score"), tz), "priority": read_priority(given.get("priority"))}
+    values |= {name: read_time(name, value, tz) for name, value in times.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def take_header(options: dict[str, Any], tz: tzinfo | None) -> HeaderValues:
+def with_header(call: Call, values: Mapping[str, Any]) -> Call:
+    """The call with values of its header. Raises InvalidCall for one that the call has already."""
+    if not values:
+        return call
+    given = {"score": call.score, "priority": call.priority}
+    given["perform_in"] = call.delay if call.perform_in is None else call.perform_in
+    for name in WORDS:
+        if (value := values.get(name)) is not None and given[name] is not None:
+            raise InvalidCall(
+                f"headers={{'{HEADER}': {{{name!r}: {value!r}}}}} is invalid: expected no {name} beside "
+                f"that of the call, {given[name]!r}. Take one of them out"
+            )
+    return call._replace(**{name: value for name, value in values.items() if name != SENT})
+
+
+def take_header(options: dict[str, Any], tz: tzinfo | None) -> Mapping[str, Any]:
     """Take the header ``lowkiq`` out of the options of a call, and read it. Raises InvalidCall."""
     headers = options.get("headers") or {}
     if HEADER not in headers:
-        return NO_VALUES
+        return NOTHING
     rest = {name: value for name, value in options.pop("headers").items() if name != HEADER}
     if rest:
         options["headers"] = rest
@@ -447,8 +430,7 @@ def _as_published(task: Any, call: Call, made: Mapping[str, Any], message: Messa
     values = {"id": read_id(job_id), "payload": payload}
     if (eta := headers.get("eta")) != made.get("eta"):
         values |= {"perform_in": None if eta is None else read_time("eta", eta, tz), "delay": None}
-    if (header := read_header(headers, tz)) is not NO_VALUES:
-        values |= {name: value for name, value in vars(header).items() if value is not None}
+    values |= read_header(headers, tz)
     timed: Call = task.call_form.timed(call._replace(**values), time.time())
     codec = context_of(app).codecs[task.call_form.merges]
     return timed._replace(data=codec.dump(timed.payload))

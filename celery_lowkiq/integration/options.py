@@ -68,23 +68,6 @@ SHORT = {"prio": "priority"}
 SIMILAR_AT_A_CALL = 0.86
 
 
-def check_option_names(
-    given: Iterable[str], known: Collection[str], ours: Collection[str], celerys: Collection[str]
-) -> None:
-    """Raises ConfigurationError for the first name that is not ``known`` and looks like an option, one of
-    ``ours`` or of Celery's. Any other name is an attribute of the user's own.
-    """
-    for name in given:
-        if name in known or name in celerys or name in ours:
-            continue
-        meant = RENAMED.get(name) or _similar(name, ours) or _similar(name, celerys)
-        if meant is not None:
-            raise ConfigurationError(
-                f"{name}= is invalid: expected the name of an option. Did you mean {meant}=? An attribute of "
-                "your own needs a name that is less similar"
-            )
-
-
 def check_call_names(task: str, options: Mapping[str, Any]) -> None:
     """Raises InvalidCall for the first option of a call that looks like a misspelt one of ours.
 
@@ -775,8 +758,19 @@ def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]
 
 
 def check_names_of(given: Iterable[str], *bases: Any) -> None:
-    """Raises ConfigurationError for a misspelt option; the attributes of ``bases`` are known."""
-    check_option_names(given, {name for base in bases for name in dir(base)}, OPTIONS, CELERYS)
+    """Raises ConfigurationError for the first name that looks like an option, ours or Celery's.
+
+    Any other name is an attribute of the user's own; those of ``bases`` are known.
+    """
+    known = {name for base in bases for name in dir(base)}.union(OPTIONS, CELERYS)
+    for name in given:
+        if name not in known and (
+            meant := RENAMED.get(name) or _similar(name, OPTIONS) or _similar(name, CELERYS)
+        ):
+            raise ConfigurationError(
+                f"{name}= is invalid: expected the name of an option. Did you mean {meant}=? An attribute of "
+                "your own needs a name that is less similar"
+            )
 
 
 def check_names_in_annotations(task: Any, app: Celery) -> None:

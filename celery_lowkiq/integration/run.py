@@ -469,7 +469,7 @@ def _payload(run: Run, job: DecodedJob, payload: Any) -> tuple[bytes, bytes]:
     """The bytes and the signature of a new payload, which is signed if the old one's signature verifies."""
     old = job.claimed.payloads[job.positions[0]]
     # Calls do not merge.
-    data = context_of(run.task.app).call_codec.dump(payload)
+    data = context_of(run.task.app).codecs[False].dump(payload)
     if data == old.data:
         return b"", b""
     if not run.rules.gate.is_signed(job.claimed.id, old):

@@ -39,10 +39,8 @@ from celery_lowkiq.integration.calls import (
 from celery_lowkiq.integration.decisions import Again, BusinessFailure, may_fail, policy_of
 from celery_lowkiq.integration.error_text import dump_error_text
 from celery_lowkiq.integration.messages import (
-    NO_VALUES,
     PASSED_ON,
     UNSTORABLE,
-    HeaderValues,
     OnlyPassedOn,
     StoreProducer,
     StoreRouter,
@@ -53,6 +51,7 @@ from celery_lowkiq.integration.messages import (
     lost,
     recorded_calls,
     take_header,
+    with_header,
     within,
 )
 from celery_lowkiq.integration.options import (
@@ -82,7 +81,7 @@ from celery_lowkiq.integration.publish import (
     publish,
 )
 from celery_lowkiq.integration.queue import OrderedQueue
-from celery_lowkiq.integration.records import DROPPED, finish_orphaned_calls, store_state
+from celery_lowkiq.integration.records import DROPPED, NOTHING, finish_orphaned_calls, store_state
 from celery_lowkiq.integration.results import CallResults, as_lazy, lazy_result
 from celery_lowkiq.integration.run import CallChanges, Run, changed_call, report
 from celery_lowkiq.integration.settings import celery_setting, read_setting
@@ -127,7 +126,7 @@ install()
 T = TypeVar("T")
 TrackerOrId: TypeAlias = Tracker | str | None
 #: Values of a call without options: see ``OrderedTask._take_own``.
-NO_OPTIONS: tuple[dict[str, Any], HeaderValues, str] = ({}, NO_VALUES, "")
+NO_OPTIONS: tuple[dict[str, Any], Mapping[str, Any], str] = ({}, NOTHING, "")
 #: Celery's own, which calls ``apply_async``. A user or a test may put another one in its place.
 _DELAY = CeleryTask.delay
 _ROUTED = "retry({name}=) is ignored, because the job goes back to its own queue"
@@ -186,7 +185,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
             raise
         # Celery logs exceptions of ``throws`` as INFO, without a traceback.
         cls.throws = (*(kind for kind in cls.throws if kind is not BusinessFailure), BusinessFailure)
-        cls.__header__ = staticmethod(_call_form(object.__new__(cls)).header)
+        cls.__header__ = staticmethod(object.__new__(cls).call_form.header)
         adapt_function(cls)
         adapt_run(cls, OrderedTask)
         add_step(app, cls.queue_name or cls.name)
@@ -303,7 +302,7 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         result, _ = self._send(call._replace(task_id=task_id), args, kwargs, given, beyond, tracker)
         return result
 
-    def _take_own(self, options: dict[str, Any]) -> tuple[dict[str, Any], HeaderValues, str]:
+    def _take_own(self, options: dict[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any], str]:
         """Take out what is not Celery's: the words of a call, the values of its header, and its tracker's id.
 
         Raises InvalidCall for a wrong option.
@@ -359,13 +358,13 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         args: Any,
         kwargs: Any,
         task_id: str | None,
-        header: HeaderValues = NO_VALUES,
+        header: Mapping[str, Any] = NOTHING,
         **words: Any,
     ) -> Call:
         """Check and encode a call. Raises TypeError, like Celery, InvalidCall and PayloadError."""
         form: CallForm = self.call_form
         codec = context.codecs[form.merges]
-        if words or header is not NO_VALUES:
+        if words or header:
             call = self.checked_call(args, kwargs, task_id, header, **words)
             timed: Call = form.timed(call, time.time())
             return timed._replace(data=codec.dump(timed.payload))
@@ -373,11 +372,11 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         return due_now(read_id(job_id), payload, codec)
 
     def checked_call(
-        self, args: Any, kwargs: Any, task_id: str | None, header: HeaderValues = NO_VALUES, **words: Any
+        self, args: Any, kwargs: Any, task_id: str | None, header: Mapping[str, Any] = NOTHING, **words: Any
     ) -> Call:
         """Check the arguments of a call, without encoding them. Raises TypeError, InvalidCall."""
         job_id, payload = self.call_form.read(args, kwargs, task_id, self.typing)
-        return header.added_to(single(job_id, payload, tz=self._get_app().timezone, **words))
+        return with_header(single(job_id, payload, tz=self._get_app().timezone, **words), header)
 
     def signature(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """A signature of a call. That of a batch has its payload by name: in a chain, the result of the task
@@ -548,7 +547,10 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
     @cached_property
     def call_form(self) -> CallForm:
         """Form of the calls and runs of the function."""
-        return _call_form(self)
+        cls = type(self)
+        if self.by is None:
+            return BatchForm(cls.__name__, self.key)
+        return SignatureForm(*function_of(cls), self.by, self.merge is not None)
 
     @property
     def is_plain(self) -> bool:
@@ -788,13 +790,6 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         app = self._get_app()
         now: datetime = app.now()
         return max(0.0, read_time("eta", eta, app.timezone) - now.timestamp())
-
-
-def _call_form(task: Any) -> CallForm:
-    cls = type(task)
-    if task.by is None:
-        return BatchForm(cls.__name__, task.key)
-    return SignatureForm(*function_of(cls), task.by, task.merge is not None)
 
 
 for _name, _option in OPTIONS.items():

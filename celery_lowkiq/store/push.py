@@ -273,34 +273,29 @@ def retried(pauses: Iterator[float], attempt: Callable[..., T], *args: Any) -> T
 Dropped = Callable[[QueueSpec, Sequence[StoredRecord]], None]
 
 
-class DroppedCallReporter:
-    """Reports dropped calls of a push once for each shard, also when the push is repeated."""
+def report_dropped(
+    client: Client,
+    queue: QueueSpec,
+    turn: Mapping[ShardRef, Sequence[Call]],
+    replies: Mapping[ShardRef, Any],
+    reported: set[ShardRef],
+    report: Dropped,
+) -> None:
+    """Report the dropped calls of a push, once for each shard: a push that is repeated gets the same replies.
 
-    def __init__(
-        self, client: Client, queue: QueueSpec, calls: Mapping[ShardRef, Sequence[Call]], report: Dropped
-    ) -> None:
-        self._client = client
-        self._queue = queue
-        self._calls = calls
-        self._report = report
-        self._reported: set[ShardRef] = set()
-
-    def read(self, replies: Mapping[ShardRef, Any]) -> None:
-        """Read the replies of shards. Raises StoreError."""
-        for shard, reply in replies.items():
-            if isinstance(reply, list) and shard not in self._reported:
-                self._reported.add(shard)
-                self._report_drops(shard, self._calls[shard], reply)
-
-    def _report_drops(self, shard: ShardRef, calls: Sequence[Call], reply: list[Any]) -> None:
-        positions, *evicted = reply
-        own = [calls[int(position)].record for position in positions.split()]
-        if records := tuple(StoredRecord(b"", -1, record) for record in own if record is not None):
-            self._report(self._queue, records)
-        for orphans in orphaned_records(self._client, shard, evicted):
-            self._report(self._queue, orphans)
-            members = (record.key + record.data for record in orphans)
-            self._client.commands([("ZREM", shard_keys(shard)["calls"], *members)])
+    Raises StoreError.
+    """
+    for shard, reply in replies.items():
+        if isinstance(reply, list) and shard not in reported:
+            reported.add(shard)
+            positions, *evicted = reply
+            own = [turn[shard][int(position)].record for position in positions.split()]
+            if records := tuple(StoredRecord(b"", -1, record) for record in own if record is not None):
+                report(queue, records)
+            for orphans in orphaned_records(client, shard, evicted):
+                report(queue, orphans)
+                members = (record.key + record.data for record in orphans)
+                client.commands([("ZREM", shard_keys(shard)["calls"], *members)])
 
 
 # Pushes calls to their shards, and repeats what was refused or may be lost.
@@ -375,10 +370,8 @@ class Pusher:
                 shard: ShardCall(queue, shard, push_call(queue, shard, sender, chunk, self.signer))
                 for shard, chunk in turn.items()
             }
-            reporter = None
-            if queue.policy and self.dropped:
-                reporter = DroppedCallReporter(self._client, queue, turn, self.dropped)
-            resharded = retried(pauses, self._send, scripts, turn, stored, reporter)
+            reported: set[ShardRef] = set()
+            resharded = retried(pauses, self._send, queue, scripts, turn, stored, reported)
             if confirms:
                 # Before the next turn: its numbers would hide that a failover has lost this one.
                 there = [shard for shard in turn if shard not in resharded]
@@ -391,17 +384,18 @@ class Pusher:
 
     def _send(
         self,
+        queue: QueueSpec,
         scripts: Mapping[ShardRef, ShardCall],
         turn: Mapping[ShardRef, Sequence[Call]],
         stored: Stored | None,
-        reporter: DroppedCallReporter | None,
+        reported: set[ShardRef],
     ) -> Mapping[ShardRef, LowkiqError]:
         """Return the shards that follow another number of shards."""
         replies, errors = self._admission.outcomes(scripts)
         if stored is not None:
             stored([call for shard, calls in turn.items() if shard in replies for call in calls])
-        if reporter is not None:
-            reporter.read(replies)
+        if queue.policy and self.dropped:
+            report_dropped(self._client, queue, turn, replies, reported, self.dropped)
         for error in errors.values():
             # Also when another shard's master is unreachable, for the next call.
             if isinstance(error, QueueResharded):

@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq.rules.errors import QueueFull, StoreError
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, shard_of
 from celery_lowkiq.rules.policies import Policies, WhenFull
-from celery_lowkiq.store.push import DroppedCallReporter, Sender, push_call
+from celery_lowkiq.store.push import Sender, push_call, report_dropped
 from tests.bound import Pausing
 from tests.store.shard import Shard
 
@@ -146,8 +146,8 @@ def test_a_repeated_push_spares_calls_that_were_running_and_wait_again(store, to
     replies = [store.client.call(call)]
     shard.end(job, Disposition.RETRY)
     replies.append(store.client.call(call))
-    drops = DroppedCallReporter(store.client, shard.spec, {shard.lease.shard: second}, store.pusher.dropped)
-    drops.read({shard.lease.shard: replies[1]})
+    turn, again = {shard.lease.shard: second}, {shard.lease.shard: replies[1]}
+    report_dropped(store.client, shard.spec, turn, again, set(), store.pusher.dropped)
     assert replies[1] == replies[0]
     assert told == [b"waiting"]
     assert len(recorded(shard)) == 1

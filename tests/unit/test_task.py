@@ -274,6 +274,8 @@ class TestRefusedCalls:
             (lambda t: t.delay(1, 2, 3), TypeError, "record.*takes from 1 to 2 positional arguments"),
             (lambda t: t.delay(1, wrong=2), TypeError, "unexpected keyword argument 'wrong'"),
             (lambda t: t.delay(None), InvalidCall, "id=None"),
+            # Not the id "4" with the payload "2".
+            (lambda t: t.apply_async("42"), TypeError, "args='42' is invalid: expected a list or a tuple"),
             (lambda t: t.delay(1, object()), PayloadError, "cannot be serialized"),
             (
                 lambda t: t.perform_async([{"id": 1, "priority": -1}]),
