@@ -114,7 +114,9 @@ def test_what_failed_beside_a_settle_is_logged_when_that_is_not_sent_again(error
     """It was a line for each try of a denied settle."""
     settling = SettleCalls(DENIED, [], tracker_calls=1, side_calls=1, done=frozenset(), releases=False)
     answer = error("no")
-    assert settling.reply([AccessDenied("no"), answer]) is answer
+    with pytest.raises(error) as raised:
+        settling.reply([AccessDenied("no"), answer])
+    assert raised.value is answer
     assert len(caplog.records) == lines
 
 
