@@ -21,7 +21,7 @@ from celery_lowkiq.rules.text import escaped
 #: Exit status 1: not found, nothing done, or Redis unavailable; 2: usage error.
 FAILED, USAGE = 1, 2
 #: Modules of this package with commands. The other commands are verbs of the table of actions.
-MODULES = ("reads", "changes", "servers", "dev", "acl")
+MODULES = ("read_commands", "change_commands", "servers", "dev", "acl")
 EXAMPLES = """\b
 Examples:
   celery -A proj lowkiq stats --watch 1
@@ -37,14 +37,14 @@ class Commands(click.Group):
         named = [
             name for each in MODULES for name, found in vars(_module(each)).items() if _is_command(found)
         ]
-        return sorted([*named, *_module("changes").COMMANDS])
+        return sorted([*named, *_module("change_commands").COMMANDS])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = (getattr(_module(each), cmd_name, None) for each in MODULES)
         if command := next(filter(_is_command, found), None):
             return command
-        verb = _module("changes").COMMANDS.get(cmd_name)
-        return _module("changes").command_of(verb) if verb else None
+        verb = _module("change_commands").COMMANDS.get(cmd_name)
+        return _module("change_commands").command_of(verb) if verb else None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. A LowkiqError ends it with one line."""

@@ -25,9 +25,9 @@ from celery_lowkiq.integration.reads import QUEUE, READS, TEXT, Query, Read, Sch
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.tracking import TrackerView
-from celery_lowkiq.web.changes import begin, call_off, cancel_calls, operation_of
 from celery_lowkiq.web.endpoints import Endpoint, ErrorJson, Params, body_of, field, json_response
 from celery_lowkiq.web.errors import Refused
+from celery_lowkiq.web.forms import begin, call_off, cancel_calls, operation_of
 from celery_lowkiq.web.operations import Operation
 from celery_lowkiq.web.site import plain_queue_of, queue_of, site_of
 

@@ -21,7 +21,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.settings import SETTINGS, Network, Settings
 from celery_lowkiq.rules.errors import LowkiqError
-from celery_lowkiq.web import api, changes, job_page, pages
+from celery_lowkiq.web import api, forms, job_page, pages
 from celery_lowkiq.web.api import description
 from celery_lowkiq.web.auth import Access, FindUser, Guard, Proxies, Roles, header, path_of, read_basic
 from celery_lowkiq.web.endpoints import BASE, Endpoint, ErrorJson, json_response
@@ -120,9 +120,9 @@ def _routes() -> list[Route | Mount]:
         Route("/operation", pages.operation),
         Route("/trackers", pages.trackers),
         Route("/tracker", pages.tracker),
-        Route("/tracker/cancel", changes.cancel_tracker, methods=["POST"]),
-        Route("/change", changes.change, methods=["POST"]),
-        Route("/cancel", changes.cancel, methods=["POST"]),
+        Route("/tracker/cancel", forms.cancel_tracker, methods=["POST"]),
+        Route("/change", forms.change, methods=["POST"]),
+        Route("/cancel", forms.cancel, methods=["POST"]),
         *(endpoint.route for endpoint in ENDPOINTS),
         Route("/healthz", api.healthz),
         Route("/readyz", api.readyz),

@@ -45,10 +45,10 @@ from celery_lowkiq.rules.views import (
     sum_of_states,
 )
 from celery_lowkiq.web import charts
-from celery_lowkiq.web.changes import operation_of
 from celery_lowkiq.web.charts import lane_map, picture_of
 from celery_lowkiq.web.endpoints import Params, listing_query
 from celery_lowkiq.web.formatting import bytes_text
+from celery_lowkiq.web.forms import operation_of
 from celery_lowkiq.web.render import link, page
 from celery_lowkiq.web.site import queue_of, site_of
 

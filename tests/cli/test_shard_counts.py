@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from celery.bin.celery import celery
 
-from celery_lowkiq.cli.changes import MoveProgress, in_words
+from celery_lowkiq.cli.change_commands import MoveProgress, in_words
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.models import Call, Disposition
@@ -183,7 +183,7 @@ def test_the_progress_is_shown_in_words(stored, queue, run):
 
 
 def test_a_bar_shows_the_progress(stored, queue, run, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.cli.changes.LOOK", 0)
+    monkeypatch.setattr("celery_lowkiq.cli.change_commands.LOOK", 0)
     out, err = io.StringIO(), io.StringIO()
     err.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", err)
@@ -195,7 +195,7 @@ def test_a_bar_shows_the_progress(stored, queue, run, monkeypatch):
 
 def test_a_bar_follows_jobs_that_are_to_be_sorted_again(monkeypatch):
     """After a pause; and calls make it longer."""
-    monkeypatch.setattr("celery_lowkiq.cli.changes.LOOK", 0)
+    monkeypatch.setattr("celery_lowkiq.cli.change_commands.LOOK", 0)
     err = io.StringIO()
     err.isatty = lambda: True
     monkeypatch.setattr("sys.stderr", err)

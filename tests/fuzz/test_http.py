@@ -13,7 +13,8 @@ import pytest
 
 from celery_lowkiq import track
 from celery_lowkiq.integration.actions import ACTIONS
-from celery_lowkiq.web import changes, make_app
+from celery_lowkiq.web import forms as of_pages
+from celery_lowkiq.web import make_app
 from celery_lowkiq.web.app import ENDPOINTS
 from celery_lowkiq.web.auth import COOKIE, PUBLIC
 from celery_lowkiq.web.endpoints import BASE
@@ -258,7 +259,7 @@ class Visitor:
 @pytest.fixture
 def app(settings, monkeypatch):
     """With a job, a dead one and a tracked one whose texts mean harm."""
-    monkeypatch.setattr(changes, "PATIENCE", 0.2)
+    monkeypatch.setattr(of_pages, "PATIENCE", 0.2)
     app = proj.make_app(**settings)
     record = app.tasks["record"]
     record.apply_async(("1", {"a": "<script>alert(1)</script>"}), countdown=1000)

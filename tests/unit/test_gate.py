@@ -21,7 +21,7 @@ DECODERS = {
     "integration/codec.py": {"kombu.serialization", "kombu.utils.json"},
     "integration/result_writes.py": {"kombu.serialization", "kombu.utils.json"},
     "integration/processes/child.py": {"pickle"},
-    "integration/processes/messages.py": {"marshal", "pickle"},
+    "integration/processes/protocol.py": {"marshal", "pickle"},
     "integration/processes/process_runner.py": {"pickle"},
 }
 HARMLESS = {"pickle.PicklingError", "kombu.utils.json.JSONEncoder"}

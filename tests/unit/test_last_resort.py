@@ -13,8 +13,8 @@ from celery_lowkiq.integration.decode import RunJob
 from celery_lowkiq.integration.processes import lane_process
 from celery_lowkiq.integration.processes.child import Child, ChildOptions
 from celery_lowkiq.integration.processes.lane_process import LaneProcess, NotStarted
-from celery_lowkiq.integration.processes.messages import read_settlements
 from celery_lowkiq.integration.processes.process_runner import ProcessRuns
+from celery_lowkiq.integration.processes.protocol import read_settlements
 from celery_lowkiq.rules.basics import package_logger
 from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
 from celery_lowkiq.store.script import load, lua_files

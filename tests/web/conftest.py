@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.web import changes, make_app
+from celery_lowkiq.web import forms, make_app
 from tests.worker import proj
 
 #: As a browser on the same machine says it.
@@ -23,13 +23,13 @@ LOCAL: dict[str, Any] = {"base_url": "http://localhost:5556", "client": ("127.0.
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A change is no long one because the machine is busy."""
-    monkeypatch.setattr(changes, "PATIENCE", 20.0)
+    monkeypatch.setattr(forms, "PATIENCE", 20.0)
 
 
 @pytest.fixture
 def impatient(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that does not end is watched soon."""
-    monkeypatch.setattr(changes, "PATIENCE", 0.2)
+    monkeypatch.setattr(forms, "PATIENCE", 0.2)
 
 
 @pytest.fixture

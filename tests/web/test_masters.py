@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import generate_latest
 
-from celery_lowkiq.cli.changes import COMMANDS, command_of
-from celery_lowkiq.cli.reads import failures, held, jobs, masters, morgue, paused, why
-from celery_lowkiq.cli.reads import stats as stats_command
+from celery_lowkiq.cli.change_commands import COMMANDS, command_of
+from celery_lowkiq.cli.read_commands import failures, held, jobs, masters, morgue, paused, why
+from celery_lowkiq.cli.read_commands import stats as stats_command
 from celery_lowkiq.metrics.queues import queue_registry
 from celery_lowkiq.rules.text import ranges
 from celery_lowkiq.store.cluster_map import slot_of

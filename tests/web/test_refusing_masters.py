@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from celery_lowkiq.cli.reads import doctor, masters, stats
+from celery_lowkiq.cli.read_commands import doctor, masters, stats
 from celery_lowkiq.integration.publish import CallUnavailable
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.keys import queue_key, reports_key, shard_keys

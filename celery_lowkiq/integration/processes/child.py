@@ -24,9 +24,9 @@ from celery.worker import state
 from celery_lowkiq.integration.app import context_of, ordered_tasks
 from celery_lowkiq.integration.events import RemoteConsumer
 from celery_lowkiq.integration.loops import Cancelled
-from celery_lowkiq.integration.processes import messages
+from celery_lowkiq.integration.processes import protocol
 from celery_lowkiq.integration.processes.app_reference import import_app, import_modules
-from celery_lowkiq.integration.processes.messages import Channel, OutcomeMessage, RunMessage
+from celery_lowkiq.integration.processes.protocol import Channel, OutcomeMessage, RunMessage
 from celery_lowkiq.integration.run_logs import install_batch_filter
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
@@ -132,7 +132,7 @@ class Orders:
         """Receive changes. When the worker is dead, end this process and all that its run has started."""
         try:
             while True:
-                last = messages.read(control.recv_bytes())
+                last = protocol.read(control.recv_bytes())
                 with self._lock:
                     self._last = last
                     if last[0] == self._number:
@@ -207,27 +207,27 @@ class Child:
 
     def serve(self) -> None:
         """Answer until there is nothing to do, or a limit of Celery's is reached."""
-        self._send((messages.READY,))
+        self._send((protocol.READY,))
         while (data := self._work.receive()) is not None:
-            message = messages.read(data)
+            message = protocol.read(data)
             kind = message[0]
-            if kind == messages.RUN:
+            if kind == protocol.RUN:
                 if self._run(RunMessage._make(message)):
                     return
-            elif kind == messages.EXHAUSTED:
+            elif kind == protocol.EXHAUSTED:
                 _, number, queue, dead = message
                 self._runner.report_dead(queue, pickle.loads(dead))  # noqa: S301 - written by the lane
-                self._send(OutcomeMessage(messages.OUTCOME, number, False))
+                self._send(OutcomeMessage(protocol.OUTCOME, number, False))
             else:
                 return
-        self._send((messages.ENDED,))
+        self._send((protocol.ENDED,))
 
     def _send_event(self, kind: str, fields: dict[str, Any]) -> None:
         """Have the lane send an event. Raises the errors of ``pickle``."""
-        self._send((messages.EVENT, kind, pickle.dumps(fields)))
+        self._send((protocol.EVENT, kind, pickle.dumps(fields)))
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        self._work.send(messages.write(message))
+        self._work.send(protocol.write(message))
 
     def _run(self, message: RunMessage) -> bool:
         """Run a batch. Returns whether this process is spent."""
@@ -240,12 +240,12 @@ class Child:
         self._soft_limit.begin()
         reply: tuple[Any, ...]
         try:
-            batch = messages.read_batch(message, self._task(message.queue).queue_spec, self._orders.lost)
+            batch = protocol.read_batch(message, self._task(message.queue).queue_spec, self._orders.lost)
             outcome = self._outcome(message.number, batch)
             is_spent, reply = outcome.is_spent, outcome
         except Exception as error:
             logger.exception("a batch of %s could not run in this process", message.queue)
-            is_spent, reply = False, (messages.FAILED, message.number, repr(error))
+            is_spent, reply = False, (protocol.FAILED, message.number, repr(error))
         self._send(reply)
         return is_spent
 
@@ -266,16 +266,16 @@ class Child:
         settlements = self._runner.run(batch)
         if held := self._runner.take_result():
             # One write of the lane costs less than one of this process for each run.
-            return messages.held_outcome(number, held, self._is_spent())
+            return protocol.held_outcome(number, held, self._is_spent())
         dead = self._runner.dead_jobs(batch)
         try:
-            return messages.outcome(number, settlements, dead, self._is_spent())
+            return protocol.outcome(number, settlements, dead, self._is_spent())
         except Exception as error:
             if not dead:
                 raise
             # Payloads are the user's. The run has ended, and must not be repeated for the hook.
             logger.error("on_retries_exhausted of %s failed: %s", batch.queue.name, error)
-            return messages.outcome(number, settlements, [], self._is_spent())
+            return protocol.outcome(number, settlements, [], self._is_spent())
 
     def _is_spent(self) -> bool:
         most, kib = self._options.max_tasks, self._options.max_memory_kib

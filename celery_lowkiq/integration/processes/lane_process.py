@@ -13,10 +13,10 @@ from multiprocessing import process as processes
 from multiprocessing import resource_tracker
 from typing import Any
 
-from celery_lowkiq.integration.processes import messages, preload
+from celery_lowkiq.integration.processes import preload, protocol
 from celery_lowkiq.integration.processes.app_reference import PRELOADED_APP
 from celery_lowkiq.integration.processes.child import ChildOptions, main
-from celery_lowkiq.integration.processes.messages import Channel
+from celery_lowkiq.integration.processes.protocol import Channel
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.worker import forks
 
@@ -133,8 +133,8 @@ class LaneProcess:
                 if was_alive:
                     return None
             self._answered_at = time.monotonic()
-            kind, *rest = message = messages.read(data)
-            return None if kind in (messages.OUTCOME, messages.FAILED) and rest[0] != self.runs else message
+            kind, *rest = message = protocol.read(data)
+            return None if kind in (protocol.OUTCOME, protocol.FAILED) and rest[0] != self.runs else message
         self.kill()
         raise ProcessDied(_ended_by(self.exitcode))
 
@@ -144,7 +144,7 @@ class LaneProcess:
         ``signum``: 0 if it goes on.
         """
         with contextlib.suppress(OSError):
-            self._control.send_bytes(messages.write((self.runs, is_lost, signum)))
+            self._control.send_bytes(protocol.write((self.runs, is_lost, signum)))
 
     # -- the end
 
@@ -157,7 +157,7 @@ class LaneProcess:
     def ask_to_end(self) -> None:
         """Have the process end after what it does now."""
         if not self._has_ended:
-            self.send(messages.write((messages.END,)))
+            self.send(protocol.write((protocol.END,)))
 
     def end(self) -> None:
         """Wait until the process ends, by request or by itself; kill it if it is late."""

@@ -22,11 +22,11 @@ from celery_lowkiq.integration.decisions import RunRules, crash_batch, return_ba
 from celery_lowkiq.integration.decode import RunJob, decode_plain
 from celery_lowkiq.integration.events import groups_of, send_event
 from celery_lowkiq.integration.light_run import only_call, raise_again
-from celery_lowkiq.integration.processes import messages
+from celery_lowkiq.integration.processes import protocol
 from celery_lowkiq.integration.processes.app_reference import modules_of, reference_to
 from celery_lowkiq.integration.processes.child import ChildOptions
 from celery_lowkiq.integration.processes.lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
-from celery_lowkiq.integration.processes.messages import OutcomeMessage
+from celery_lowkiq.integration.processes.protocol import OutcomeMessage
 from celery_lowkiq.integration.records import limits_of
 from celery_lowkiq.integration.request import RunRequest, new_id, succeeded
 from celery_lowkiq.integration.result_writes import EncodedResult, HeldResult
@@ -253,7 +253,7 @@ class ProcessRuns:
             ids = [job.id for job in batch.jobs]
             logger.error("shard %s: the process that ran %s ended by %s", batch.shard, ids, error)
             return crash_batch(batch)
-        if answer[0] == messages.FAILED:
+        if answer[0] == protocol.FAILED:
             logger.error("a batch of shard %s waits, because its run failed: %s", batch.shard, answer[2])
             return return_batch(batch, START_DELAY)
         return self._read_outcome(OutcomeMessage(*answer), batch, lane)
@@ -271,7 +271,7 @@ class ProcessRuns:
                 if process.send(self._message(process, run.batch)):
                     run.runs_in(process)
                     answer = self._wait(run, process)
-                    if answer[0] != messages.ENDED:
+                    if answer[0] != protocol.ENDED:
                         return answer
             except BaseException:
                 lane.kill()
@@ -284,7 +284,7 @@ class ProcessRuns:
     def _message(self, process: LaneProcess, batch: Batch) -> bytes:
         groups = groups_of(self._consumer.event_dispatcher)
         revoked = _revoked_since(process)
-        return messages.run_message(batch, process.runs, groups, revoked, state.revoked_stamps)
+        return protocol.run_message(batch, process.runs, groups, revoked, state.revoked_stamps)
 
     def _wait(self, run: ProcessRun, process: LaneProcess) -> tuple[Any, ...]:
         """Return the answer of the child. Raises ProcessDied, TimeLimitExceeded."""
@@ -295,7 +295,7 @@ class ProcessRuns:
         told = batch.lost.is_set(), 0
         while True:
             answer = process.receive()
-            if answer is not None and answer[0] != messages.EVENT:
+            if answer is not None and answer[0] != protocol.EVENT:
                 return answer
             if answer is not None:
                 self._send_event(*answer[1:])
@@ -318,7 +318,7 @@ class ProcessRuns:
 
     def _read_outcome(self, outcome: OutcomeMessage, batch: Batch, lane: _Lane) -> tuple[Settlement, ...]:
         lane.is_spent = outcome.is_spent
-        settlements, dead = messages.read_settlements(outcome, batch)
+        settlements, dead = protocol.read_settlements(outcome, batch)
         if all(settlement.disposition is Disposition.DONE for settlement in settlements):
             succeeded.append(batch.run_id)
         if dead:
@@ -335,11 +335,11 @@ class ProcessRuns:
             process = lane.running_process(self._options)
             process.runs += 1
             try:
-                if process.send(messages.write((messages.EXHAUSTED, process.runs, queue, dead))):
-                    while (answer := process.receive()) is None or answer[0] == messages.EVENT:
+                if process.send(protocol.write((protocol.EXHAUSTED, process.runs, queue, dead))):
+                    while (answer := process.receive()) is None or answer[0] == protocol.EVENT:
                         if answer is not None:
                             self._send_event(*answer[1:])
-                    if answer[0] != messages.ENDED:
+                    if answer[0] != protocol.ENDED:
                         return
             except BaseException:
                 lane.kill()

@@ -16,10 +16,10 @@ from celery.utils.collections import LimitedSet
 from celery.worker import state
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.processes import messages, process_runner
+from celery_lowkiq.integration.processes import process_runner, protocol
 from celery_lowkiq.integration.processes.child import Child, ChildOptions, Orders
 from celery_lowkiq.integration.processes.lane_process import LaneProcess
-from celery_lowkiq.integration.processes.messages import Channel
+from celery_lowkiq.integration.processes.protocol import Channel
 from celery_lowkiq.integration.request import new_id
 from celery_lowkiq.rules.models import (
     Batch,
@@ -64,9 +64,9 @@ def batch(*jobs: Job) -> Batch:
 
 def test_a_batch_arrives_as_it_was():
     sent = batch(PLAIN, FULL)
-    data = messages.run_message(sent, 3, ("task",), ["revoked"], {"stamp": ["1"]})
-    message = messages.RunMessage._make(messages.read(data))
-    received = messages.read_batch(message, QUEUE, threading.Event())
+    data = protocol.run_message(sent, 3, ("task",), ["revoked"], {"stamp": ["1"]})
+    message = protocol.RunMessage._make(protocol.read(data))
+    received = protocol.read_batch(message, QUEUE, threading.Event())
     assert received == sent
     assert (received.began_at, received.claimed_at, received.run_id) == (1.0, 2.0, "run")
     assert (message.number, message.events, message.revoked) == (3, ("task",), ["revoked"])
@@ -82,15 +82,15 @@ def test_a_batch_arrives_as_it_was():
     ],
 )
 def test_an_outcome_arrives_as_it_was(settlements, dead):
-    sent = messages.outcome(3, settlements, dead, is_spent=True)
-    received = messages.OutcomeMessage._make(messages.read(messages.write(sent)))
-    assert messages.read_settlements(received, batch(PLAIN)) == (tuple(settlements), dead)
+    sent = protocol.outcome(3, settlements, dead, is_spent=True)
+    received = protocol.OutcomeMessage._make(protocol.read(protocol.write(sent)))
+    assert protocol.read_settlements(received, batch(PLAIN)) == (tuple(settlements), dead)
     assert (received.number, received.is_spent) == (3, True)
 
 
 def test_a_held_result_ends_its_call():
-    held = messages.OutcomeMessage(messages.OUTCOME, 3, False, held=(b"key", "value", b"record"))
-    ((settlement,), dead) = messages.read_settlements(held, batch(PLAIN))
+    held = protocol.OutcomeMessage(protocol.OUTCOME, 3, False, held=(b"key", "value", b"record"))
+    ((settlement,), dead) = protocol.read_settlements(held, batch(PLAIN))
     assert (settlement.disposition, settlement.ended, dead) == (
         Disposition.DONE,
         ((b"record", b"record"),),
@@ -124,15 +124,15 @@ class Connected(LaneProcess):
         self._work, self.runs = channel, 2
 
 
-@pytest.mark.parametrize("kind", [messages.OUTCOME, messages.FAILED])
+@pytest.mark.parametrize("kind", [protocol.OUTCOME, protocol.FAILED])
 def test_an_outcome_of_another_run_is_skipped(ends, kind):
     """It must not settle the jobs of the run that the lane waits for."""
     child, lane = ends
     for number in (1, 2, 3):
-        child.send(messages.write((kind, number, "rest")))
-    child.send(messages.write((messages.EVENT, 1)))
+        child.send(protocol.write((kind, number, "rest")))
+    child.send(protocol.write((protocol.EVENT, 1)))
     process = Connected(lane)
-    assert [process.receive() for _ in range(4)] == [None, (kind, 2, "rest"), None, (messages.EVENT, 1)]
+    assert [process.receive() for _ in range(4)] == [None, (kind, 2, "rest"), None, (protocol.EVENT, 1)]
 
 
 @pytest.mark.parametrize("sizes", [[0], [1, 2, 3], [65_536], [3_000_000, 1]])
@@ -195,10 +195,10 @@ def test_receivers_of_task_received_get_the_runs_of_a_child(child, ends, caplog)
     receiver = partial(lambda into, request, **_: into.append(request.id), received)
     signals.task_received.connect(receiver, weak=False)
     try:
-        message = messages.run_message(batch(JSON), 1, None, (), {})
-        child._run(messages.RunMessage._make(messages.read(message)))
+        message = protocol.run_message(batch(JSON), 1, None, (), {})
+        child._run(protocol.RunMessage._make(protocol.read(message)))
     finally:
         signals.task_received.disconnect(receiver)
     assert received == ["run"]
-    kind, number, *_ = messages.read(ends[1].receive())
-    assert (kind, number, caplog.messages) == (messages.OUTCOME, 1, [])
+    kind, number, *_ = protocol.read(ends[1].receive())
+    assert (kind, number, caplog.messages) == (protocol.OUTCOME, 1, [])

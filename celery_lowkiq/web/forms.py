@@ -1,4 +1,4 @@
-"""Changes by operators: forms, the API, and the pages of running changes."""
+"""Forms of pages: the changes that operators begin and cancel, which the JSON API shares."""
 
 from __future__ import annotations
 
