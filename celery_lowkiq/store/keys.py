@@ -114,16 +114,15 @@ class ShardKeys:
     """Key of a shard by its name in SHARD_KEYS."""
 
     prefix: str
-    _bound: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+    #: Keys by their names, kept because each script uses the same names.
+    bound: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __getitem__(self, name: str) -> str:
         return self.prefix + name
 
     def bind(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys of these names. Cached because each script uses the same names."""
-        keys = self._bound.get(names)
-        if keys is None:
-            keys = self._bound[names] = tuple(self.prefix + name for name in names)
+        """Return the keys of these names, and keep them in ``bound``."""
+        keys = self.bound[names] = tuple(self.prefix + name for name in names)
         return keys
 
     def all(self) -> list[str]:

@@ -97,7 +97,10 @@ class Script:
         if args.keys() != self._arg_names:
             raise TypeError(f"{self.name}.lua takes {self.args}, got {tuple(args)}")
         names = self.keys if args.get("policy") else self._keys_without_policy
-        bound = keys.bind(names) if type(keys) is ShardKeys else tuple(keys[name] for name in names)
+        if type(keys) is ShardKeys:
+            bound = keys.bound.get(names) or keys.bind(names)
+        else:
+            bound = tuple(keys[name] for name in names)
         return ScriptCall(self, bound, (*map(args.__getitem__, self.args), *rest))
 
     def text(self, flags: bool) -> str:
