@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NoReturn, TypedDict
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypedDict
 
 from celery import Celery
 from celery.app.annotations import resolve_all as resolve_all_annotations
@@ -260,22 +261,6 @@ class RetryOptions(TypedDict, total=False):
     ]
 
 
-def retry_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Given retry options that contradict each other: the name of one, what it should be, and what to do."""
-    delays: Any = options.get("retry_in")
-    hopeless = options.get("dont_retry")
-    if is_list(delays) and options.get("max_retries", len(delays)) != len(delays):
-        expected = f"{len(delays)}, the number of delays in retry_in={delays!r}"
-        yield "max_retries", expected, "Leave max_retries= out"
-    if hopeless and options.get("dont_autoretry_for"):
-        expected = "no dont_autoretry_for= beside it, which means the same"
-        yield "dont_retry", expected, "Name all exceptions in dont_retry="
-    both = [kind.__name__ for kind in hopeless or () if kind in (options.get("autoretry_for") or ())]
-    if both:
-        expected = f"exceptions that are not in autoretry_for=, as {', '.join(both)} is"
-        yield "dont_retry", expected, "Take it out of one of them"
-
-
 # Queue options of an ordered task: what its queue does with a call, and the policies made of them.
 
 LARGEST_KEEP = 1000
@@ -404,65 +389,6 @@ class QueueOptions(TypedDict, total=False):
             "How often each id may run, as Celery's `rate_limit`. See [limits](policies.md#limits).",
         ),
     ]
-
-
-def queue_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Queue options that contradict others: the name of one, what it should be, and what to do."""
-    yield from _conflicts_of_time(options)
-    yield from _conflicts_of_rates(options)
-    keep, portion, retries = options["keep"], options["max_payloads_per_run"], options["max_retries"]
-    if keep != "all" and portion is not None and portion >= keep:
-        fix = "A job never has more payloads than that: take one of them out"
-        yield "max_payloads_per_run", f"less than keep={keep!r}", fix
-    if options["when_full"] != WhenFull.REFUSE.value and options["max_length"] is None:
-        yield "when_full", "max_length= beside it", "Give max_length=: without it no queue is ever full"
-    for name, without_effect in (("retry_priority", None), ("when_pushed_after_failure", "wait")):
-        if options[name] != without_effect and retries == 0:
-            yield name, "max_retries= above 0", "Without retries it has no effect: take it out"
-    yield from _conflicts_of_death(options)
-
-
-#: Options that would remove payloads behind a dead one, or the dead one: their value without effect, and why.
-_AGAINST_HOLD = {
-    "keep": ("all", "It drops payloads for newer ones, which then run over a gap"),
-    "latest": (False, "It drops calls for newer ones, which then run over a gap"),
-    "drop_stale": (False, "It would drop a dead payload that is requeued"),
-}
-
-
-def _conflicts_of_death(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    if options["when_dead"] != HOLD:
-        if options["hold_max"] != HOLD_MAX:
-            yield "hold_max", "when_dead='hold' beside it", "Without it no payload waits for a dead one"
-        return
-    for name, (without_effect, why) in _AGAINST_HOLD.items():
-        if options[name] != without_effect:
-            yield name, f"{without_effect!r} beside when_dead='hold'", f"{why}: take one of them out"
-    if options["when_full"] == WhenFull.DROP_OLDEST.value:
-        fix = "It drops payloads for newer ones, which then run over a gap: take one of them out"
-        yield "when_full", "'refuse' or 'drop_newest' beside when_dead='hold'", fix
-
-
-def _conflicts_of_time(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    debounce, longest, ttl = (seconds_of(options[name]) for name in ("debounce", "debounce_max", "job_ttl"))
-    if longest is not None and debounce is None:
-        yield "debounce_max", "debounce= beside it", "Give debounce=, which it limits"
-    if longest is not None and debounce is not None and longest < debounce:
-        fix = "With less, no call would put its job off"
-        yield "debounce_max", f"at least debounce={options['debounce']!r}", fix
-    if ttl is not None and debounce is not None and ttl <= debounce:
-        fix = "With less, each payload would be dropped before it may start"
-        yield "job_ttl", f"more than debounce={options['debounce']!r}", fix
-    if ttl is not None and options["expires"] is not None:
-        fix = f"expires={options['expires']!r} limits each call, also after a failure: take one of them out"
-        yield "job_ttl", "no expires= beside it", fix
-
-
-def _conflicts_of_rates(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    each, all_ids = read_rate(options["rate_limit_per_id"]), read_rate(options["rate_limit"])
-    if each is not None and all_ids is not None and each >= all_ids:
-        fix = "All ids together run no more often, so it limits nothing: give a lower one"
-        yield "rate_limit_per_id", f"less than rate_limit={options['rate_limit']!r}", fix
 
 
 def _usual_priority(task: Any) -> int:
@@ -697,7 +623,185 @@ CELERYS = (
     *(name for name in REFUSED if name != "Request"),
 )
 #: Options of Celery's that may contradict one of ours.
-RELATED = ("expires", "rate_limit")
+RELATED = ("autoretry_for", "dont_autoretry_for", "expires", "rate_limit")
+
+
+# Options that contradict others.
+
+
+class Conflict(NamedTuple):
+    """A row of CONFLICTS."""
+
+    option: str
+    #: The value that contradicts nothing.
+    idle: Any
+    #: True if any other value contradicts the options, which are attributes.
+    contradicts: Callable[[Any], Any]
+    #: Both texts may have the values of options.
+    expected: str
+    fix: str
+
+
+def _has_by(o: Any) -> Any:
+    return o.by is not None
+
+
+def _holds(o: Any) -> Any:
+    return o.when_dead == HOLD
+
+
+def _never_retries(o: Any) -> Any:
+    return o.max_retries == 0
+
+
+def _derived(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that conflicts depend on, beside those of options."""
+    retried = options["autoretry_for"] or ()
+    return {
+        "both": ", ".join(kind.__name__ for kind in options["dont_retry"] or () if kind in retried),
+        "delays": len(options["retry_in"]) if is_list(options["retry_in"]) else None,
+        "seconds": {n: seconds_of(options[n]) or 0.0 for n in ("debounce", "debounce_max", "job_ttl")},
+        "rate": read_rate(options["rate_limit"]) or math.inf,
+        "rate_per_id": read_rate(options["rate_limit_per_id"]) or 0.0,
+    }
+
+
+_ALONE = "Each call of a task with by= runs alone: take it out"
+_NO_BY = "no by= beside it"
+_UNHELD = "beside when_dead='hold'"
+_GAP = "for newer ones, which then run over a gap: take one of them out"
+_NO_RETRIES = ("max_retries= above 0", "Without retries it has no effect: take it out")
+#: The first one is reported, so a row may rely on those above it.
+CONFLICTS = (
+    Conflict("key", None, _has_by, _NO_BY, "Both say where the id of a call is: take one of them out"),
+    Conflict("batch_size", 1, _has_by, _NO_BY, _ALONE),
+    Conflict("max_payloads_per_run", None, _has_by, _NO_BY, _ALONE),
+    Conflict("keep", "all", _has_by, _NO_BY, "Use latest=True to run the newest call alone"),
+    Conflict("per_id", False, _has_by, _NO_BY, _ALONE),
+    Conflict(
+        "latest",
+        False,
+        lambda o: o.by is None,
+        "by= beside it",
+        "Give by=, or use keep=1 for a function that gets payloads by id",
+    ),
+    Conflict(
+        "time_limit",
+        None,
+        lambda o: o.run_in != "process",
+        "run_in='process' beside it, because a lane is a thread",
+        ENDLESS,
+    ),
+    Conflict(
+        "soft_time_limit",
+        None,
+        lambda o: o.run_in != "process" and not is_async(o.run),
+        "run_in='process' beside it, or an async def function, because a lane is a thread",
+        ENDLESS,
+    ),
+    Conflict(
+        "merge",
+        None,
+        lambda o: o.latest,
+        "no latest= beside it",
+        "With latest=True one call of an id waits: take merge= out",
+    ),
+    Conflict(
+        "debounce_max",
+        None,
+        lambda o: o.debounce is None,
+        "debounce= beside it",
+        "Give debounce=, which it limits",
+    ),
+    Conflict(
+        "debounce_max",
+        None,
+        lambda o: o.seconds["debounce_max"] < o.seconds["debounce"],
+        "at least debounce={debounce!r}",
+        "With less, no call would put its job off",
+    ),
+    Conflict(
+        "job_ttl",
+        None,
+        lambda o: o.seconds["job_ttl"] <= o.seconds["debounce"],
+        "more than debounce={debounce!r}",
+        "With less, each payload would be dropped before it may start",
+    ),
+    Conflict(
+        "job_ttl",
+        None,
+        lambda o: o.expires is not None,
+        "no expires= beside it",
+        "expires={expires!r} limits each call, also after a failure: take one of them out",
+    ),
+    Conflict(
+        "rate_limit_per_id",
+        None,
+        lambda o: o.rate_per_id >= o.rate,
+        "less than rate_limit={rate_limit!r}",
+        "All ids together run no more often, so it limits nothing: give a lower one",
+    ),
+    Conflict(
+        "max_payloads_per_run",
+        None,
+        lambda o: o.keep != "all" and o.max_payloads_per_run >= o.keep,
+        "less than keep={keep!r}",
+        "A job never has more payloads than that: take one of them out",
+    ),
+    Conflict(
+        "when_full",
+        "refuse",
+        lambda o: o.max_length is None,
+        "max_length= beside it",
+        "Give max_length=: without it no queue is ever full",
+    ),
+    Conflict("retry_priority", None, _never_retries, *_NO_RETRIES),
+    Conflict("when_pushed_after_failure", "wait", _never_retries, *_NO_RETRIES),
+    Conflict(
+        "hold_max",
+        HOLD_MAX,
+        lambda o: not _holds(o),
+        "when_dead='hold' beside it",
+        "Without it no payload waits for a dead one",
+    ),
+    Conflict("keep", "all", _holds, f"'all' {_UNHELD}", f"It drops payloads {_GAP}"),
+    Conflict("latest", False, _holds, f"False {_UNHELD}", f"It drops calls {_GAP}"),
+    Conflict(
+        "drop_stale",
+        False,
+        _holds,
+        f"False {_UNHELD}",
+        "It would drop a dead payload that is requeued: take one of them out",
+    ),
+    Conflict(
+        "when_full",
+        "refuse",
+        lambda o: _holds(o) and o.when_full == WhenFull.DROP_OLDEST.value,
+        f"'refuse' or 'drop_newest' {_UNHELD}",
+        f"It drops payloads {_GAP}",
+    ),
+    Conflict(
+        "max_retries",
+        ...,
+        lambda o: o.delays is not None and o.given.get("max_retries", o.delays) != o.delays,
+        "{delays}, the number of delays in retry_in={retry_in!r}",
+        "Leave max_retries= out",
+    ),
+    Conflict(
+        "dont_retry",
+        None,
+        lambda o: o.dont_retry and o.dont_autoretry_for,
+        "no dont_autoretry_for= beside it, which means the same",
+        "Name all exceptions in dont_retry=",
+    ),
+    Conflict(
+        "dont_retry",
+        None,
+        lambda o: o.both,
+        "exceptions that are not in autoretry_for=, as {both} is",
+        "Take it out of one of them",
+    ),
+)
 
 
 def check_values(options: Mapping[str, Any]) -> None:
@@ -719,42 +823,13 @@ def check_task(options: Mapping[str, Any], function: Callable[..., Any], bound: 
     given = {name: _unwrapped(value) for name, value in options.items()}
     all_options = {name: given.get(name, option.default) for name, option in OPTIONS.items()}
     all_options.update({name: given.get(name) for name in RELATED}, run=function)
-    conflicts = (*_call_conflicts(all_options), *queue_conflicts(all_options), *retry_conflicts(given))
-    for name, expected, fix in conflicts:
-        raise ConfigurationError(invalid(name, all_options[name], expected, fix))
+    known = {**all_options, **_derived(all_options), "given": given}
+    for name, idle, contradicts, *texts in CONFLICTS:
+        if known[name] != idle and contradicts(SimpleNamespace(**known)):
+            expected, fix = (text.format_map(known) for text in texts)
+            raise ConfigurationError(invalid(name, known[name], expected, fix))
     check_celery_options(options, keeps_signature=all_options["by"] is not None)
     check_function(function, bound, all_options["by"], all_options["per_id"])
-
-
-_ALONE = "Each call of a task with by= runs alone: take it out"
-#: Options that say nothing beside by=: their default, and what to do.
-_WITHOUT_BY = {
-    "key": (None, "Both say where the id of a call is: take one of them out"),
-    "batch_size": (1, _ALONE),
-    "max_payloads_per_run": (None, _ALONE),
-    "keep": ("all", "Use latest=True to run the newest call alone"),
-    "per_id": (False, _ALONE),
-}
-#: Options that need by=: their default, and what to do.
-_WITH_BY = {
-    "latest": (False, "Give by=, or use keep=1 for a function that gets payloads by id"),
-}
-
-
-def _call_conflicts(options: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Options of calls that contradict others: the name of one, what it should be, and what to do."""
-    has_by = options["by"] is not None
-    for name, (default, fix) in (_WITHOUT_BY if has_by else _WITH_BY).items():
-        if options[name] != default:
-            yield name, "no by= beside it" if has_by else "by= beside it", fix
-    if options["run_in"] != "process":
-        if options["time_limit"] is not None:
-            yield "time_limit", "run_in='process' beside it, because a lane is a thread", ENDLESS
-        if options["soft_time_limit"] is not None and not is_async(options["run"]):
-            expected = "run_in='process' beside it, or an async def function, because a lane is a thread"
-            yield "soft_time_limit", expected, ENDLESS
-    if options["latest"] and options["merge"] is not None:
-        yield "merge", "no latest= beside it", "With latest=True one call of an id waits: take merge= out"
 
 
 def check_names_of(given: Iterable[str], *bases: Any) -> None:
