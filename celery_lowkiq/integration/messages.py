@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, tzinfo
 from functools import lru_cache
@@ -16,11 +15,7 @@ from pickle import PicklingError
 from typing import Any, NoReturn
 
 from celery import Celery, Task, signals
-from celery._state import (  # type: ignore[attr-defined]
-    get_current_worker_task,
-    pop_current_task,
-    push_current_task,
-)
+from celery._state import get_current_worker_task
 from celery.app.amqp import AMQP
 from celery.app.defaults import DEFAULTS
 from celery.utils.saferepr import saferepr
@@ -546,21 +541,3 @@ def install() -> None:
         return _stamping(self.app, send) if read_setting(self.app, "message_score") == "sent" else send
 
     factory._create_task_sender = create_sender
-
-
-# Lets a call that is made in another thread see the running task that makes it.
-
-
-@contextlib.contextmanager
-def within(task: Any, request: Any) -> Iterator[None]:
-    """Have a task be the current one of this thread, in one of its runs; None: no task."""
-    if task is None:
-        yield
-        return
-    push_current_task(task)
-    task.request_stack.push(request)
-    try:
-        yield
-    finally:
-        task.request_stack.pop()
-        pop_current_task()

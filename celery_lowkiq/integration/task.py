@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeAlias, ov
 from uuid import UUID
 
 from celery import Celery
-from celery._state import get_current_task, get_current_worker_task
+from celery._state import (  # type: ignore[attr-defined]
+    get_current_task,
+    get_current_worker_task,
+    pop_current_task,
+    push_current_task,
+)
 from celery.exceptions import Ignore, Reject, Retry
 from celery.result import AsyncResult, EagerResult
 from celery.utils.serialization import raise_with_context
@@ -52,7 +57,6 @@ from celery_lowkiq.integration.messages import (
     recorded_calls,
     take_header,
     with_header,
-    within,
 )
 from celery_lowkiq.integration.options import (
     OPTIONS,
@@ -530,8 +534,15 @@ class OrderedTask(CeleryTask, Generic[R], OrderedTaskMarker):  # type: ignore[mi
         self, caller: Any, request: Any, call: Callable[..., T], args: tuple[Any, ...], options: Any
     ) -> T:
         """Make a call in this thread, as one of the run that makes it in another thread."""
-        with within(caller, request):
+        if caller is None:
             return as_lazy(self, call(*args, **options))
+        push_current_task(caller)
+        caller.request_stack.push(request)
+        try:
+            return as_lazy(self, call(*args, **options))
+        finally:
+            caller.request_stack.pop()
+            pop_current_task()
 
     @cached_property
     def _router(self) -> StoreRouter:
