@@ -40,7 +40,7 @@ def write_json(value: Any) -> None:
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns under their names; one whose name begins with ``>`` holds numbers, which end at the right."""
     names = [name.lstrip(">") for name in header]
-    lines = [[escaped(cell) for cell in row] for row in (names, *rows)]
+    lines = [names, *([escaped(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     pads = [str.rjust if name.startswith(">") else str.ljust for name in header]
     return "\n".join(

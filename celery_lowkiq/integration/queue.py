@@ -135,34 +135,6 @@ def dump_lines(context: AppContext, queue: QueueSpec) -> Iterator[bytes]:
     yield end_line(End(count))
 
 
-def load_lines(
-    context: AppContext,
-    queue: QueueSpec,
-    lines: Iterable[bytes],
-    *,
-    renamed: bool = False,
-    again: bool = False,
-    progress: Callable[[Loaded], object] | None = None,
-) -> Loaded:
-    """Load the lines of a dump. After an error, the loaded lines stay, and the next load skips them.
-
-    ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
-    Raises BadDump, QueueResharded, StoreError.
-    """
-    parsed = _parsed(context, lines)
-    header = _header(context, parsed, None if renamed else queue.name)
-    if again:
-        header = replace(header, dump=uuid.uuid4().hex)
-    if header.queue != queue.name and context.signing.mode != "off":
-        parsed = _signed_anew(context, header.queue, queue.name, parsed)
-    done = Loaded(0, 0)
-    for chunk in _chunks(parsed):
-        done = Loaded(done.lines + len(chunk), done.new + load_entries(context.store, queue, header, chunk))
-        if progress is not None:
-            progress(done)
-    return done
-
-
 def _signed_anew(
     context: AppContext, former: str, name: str, parsed: Iterator[tuple[int, Line]]
 ) -> Iterator[tuple[int, Line]]:
@@ -978,14 +950,26 @@ class OrderedQueue:
         again: bool = False,
         progress: Callable[[Loaded], object] | None = None,
     ) -> Loaded:
-        """Merge the lines of a dump into the queue. A repeated load skips the lines that are loaded.
+        """Merge the lines of a dump into the queue. After an error, the loaded lines stay, and the next load
+        skips them.
 
         ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
-        Raises BadDump, which names the line.
+        Raises BadDump, which names the line, and QueueResharded.
         """
-        return load_lines(
-            self._context, self._at_rest(), lines, renamed=renamed, again=again, progress=progress
-        )
+        context, queue = self._context, self._at_rest()
+        parsed = _parsed(context, lines)
+        header = _header(context, parsed, None if renamed else queue.name)
+        if again:
+            header = replace(header, dump=uuid.uuid4().hex)
+        if header.queue != queue.name and self.is_signed:
+            parsed = _signed_anew(context, header.queue, queue.name, parsed)
+        done = Loaded(0, 0)
+        for chunk in _chunks(parsed):
+            new = load_entries(context.store, queue, header, chunk)
+            done = Loaded(done.lines + len(chunk), done.new + new)
+            if progress is not None:
+                progress(done)
+        return done
 
     # -- signatures
 

@@ -94,7 +94,7 @@ class QueueSpec:
 
     def shard_refs(self) -> tuple[ShardRef, ...]:
         """All shards that may have jobs, in order."""
-        return tuple(ShardRef(self.name, index) for index in range(self.layout.count))
+        return tuple([ShardRef(self.name, index) for index in range(self.layout.count)])
 
     def shard_of(self, job_id: str) -> ShardRef:
         return ShardRef(self.name, self.layout.home(job_id))

@@ -405,23 +405,20 @@ def _dead_job(entry: IndexEntry, reply: list[Any]) -> DeadJob | None:
 def _state(shard: ShardRef, reply: Any) -> ShardState:
     now, next_due, oldest, held_since, (owner, epoch, counter), busiest, *values = reply
     counts = dict(zip(COUNTS, values, strict=True))
-    ages = [_seconds_since(since, now) for since in (oldest, *busiest[2::3])]
+    moments = next_due, held_since, oldest, *busiest[2::3]
+    lag, held_for, *ages = [max(0.0, float(now) - float(moment)) if moment else 0.0 for moment in moments]
     ids = map(parse_id, busiest[::3])
     stats = Stats(
         **counts,
         fresh=counts["length"] - counts["retries"],
-        lag=_seconds_since(next_due, now),
-        oldest=_seconds_since(oldest, now),
-        held_for=_seconds_since(held_since, now),
+        lag=lag,
+        oldest=ages[0],
+        held_for=held_for,
         oldest_call=max(ages),
         busiest=tuple(map(IdCalls, repeat(shard.queue), ids, busiest[1::3])),
     )
     lease = LeaseState(parse_id(owner or b""), parse_whole(epoch or b""), parse_whole(counter or b""))
     return ShardState(shard, stats, lease)
-
-
-def _seconds_since(moment: bytes, now: bytes) -> float:
-    return max(0.0, float(now) - float(moment)) if moment else 0.0
 
 
 # Reads of failures: their groups, and the errors of failing and dead jobs without payloads.
