@@ -26,6 +26,7 @@ from celery_lowkiq.cli.output import (
     When,
     command,
     each_id,
+    find_tracker,
     ids_argument,
     queue_argument,
     reason_option,
@@ -47,7 +48,7 @@ from celery_lowkiq.integration.audit import Audit, Change
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.dumps import MAX_LINE_BYTES
-from celery_lowkiq.rules.errors import ShardsUnreachable, UnknownTracker
+from celery_lowkiq.rules.errors import ShardsUnreachable
 from celery_lowkiq.rules.models import MAX_SHARDS, ShardRef
 from celery_lowkiq.rules.resharding import JOBS_PER_SECOND, MigrationState
 from celery_lowkiq.rules.text import count_of, duration, escaped, size
@@ -656,11 +657,7 @@ def cancel(inspector: Inspector, id_: str, yes: bool, reason: str) -> None:
 
     Their results become REVOKED when the calls are due. Status 1 if there is no such tracker.
     """
-    try:
-        tracker = inspector.tracker(id_)
-    except UnknownTracker as error:
-        write_text(escaped(str(error)), err=True)
-        raise click.exceptions.Exit(FAILED) from error
+    tracker = find_tracker(inspector, id_)
     waiting = tracker.counts().enqueued
     confirm(f"Cancel {count_of(waiting, 'waiting call')} of {escaped(tracker.name)}?", yes)
     change = Change(*asker(), "cancel", f"tracker {tracker.name}", (tracker.id,), reason=reason)

@@ -16,6 +16,8 @@ import click
 from celery_lowkiq.cli.main import FAILED
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.json_records import ShownPayload, encode, value_text
+from celery_lowkiq.integration.tracking import Tracker
+from celery_lowkiq.rules.errors import UnknownTracker
 from celery_lowkiq.rules.text import escaped, lacking, last_error_line, shortened
 
 # Output of commands: a table or lines for people, JSON for programs.
@@ -191,6 +193,15 @@ def each_id(ids: Sequence[str]) -> Iterator[str]:
     for line in stdin():
         if job_id := line.rstrip("\r\n"):
             yield job_id
+
+
+def find_tracker(inspector: Inspector, tracker_id: str) -> Tracker:
+    """Return a tracker. Ends with status 1 for an unknown one."""
+    try:
+        return inspector.tracker(tracker_id)
+    except UnknownTracker as error:
+        write_text(escaped(str(error)), err=True)
+        raise click.exceptions.Exit(FAILED) from error
 
 
 def stdin() -> TextIO:

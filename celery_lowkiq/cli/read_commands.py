@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from celery_lowkiq.cli.output import (
     command,
     end_listing,
     error_text,
+    find_tracker,
     first_payload,
     json_option,
     payload_text,
@@ -41,10 +43,10 @@ from celery_lowkiq.integration.json_records import (
     value_text,
 )
 from celery_lowkiq.integration.queue import FailureGroup, Failures, OrderedQueue
-from celery_lowkiq.integration.reads import ID, QUEUE, READS, Findings, Nodes, Read, places
+from celery_lowkiq.integration.reads import ID, QUEUE, READS, Findings, Nodes, Read
 from celery_lowkiq.integration.tracking import Tracker
 from celery_lowkiq.rules.diagnosis import Why
-from celery_lowkiq.rules.errors import StoreUnavailable, UnknownTracker
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.health import expected
 from celery_lowkiq.rules.text import count_of, duration, escaped, format_job_ids, moment, relative, size
 from celery_lowkiq.rules.topology import Kind, Master, Topology
@@ -268,7 +270,7 @@ def stats(inspector: Inspector, queue: str | None, shards: bool, watch: float | 
 
 def _watch_counts(read: Callable[[], OverviewJson | ShardsJson], seconds: float, json_: bool) -> None:
     pause = threading.Event()
-    try:
+    with suppress(KeyboardInterrupt):
         while True:
             try:
                 found = read()
@@ -279,8 +281,6 @@ def _watch_counts(read: Callable[[], OverviewJson | ShardsJson], seconds: float,
                     click.clear()
                 _show_counts(found, json_)
             pause.wait(seconds)
-    except KeyboardInterrupt:
-        pass
 
 
 def _queue_row(
@@ -595,26 +595,6 @@ why: click.Command = record_command(
 COLUMN = 12
 
 
-@command("Where an id is, and what it has.", ["job sync_order 42", "job sync_order 42 --json"])
-@queue_argument
-@click.argument("id_", metavar="ID")
-@json_option
-def job(inspector: Inspector, queue: str, id_: str, json_: bool) -> None:
-    """Where an ID of QUEUE is: waiting, being processed, in the morgue; with payloads, scores and last error.
-
-    Status 1 when it is nowhere.
-    """
-    ordered = inspector.queue(queue).raw(decoded=True) if json_ else inspector.queue(queue)
-    found = places(ordered, id_)
-    if json_:
-        write_json(found)
-    else:
-        _write_places(found)
-    if not any((found.waiting, found.processing, found.dead)):
-        write_text(f"queue {queue} has no job {escaped(id_)}", err=True)
-        raise click.exceptions.Exit(FAILED)
-
-
 def _write_places(found: PlacesJson) -> None:
     known = {"id": found.id, "queue": found.queue, "shard": found.shard, "owner": found.owner or "none"}
     write_text("\n".join(f"{name:{COLUMN}}{escaped(str(value))}" for name, value in known.items()))
@@ -642,6 +622,26 @@ def _place_text(name: str, place: ShownJob | ShownDeadJob) -> str:
     lines += [f"    score {payload.score!r}  {payload_text(payload, None)}" for payload in place.payloads]
     left = place.payload_count - len(place.payloads)
     return "\n".join([*lines, f"    and {left} more"] if left > 0 else lines)
+
+
+def _is_nowhere(found: PlacesJson) -> bool:
+    if any((found.waiting, found.processing, found.dead)):
+        return False
+    write_text(f"queue {found.queue} has no job {escaped(found.id)}", err=True)
+    return True
+
+
+job: click.Command = record_command(
+    READ["job"],
+    "Where an id is, and what it has.",
+    """Where an ID of QUEUE is: waiting, being processed, in the morgue; with payloads, scores and last error.
+
+    Status 1 when it is nowhere.
+    """,
+    ["job sync_order 42", "job sync_order 42 --json"],
+    _write_places,
+    failed=_is_nowhere,
+)
 
 
 # ``jobs``: the waiting jobs of a queue.
@@ -813,11 +813,7 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
     if id_ is None:
         write_listing(all_items(inspector.trackers), limit, TRACKERS, json_)
         return
-    try:
-        tracker = Tracker.get(inspector.app, id_)
-    except UnknownTracker as error:
-        write_text(escaped(str(error)), err=True)
-        raise click.exceptions.Exit(FAILED) from error
+    tracker = find_tracker(inspector, id_)
     if states:
         write_listing(all_items(tracker.jobs, state=states), limit, CALLS, json_)
         return
@@ -832,17 +828,15 @@ def progress(inspector: Inspector, id_: str | None, states: tuple[str, ...], lim
 
 def _watch_tracker(tracker: Tracker) -> None:
     """Move the bar until the end, or until Ctrl-C."""
-    try:
-        with click.progressbar(length=1, label=escaped(tracker.name), file=sys.stderr, show_pos=True) as bar:
-            ended = False
-            while not ended:
-                ended = tracker.wait(LOOK)
-                counts = tracker.counts()
-                bar.length = max(counts.total, 1)
-                bar.update(counts.ended - bar.pos)
-                bar.render_progress()
-    except KeyboardInterrupt:
-        pass
+    bar = click.progressbar(length=1, label=escaped(tracker.name), file=sys.stderr, show_pos=True)
+    with suppress(KeyboardInterrupt), bar:
+        ended = False
+        while not ended:
+            ended = tracker.wait(LOOK)
+            counts = tracker.counts()
+            bar.length = max(counts.total, 1)
+            bar.update(counts.ended - bar.pos)
+            bar.render_progress()
 
 
 def _progress(call: TrackedCall) -> str:
