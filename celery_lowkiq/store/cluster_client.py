@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import redis
 from redis import exceptions
 
-from celery_lowkiq.rules.errors import NotClusterNode, StoreError
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.store.cluster_map import (
@@ -35,8 +34,7 @@ from celery_lowkiq.store.cluster_map import (
     text_of,
 )
 from celery_lowkiq.store.connect import PROTOCOL
-from celery_lowkiq.store.errors import store_error
-from celery_lowkiq.store.exchange import Command, KeepingPool, Kept, packed
+from celery_lowkiq.store.exchange import Command, KeepingPool, Kept, packed, with_words
 from celery_lowkiq.store.keys import KEYLESS, reports_key, shard_keys
 from celery_lowkiq.store.script import Script, scripts_of_workers
 from celery_lowkiq.store.single_server import Master
@@ -100,7 +98,7 @@ def exchange_all(cluster: ClusterMap, parts: Mapping[Address, Sequence[Command]]
 def find_near(cluster: ClusterMap, last: Address | None) -> Address:
     """Return the first master that answers within NEAR, or the fastest of MOST_FAR. ``last``: tried last.
 
-    Raises RedisError, OSError.
+    Raises StoreError, RedisError, OSError.
     """
     error: Any = exceptions.ConnectionError("no master has a slot")
     far: dict[Address, float] = {}
@@ -144,8 +142,7 @@ def _send(cluster: ClusterMap, address: Address, commands: Sequence[Command]) ->
     """Send commands over a connection of the pool. If that fails, return the replies."""
     sent, now = None, time.monotonic()
     if any(" " in command[0] for command in commands):
-        # Redis-py splits such names, hiredis does not.
-        commands = [(*name.split(), *values) for name, *values in commands]
+        commands = with_words(commands)
     try:
         cluster.check_responsive(address)
         pool = cluster.pool(address)
@@ -274,7 +271,7 @@ class ClusterClient:
         The map is read anew: without other traffic, nothing has told of a failover.
         """
         self.map.read_anew()
-        counts = Counter(address for address in self._slots() if address)
+        counts = Counter(address for address in self.map.slots() if address)
         return [
             (text_of(address), counts[address], partial(exchange_one, self.map, address))
             for address in sorted(counts)
@@ -282,30 +279,23 @@ class ClusterClient:
 
     def refusing_replicas(self) -> list[str]:
         """Return the addresses of the replicas that refuse user or password."""
-        self._slots()
         return [text_of(address) for address in self.map.refusing_replicas()]
 
     def master_of(self, shard: ShardRef) -> str:
         """Return the address of a shard's master, or that its slot has none."""
-        address = self._slots()[slot_of(shard_keys(shard)["meta"])]
+        address = self.map.slots()[slot_of(shard_keys(shard)["meta"])]
         return text_of(address) if address else NO_MASTER
 
     def is_unreachable(self, shard: ShardRef) -> bool:
         """True if a shard's master has not answered lately, or its slot has none."""
-        address = self._slots()[slot_of(shard_keys(shard)["meta"])]
+        address = self.map.slots()[slot_of(shard_keys(shard)["meta"])]
         return address is None or address in self.map.outages.unreachable
-
-    def _slots(self) -> Sequence[Address | None]:
-        try:
-            return self.map.slots()
-        except (exceptions.RedisError, OSError) as error:
-            raise _map_error(error) from error
 
     def apart(self) -> redis.Redis:
         """Return a client of one master that answers soon: the cluster carries what is published to all.
 
         The master of the last one that was lost is asked last: it may be unresponsive, and not known to be.
-        Raises RedisError, OSError.
+        Raises StoreError, RedisError, OSError.
         """
         return self.map.apart(find_near(self.map, last=self._lost))
 
@@ -322,7 +312,7 @@ class ClusterClient:
         """Send commands in one round trip. Return their replies; that of a refused or lost one is its
         error.
         """
-        slots, masters = list(slots_of(commands)), self._slots()
+        slots, masters = list(slots_of(commands)), self.map.slots()
         address, *others = {masters[slot] for slot in slots}
         if address is not None and not others:
             replies = exchange_one(self.map, address, commands)
@@ -382,10 +372,6 @@ def slots_of(commands: Sequence[Command]) -> Iterator[int]:
             keyed = (_key(each) for each in commands if each[0] not in KEYLESS)
             last = next(map(slot_of, keyed), slot_of(reports_key()))
         yield last
-
-
-def _map_error(error: BaseException) -> StoreError:
-    return NotClusterNode() if "cluster support disabled" in str(error) else store_error(error)
 
 
 def _address_of(client: redis.Redis) -> Address:

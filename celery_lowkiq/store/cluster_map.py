@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from celery_lowkiq.rules.basics import store_logger as logger
 from celery_lowkiq.rules.basics import try_start
-from celery_lowkiq.rules.errors import AccessDenied
+from celery_lowkiq.rules.errors import AccessDenied, NotClusterNode
 from celery_lowkiq.rules.text import host_port, sentence
 from celery_lowkiq.store.errors import is_cluster_down, store_error
 from celery_lowkiq.store.exchange import KeepingPool, NoFreeConnection
@@ -333,7 +333,7 @@ class ClusterMap:
         return ",".join(map(text_of, self._seeds))
 
     def slots(self) -> Slots:
-        """Return the masters of all slots. Raises RedisError, OSError when no seed returns them."""
+        """Return the masters of all slots. Raises StoreError when no seed returns them."""
         return self._slots or self._first_slots()
 
     def _first_slots(self) -> Slots:
@@ -341,7 +341,9 @@ class ClusterMap:
         with self._changed:
             self._changed.wait_for(lambda: self._slots or not self._is_reading, FIRST_SECONDS)
             if self._slots is None:
-                raise self._error or exceptions.ConnectionError(f"no node of {self.text} has answered")
+                error = self._error or exceptions.ConnectionError(f"no node of {self.text} has answered")
+                has_no_cluster = "cluster support disabled" in str(error)
+                raise (NotClusterNode() if has_no_cluster else store_error(error)) from error
             return self._slots
 
     def masters(self) -> list[Address]:

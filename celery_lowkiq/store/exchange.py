@@ -252,22 +252,8 @@ except ImportError:
 
 #: Commands of this many bytes are sent while the next ones are packed: more than 1,000 small jobs.
 PART_BYTES = 64 * 1024
-#: Commands that are sent often: scripts, confirmations of pushes, reads of many shards and of nodes. redis-py
-#: changes the replies of those in CHANGED.
-SENT_HERE = {
-    "EVALSHA",
-    "HGET",
-    "HINCRBY",
-    "HMGET",
-    "HVALS",
-    "TIME",
-    "WAIT",
-    "ZCARD",
-    "ZCOUNT",
-    "ZMSCORE",
-    "ZREVRANGE",
-}
-CHANGED = {"TIME", "ZMSCORE"}
+#: Commands that are sent often, and whose replies redis-py returns as they are.
+UNCHANGED = {"EVALSHA", "HGET", "HINCRBY", "HMGET", "HVALS", "WAIT", "ZCARD", "ZCOUNT", "ZREVRANGE"}
 Command = tuple[Any, ...]
 _name: Callable[[Command], str] = itemgetter(0)
 
@@ -275,34 +261,37 @@ _name: Callable[[Command], str] = itemgetter(0)
 def exchange(client: redis.Redis, commands: Sequence[Command]) -> list[Any] | None:
     """Send commands in one round trip, and return their replies; that of a refused one is its error.
 
-    As redis-py does, repeats all of them when the connection is lost. None: nothing was sent because
-    something observes redis-py, or the commands are not all SENT_HERE. Raises RedisError.
+    As redis-py does, repeats all of them when the connection is lost, and converts the replies. None: nothing
+    was sent because something observes redis-py, or the pool is not ours. Raises RedisError.
     """
     pool = client.connection_pool
-    names = set(map(_name, commands))
-    if not isinstance(pool, KeepingPool) or not names <= SENT_HERE:
+    if not isinstance(pool, KeepingPool):
         return None
+    names = list(map(_name, commands))
+    is_usual = UNCHANGED.issuperset(names)
     kept = pool.take_kept()
     if kept is None:
         if _is_observed(client):
             return None
         kept = pool.take_new()
     try:
-        replies = _exchange(kept.connection, commands)
+        replies = _exchange(kept.connection, commands if is_usual else with_words(commands))
     except BaseException:
         pool.release(kept.connection)
         raise
     pool.keep(kept)
-    if names & CHANGED:
-        return [_changed(client, *each) for each in zip(commands, replies, strict=True)]
-    return replies
+    if is_usual:
+        return replies
+    convert = client.response_callbacks
+    return [
+        convert[name](reply) if name in convert and not isinstance(reply, exceptions.ResponseError) else reply
+        for name, reply in zip(names, replies, strict=True)
+    ]
 
 
-def _changed(client: redis.Redis, command: Command, reply: Any) -> Any:
-    """A reply as redis-py returns it."""
-    if command[0] not in CHANGED or isinstance(reply, exceptions.ResponseError):
-        return reply
-    return client.response_callbacks[command[0]](reply)
+def with_words(commands: Sequence[Command]) -> Sequence[Command]:
+    """Split names such as CONFIG GET: redis-py does, hiredis does not."""
+    return [(*name.split(), *values) for name, *values in commands]
 
 
 def transact(client: redis.Redis, commands: Sequence[Command]) -> bool:

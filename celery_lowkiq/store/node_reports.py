@@ -104,8 +104,12 @@ def beat_calls(client: Client, queues: Sequence[str], member: str, turn: int) ->
     ]
 
 
-def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
-    """Return the calls for the report, for clocks, for the counters of shards, and for samples."""
+def report_calls(client: Client, news: NodeUpdate) -> dict[Any, ScriptCall]:
+    """Return the calls for the report, for clocks, for the counters of shards, and for samples, by key.
+
+    On a cluster, the clocks are of the masters that will store the samples of the counted queues: they may
+    differ from the clock of the master with the reports.
+    """
     report = load("write_report").call(
         {"report": report_key(news.report.owner), "reports": reports_key()},
         owner=news.report.owner,
@@ -113,27 +117,20 @@ def report_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
         uptime=number_text(news.uptime),
         ttl=REPORT_TTL,
     )
-    counters = [
-        load("read_counters").call_many([key for shard in part for key in shard_keys(shard).bind(COUNTED)])
+    clocks = {
+        ("clock", queue.name): load("read_clock").call({"history": history_key(queue.name)})
+        for queue in (() if client.cluster is None else news.counted)
+    }
+    counters = {
+        ("counters", part[0]): load("read_counters").call_many(
+            [key for shard in part for key in shard_keys(shard).bind(COUNTED)]
+        )
         for queue in news.counted
         for part in client.slices(queue.shard_refs(), SHARDS)
-    ]
-    return [
-        report,
-        *_clock_calls(client, news),
-        *counters,
-        *(sample_call(part) for part in client.slices(news.samples, QUEUES)),
-    ]
-
-
-def _clock_calls(client: Client, news: NodeUpdate) -> list[ScriptCall]:
-    """Return the calls for the clocks of the masters that will store the samples of the counted queues.
-
-    They may differ from that of the master with the reports; elsewhere, that is the same one.
-    """
-    if client.cluster is None:
-        return []
-    return [load("read_clock").call({"history": history_key(queue.name)}) for queue in news.counted]
+    }
+    parts = client.slices(news.samples, QUEUES)
+    samples = {("samples", n): sample_call(part) for n, part in enumerate(parts)}
+    return {"report": report, **clocks, **counters, **samples}
 
 
 def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
@@ -152,17 +149,13 @@ def sample_call(samples: Sequence[tuple[str, Counters]]) -> ScriptCall:
     return load("write_samples").call_many(keys, values)
 
 
-def heartbeat_reply(client: Client, news: NodeUpdate, replies: Sequence[Any]) -> UpdateReply | StoreError:
-    """Return the parsed replies to :func:`report_calls`, or the first error among them."""
-    if error := next((reply for reply in replies if isinstance(reply, StoreError)), None):
-        return error
-    now = parse_seconds(replies[0])
-    asked = len(_clock_calls(client, news))
-    clocks = [*map(parse_seconds, replies[1 : 1 + asked])] or [now] * len(news.counted)
-    counters = iter(replies[1 + asked :])
+def heartbeat_reply(news: NodeUpdate, found: Mapping[Any, Any]) -> UpdateReply:
+    """Parse the replies to :func:`report_calls`."""
+    now = parse_seconds(found["report"])
     samples = []
-    for queue, at in zip(news.counted, clocks, strict=True):
-        parts = list(islice(counters, len(client.slices(queue.shard_refs(), SHARDS))))
+    for queue in news.counted:
+        at = parse_seconds(found.get(("clock", queue.name), found["report"]))
+        parts = [found[key] for shard in queue.shard_refs() if (key := ("counters", shard)) in found]
         processed = tuple(count for _, _, *of_part in parts for count in of_part)
         lag = max(float(lag) for _, lag, *_ in parts)
         samples.append((queue.name, Counters(at, processed, sum(failed for failed, *_ in parts), lag)))

@@ -25,7 +25,7 @@ from celery_lowkiq.store.claims import (
     release_call,
     settle_calls,
 )
-from celery_lowkiq.store.client import Client, parted, raise_refused
+from celery_lowkiq.store.client import Client, raise_refused
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import ClusterMap
 from celery_lowkiq.store.durability import Durability
@@ -166,14 +166,16 @@ class RedisStore:
         self, queues: Sequence[str], owner: str, lanes: int, turn: int, news: NodeUpdate | None = None
     ) -> BeatResult:
         beats = beat_calls(self.client, queues, f"{owner} {lanes}" if lanes else "", turn)
-        replies = self.client.calls([*beats, *(report_calls(self.client, news) if news else [])])
-        found, _ = self.client.reached(*parted(range(len(beats)), replies[: len(beats)]))
+        reports = report_calls(self.client, news) if news else {}
+        found, errors = self.client.outcomes({**dict(enumerate(beats)), **reports})
+        refused = [errors.pop(key) for key in reports if key in errors]
+        self.client.reached(found, errors)
         parts = [parse_beats(found[n]) if n in found else [(None, None)] for n in range(len(beats))]
         answered = list(zip(queues, chain(*parts), strict=True))
         return BeatResult(
             [members for _, (members, _) in answered],
             [route for _, (_, route) in answered],
-            heartbeat_reply(self.client, news, replies[len(beats) :]) if news else None,
+            refused[0] if refused else heartbeat_reply(news, found) if news else None,
         )
 
     def forget_members(self, queue: str, members: Sequence[tuple[str, int]]) -> None:

@@ -101,6 +101,15 @@ def test_replies_of_commands_are_those_of_redis_py(make, admin, protocol):
         ("ZREVRANGE", "z", 0, 9),
     ]
     assert exchange.exchange(client, reads) == [client.execute_command(*each) for each in reads]
+    converted = [
+        *reads,
+        ("CONFIG GET", "maxmemory*"),
+        ("HGETALL", "h"),
+        ("INFO", "keyspace"),
+        ("SCRIPT LOAD", "return 1"),
+        ("ZRANGE", "z", 0, 9, "WITHSCORES"),
+    ]
+    assert exchange.exchange(client, converted) == [client.execute_command(*each) for each in converted]
 
 
 def test_commands_get_connections_while_threads_push_without_a_pause(make):

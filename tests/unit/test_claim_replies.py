@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from celery_lowkiq.rules.claims import ClaimRequest
 from celery_lowkiq.rules.models import Job, Lease, Payload, QueueSpec, Recorded, ShardRef
-from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate
 from celery_lowkiq.store import records
 from celery_lowkiq.store.claims import claimed
@@ -69,11 +67,10 @@ def next_due(reply):
 @pytest.mark.parametrize("now", [b"nan", b"inf", b"-inf"])
 def test_the_time_of_a_reply_is_one(now):
     """A lane and the thread of the leases calculate with it: one ended for NaN, and with it the worker."""
-    client: Any = SimpleNamespace(slices=lambda shards, size: [shards], kind=lambda: Kind.SERVER)
     assert claim(now=b"9").now == 9.0
     for read in (
         lambda: claim(now=now),
-        lambda: heartbeat_reply(client, NodeUpdate(REPORT, 1.0), [now]),
+        lambda: heartbeat_reply(NodeUpdate(REPORT, 1.0), {"report": now}),
         lambda: next_due([now, b""]),
     ):
         with pytest.raises(ValueError, match="no time"):
