@@ -69,19 +69,16 @@ class Proxies:
         hops = [hop.strip() for hop in ",".join(headers.getlist("x-forwarded-for")).split(",") if hop.strip()]
         # Values that browsers write themselves are at the left of those that the proxies add.
         browser = next((hop for hop in reversed(hops) if not self._trusts(hop)), "")
-        if is_address(browser):
+        if ip_of(browser) is not None:
             scope["client"] = (browser, 0)
         scheme = headers.get("x-forwarded-proto", "")
         if scheme in ("http", "https"):
             scope["scheme"] = scheme
 
     def _trusts(self, host: str) -> bool:
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self.networks)
+        address = ip_of(host)
+        plain = getattr(address, "ipv4_mapped", None) or address
+        return plain is not None and any(plain in network for network in self.networks)
 
 
 def looks_forwarded(request: Request) -> bool:
@@ -92,19 +89,18 @@ def looks_forwarded(request: Request) -> bool:
     )
 
 
-def is_address(text: str) -> bool:
+def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the IP address that a text is; None for another text."""
     try:
-        ipaddress.ip_address(text)
+        return ipaddress.ip_address(text)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def is_loopback(host: str) -> bool:
     """Return True if an address or a host name is reachable from this machine only."""
-    if host.lower() in LOCAL_NAMES:
-        return True
-    return is_address(host) and ipaddress.ip_address(host).is_loopback
+    address = ip_of(host)
+    return host.lower() in LOCAL_NAMES or (address is not None and address.is_loopback)
 
 
 def address_of(request: Request) -> str:
@@ -114,12 +110,11 @@ def address_of(request: Request) -> str:
 
 def subscriber(address: str) -> str:
     """The part of an address that one subscriber has: of IPv6 the first 64 bits."""
-    if ":" not in address or not is_address(address):
+    found = ip_of(address)
+    if not isinstance(found, ipaddress.IPv6Address):
         return address
-    plain = address.partition("%")[0]
     # How a socket for both versions names IPv4.
-    mapped = ipaddress.IPv6Address(plain).ipv4_mapped
-    return str(mapped or ipaddress.ip_network(f"{plain}/64", strict=False))
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found), 64), strict=False))
 
 
 # Limits wrong passwords by the address that they come from.
@@ -134,8 +129,9 @@ class TooManyTries(Refused):
     """An address has given too many wrong passwords. ``after``: s until the next try."""
 
     def __init__(self, after: float) -> None:
-        super().__init__(f"too many wrong passwords from your address: wait {math.ceil(after)} s", 429)
-        self.after: int = math.ceil(after)
+        wait = str(math.ceil(after))
+        text = f"too many wrong passwords from your address: wait {wait} s"
+        super().__init__(text, 429, **{"Retry-After": wait})
 
 
 class LoginTries:
@@ -207,7 +203,8 @@ class Unauthorized(Refused):
     """The request lacks a valid name and password."""
 
     def __init__(self) -> None:
-        super().__init__("log in with the name and password of the dashboard", 401)
+        challenge = {"WWW-Authenticate": 'Basic realm="celery-lowkiq", charset="UTF-8"'}
+        super().__init__("log in with the name and password of the dashboard", 401, **challenge)
 
 
 def basic(*logins: str, tries: LoginTries | None = None) -> FindUser:
@@ -371,10 +368,7 @@ class Guard:
             await self._check(scope)
         except Refused as refused:
             response = self._answer(Request(scope, receive), refused)
-            if isinstance(refused, Unauthorized):
-                response.headers["WWW-Authenticate"] = 'Basic realm="celery-lowkiq", charset="UTF-8"'
-            if isinstance(refused, TooManyTries):
-                response.headers["Retry-After"] = str(refused.after)
+            response.headers.update(refused.headers)
             _log_refusal(scope, refused)
             await response(scope, receive, sends)
             return

@@ -22,11 +22,12 @@ class NotFound(LowkiqError):
 
 
 class Refused(LowkiqError):
-    """The request is not allowed; ``status`` is its HTTP status."""
+    """The request is not allowed: the HTTP status of its answer, and more headers."""
 
-    def __init__(self, message: str, status: int = 403) -> None:
+    def __init__(self, message: str, status: int = 403, **headers: str) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = headers
 
 
 STATUSES: dict[type[LowkiqError], int] = {

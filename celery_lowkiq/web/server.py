@@ -8,7 +8,6 @@ address that has the most. Nobody who sends a request at once is refused, also b
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -24,31 +23,25 @@ class WaitingConnections:
     """The connections of a server that have not sent a whole header, by address, the oldest first."""
 
     def __init__(self) -> None:
-        self._by_address: dict[str, OrderedDict[HttpProtocol, None]] = {}
-        self._count = 0
+        self._by_address: dict[str, dict[HttpProtocol, None]] = {}
 
     def add(self, connection: HttpProtocol) -> None:
         """Add a connection, and close another one if there are too many."""
-        own = self._by_address.setdefault(connection.address, OrderedDict())
-        if connection in own:
-            return
+        own = self._by_address.setdefault(connection.address, {})
         own[connection] = None
-        self._count += 1
         if len(own) > MOST_OF_ADDRESS:
             self._close_oldest(own)
-        elif self._count > MOST:
+        elif sum(map(len, self._by_address.values())) > MOST:
             self._close_oldest(max(self._by_address.values(), key=len))
 
     def remove(self, connection: HttpProtocol) -> None:
         """Forget a connection that has sent a header, or has ended."""
-        own = self._by_address.get(connection.address, OrderedDict())
-        if connection in own:
-            del own[connection]
-            self._count -= 1
+        own = self._by_address.get(connection.address, {})
+        own.pop(connection, None)
         if not own:
             self._by_address.pop(connection.address, None)
 
-    def _close_oldest(self, connections: OrderedDict[HttpProtocol, None]) -> None:
+    def _close_oldest(self, connections: dict[HttpProtocol, None]) -> None:
         oldest = next(iter(connections))
         self.remove(oldest)
         oldest.abort()
