@@ -162,6 +162,15 @@ class _Lane:
             process.kill()
 
 
+class _Own(threading.local):
+    """The lane of a thread, made when the thread first asks for it."""
+
+    def __init__(self, lanes: list[_Lane]) -> None:
+        """``lanes``: gets the new lane."""
+        self.lane: _Lane = _Lane()
+        lanes.append(self.lane)
+
+
 class ProcessRuns:
     """The runs of a node in child processes, one for each lane that has such runs."""
 
@@ -173,8 +182,8 @@ class ProcessRuns:
         self._settings = settings
         self._runner = runner
         self._options: ChildOptions | None = None
-        self._local = threading.local()
         self._lanes: list[_Lane] = []
+        self._own = _Own(self._lanes)
         self.add_tasks(tasks)
 
     def add_tasks(self, tasks: Mapping[str, Any]) -> None:
@@ -196,14 +205,6 @@ class ProcessRuns:
             )
         self._runner.run_by(self, found)
 
-    @property
-    def _lane(self) -> _Lane:
-        lane: _Lane | None = getattr(self._local, "lane", None)
-        if lane is None:
-            lane = self._local.lane = _Lane()
-            self._lanes.append(lane)
-        return lane
-
     def run(self, batch: Batch, observed: Observed | None) -> tuple[Settlement, ...] | None:
         """Run a batch, see ``runner.Way``."""
         if batch.jobs[0].retry_count == POISON_PILL_RETRY_COUNT:
@@ -211,7 +212,7 @@ class ProcessRuns:
         run = ProcessRun(self._runner.rules_of(batch.queue.name), self._consumer, batch)
         run.begins()
         try:
-            return self._run(run, self._lane, observed)
+            return self._run(run, self._own.lane, observed)
         except Exception as error:
             logger.exception("a batch of %s failed outside its function", batch.queue.name)
             self._runner.last_words(error)
@@ -222,17 +223,16 @@ class ProcessRuns:
     def report_dead(self, queue: str, dead: list[RunJob]) -> None:
         """Have the child call on_retries_exhausted with jobs that died in it."""
         try:
-            self._ask(self._lane, queue, pickle.dumps(dead))
+            self._ask(self._own.lane, queue, pickle.dumps(dead))
         except Exception as error:  # noqa: BLE001 - the jobs are settled, and payloads are the user's
             logger.error("on_retries_exhausted of %s failed: %s", queue, error)
 
     def close(self) -> None:
         """End the child processes, when all lanes have ended."""
-        living = [lane for lane in self._lanes if lane.process is not None]
-        for lane in living:
+        for lane in self._lanes:
             if lane.process is not None:
                 lane.process.ask_to_end()
-        for lane in living:
+        for lane in self._lanes:
             lane.replace()
 
     # -- a run
