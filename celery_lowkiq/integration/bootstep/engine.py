@@ -200,29 +200,11 @@ class Engine:
         if self._metrics is not None:
             self._metrics.serve(self.runtime)
 
-    @property
-    def is_quiet(self) -> bool:
-        return self.runtime.is_quiet
-
-    @property
-    def queue_names(self) -> frozenset[str]:
-        return self.runtime.queue_names
-
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         self._tasks = {**self._tasks, **new}
         self._runner.add_tasks(new)
         self._processes.add_tasks(new)
         self.runtime.add_queues(specs)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return what each lane serves and runs; readable until the last batch has ended."""
-        return self.runtime.snapshot()
-
-    def quiet(self, yes: bool) -> None:
-        self.runtime.quiet(yes)
-
-    def serve(self, queues: Collection[str]) -> None:
-        self.runtime.serve(queues)
 
     def limit(self, queue: str) -> None:
         rate = read_rate(self._tasks[queue].rate_limit)

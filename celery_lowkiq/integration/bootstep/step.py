@@ -275,18 +275,18 @@ class OrderedQueues(bootsteps.StartStopStep):
     def served(self) -> list[str]:
         """The ordered queues that this node serves now."""
         engine = self._engine
-        return [] if engine is None or engine.is_quiet or self._stopping else sorted(self._served)
+        return [] if engine is None or engine.runtime.is_quiet or self._stopping else sorted(self._served)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the shards and the running batch of each lane, as plain values."""
-        return self._engine.snapshot() if self._engine else {"quiet": False, "lanes": []}
+        return self._engine.runtime.snapshot() if self._engine else {"quiet": False, "lanes": []}
 
     def quiet(self, yes: bool) -> None:
         """Stop claiming jobs, or go on. Raises ConfigurationError without lanes, and during a shutdown."""
         self._check_running()
         if self._engine is None:
             raise ConfigurationError("this worker serves no ordered queue")
-        self._engine.quiet(yes)
+        self._engine.runtime.quiet(yes)
 
     def serve(self, queue: str, yes: bool) -> None:
         """Start or stop serving an ordered queue. Raises ConfigurationError when that is impossible."""
@@ -326,12 +326,12 @@ class OrderedQueues(bootsteps.StartStopStep):
             self._served = served
             self.start(self._consumer)
             return
-        if not served <= self._engine.queue_names:
+        if not served <= self._engine.runtime.queue_names:
             raise ConfigurationError(
                 "the splitter of this worker deals shards once, when it starts: name the queue with -Q then"
             )
         self._served = served
-        self._engine.serve(served)
+        self._engine.runtime.serve(served)
         self._log_service()
 
     def _end(self) -> None:

@@ -142,9 +142,8 @@ class NodeServer:
         self.tasks: dict[str, Any] = ordered_tasks(worker.app)
         state.revoked.update(options.revoked)
         state.revoked_stamps.update(options.revoked_stamps)
-        self._served = self._known(options.wanted.served)
-        lanes = worker.concurrency
-        self._engine = Engine(self._consumer, self.tasks, self._served, lanes, self)  # type: ignore[arg-type]
+        served, lanes = self._known(options.wanted.served), worker.concurrency
+        self._engine = Engine(self._consumer, self.tasks, served, lanes, self)  # type: ignore[arg-type]
         self._obey(options.wanted)
         self._answers: dict[str, Callable[..., Any]] = {
             "snapshot": self.snapshot,
@@ -162,7 +161,7 @@ class NodeServer:
             self._turn()
         self._is_serving = True
         self._engine.start()
-        self._outbox.put("ready", self._engine.queue_names)
+        self._outbox.put("ready", self._engine.runtime.queue_names)
         while not self._is_stopping:
             self._turn()
         status = self._engine.end()
@@ -244,11 +243,12 @@ class NodeServer:
 
     @property
     def served(self) -> list[str]:
-        return [] if self._engine.is_quiet or self._is_stopping else sorted(self._served)
+        runtime = self._engine.runtime
+        return [] if runtime.is_quiet or self._is_stopping else sorted(runtime.served)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the shards and the running batch of each lane, and this process."""
-        return {**self._engine.snapshot(), "pid": os.getpid()}
+        return {**self._engine.runtime.snapshot(), "pid": os.getpid()}
 
     def _known(self, queues: frozenset[str]) -> frozenset[str]:
         missing = queues - set(self.tasks)
@@ -261,11 +261,11 @@ class NodeServer:
 
     def _obey(self, wanted: Wanted) -> None:
         self._consumer.event_dispatcher.switch(wanted.events)
-        if wanted.is_quiet != self._engine.is_quiet:
-            self._engine.quiet(wanted.is_quiet)
-        if wanted.served & self.tasks.keys() != self._served:
-            self._served = self._known(wanted.served)
-            self._engine.serve(self._served)
+        runtime = self._engine.runtime
+        if wanted.is_quiet != runtime.is_quiet:
+            runtime.quiet(wanted.is_quiet)
+        if wanted.served & self.tasks.keys() != runtime.served:
+            runtime.serve(self._known(wanted.served))
         for name in wanted.task_limits.keys() & self.tasks.keys():
             limits, task = wanted.task_limits[name], self.tasks[name]
             if limits != task_limits(task):
@@ -289,7 +289,7 @@ class NodeServer:
             task.__trace__ = trace.build_tracer(task.name, task, app.loader, hostname, app=app)
         self.tasks.update(new)
         self._engine.add_tasks(new, [task.queue_spec for task in new.values()])
-        return self._engine.queue_names
+        return self._engine.runtime.queue_names
 
     def _command(self, name: str, arguments: dict[str, Any]) -> Any:
         """Execute a remote control command here."""

@@ -77,6 +77,8 @@ class NodeSupervisor:
 
     def __init__(self, consumer: Any, tasks: Mapping[str, Any], served: Collection[str]) -> None:
         """``tasks`` by queue; ``served`` are names of queues."""
+        #: Commands go to the runtime of an engine; here, to its process.
+        self.runtime: NodeSupervisor = self
         self.is_quiet: bool = False
         #: All, until the process has reported its own.
         self.queue_names: frozenset[str] = frozenset(tasks)
