@@ -125,15 +125,6 @@ BURST, EVERY = 10, 6.0
 MOST = 10_000
 
 
-class TooManyTries(Refused):
-    """An address has given too many wrong passwords. ``after``: s until the next try."""
-
-    def __init__(self, after: float) -> None:
-        wait = str(math.ceil(after))
-        text = f"too many wrong passwords from your address: wait {wait} s"
-        super().__init__(text, 429, **{"Retry-After": wait})
-
-
 class LoginTries:
     """Counts wrong passwords by address. ``clock`` returns monotonic time in s."""
 
@@ -145,10 +136,15 @@ class LoginTries:
         self._full_at: OrderedDict[str, float] = OrderedDict()
 
     def check(self, address: str) -> None:
-        """Raises TooManyTries. A right password is not read then: the answer would show that it is right."""
+        """Raises Refused after too many wrong passwords.
+
+        A right password is not read then: the answer would show that it is right.
+        """
         wait = self._full_at.get(subscriber(address), 0.0) - self._clock() - (BURST - 1) * EVERY
         if wait > 0:
-            raise TooManyTries(wait)
+            seconds = str(math.ceil(wait))
+            text = f"too many wrong passwords from your address: wait {seconds} s"
+            raise Refused(text, 429, **{"Retry-After": seconds})
 
     def failed(self, address: str) -> None:
         """Count a wrong password."""
@@ -199,12 +195,8 @@ Roles = Mapping[str, Role] | Callable[[str], Role | None]
 HOST = re.compile(r"(\[[^\[\]]+\]|[^\s:@/\\?#\[\]]+)(?::\d*)?")
 
 
-class Unauthorized(Refused):
-    """The request lacks a valid name and password."""
-
-    def __init__(self) -> None:
-        challenge = {"WWW-Authenticate": 'Basic realm="celery-lowkiq", charset="UTF-8"'}
-        super().__init__("log in with the name and password of the dashboard", 401, **challenge)
+#: Has a browser ask for name and password.
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="celery-lowkiq", charset="UTF-8"'}
 
 
 def basic(*logins: str, tries: LoginTries | None = None) -> FindUser:
@@ -221,7 +213,7 @@ def basic(*logins: str, tries: LoginTries | None = None) -> FindUser:
         if not found:
             if given:
                 limit.failed(address)
-            raise Unauthorized
+            raise Refused("log in with the name and password of the dashboard", 401, **CHALLENGE)
         return found[0].partition(b":")[0].decode()
 
     return find
@@ -319,9 +311,6 @@ class Access:
         if role not in (VIEWER, OPERATOR):
             raise Refused(f"{name[:100]!r} has no role in the dashboard (lowkiq_web_roles)")
         return role
-
-
-__all__ = ["OPERATOR", "VIEWER", "Access", "FindUser", "TooManyTries", "Unauthorized", "User", "basic"]
 
 
 # Middleware before every page: authentication, origin and token checks, and security headers.

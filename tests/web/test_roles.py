@@ -17,7 +17,8 @@ from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store import actions
 from celery_lowkiq.store.keys import AUDIT_KEY, TrackerKeys
 from celery_lowkiq.web import User, make_app
-from celery_lowkiq.web.auth import BURST, EVERY, LoginTries, TooManyTries, address_of
+from celery_lowkiq.web.auth import BURST, EVERY, LoginTries, address_of
+from celery_lowkiq.web.errors import Refused
 from tests.web.conftest import LOCAL
 from tests.web.pages import ORIGIN, read_plain, submit, token
 from tests.web.test_hostile import plant
@@ -252,7 +253,7 @@ def test_a_server_of_both_versions_of_ip_keeps_addresses_apart():
         tries.failed("::ffff:192.0.2.1")
     tries.check("::ffff:192.0.2.2")
     for same in ("::ffff:192.0.2.1", "192.0.2.1"):
-        with pytest.raises(TooManyTries):
+        with pytest.raises(Refused, match="too many wrong passwords"):
             tries.check(same)
 
 
@@ -269,7 +270,7 @@ def test_tries_come_back_and_memory_is_bounded():
     for _ in range(BURST):
         tries.check("2001:db8::1")
         tries.failed("2001:db8::1")
-    with pytest.raises(TooManyTries):
+    with pytest.raises(Refused, match="too many wrong passwords"):
         tries.check("2001:db8::ffff")
     tries.check("2001:db8:1::1")
     now += EVERY
