@@ -27,7 +27,7 @@ from celery_lowkiq.integration.processes.app_reference import modules_of, refere
 from celery_lowkiq.integration.processes.child import ChildOptions
 from celery_lowkiq.integration.processes.lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
 from celery_lowkiq.integration.processes.protocol import OutcomeMessage
-from celery_lowkiq.integration.records import limits_of
+from celery_lowkiq.integration.records import CallRecord, limits_of
 from celery_lowkiq.integration.request import RunRequest, new_id, succeeded
 from celery_lowkiq.integration.result_writes import EncodedResult, HeldResult
 from celery_lowkiq.integration.run import Observed, Run
@@ -47,25 +47,20 @@ class ProcessRun(RunRequest):
     """A run that is active in this worker, under the id that it has in the child."""
 
     batch: Batch
+    #: The signal by which it was terminated, and when (monotonic s); 0 and infinity: it was not.
+    terminated: int = 0
+    terminated_at: float = math.inf
+    _process: LaneProcess | None = None
 
     def __init__(self, rules: RunRules, consumer: Any, batch: Batch) -> None:
         self.batch = batch
         self.task: Any = rules.task
-        #: The signal by which it was terminated, and when (monotonic s); 0 and infinity: it was not.
-        self.terminated: int = 0
-        self.terminated_at: float = math.inf
         self._rules = rules
         self._consumer = consumer
-        self._process: LaneProcess | None = None
         self._lock = threading.Lock()
         found = only_call(batch, rules)
-        self._call = found[1] if found else None
-        self.__dict__["_id"] = batch.run_id = self._call.id if self._call else self._own_id()
-
-    @property
-    def limits(self) -> tuple[float | None, float | None]:
-        """The hard and the soft time limit of its call in s; None: those of its task."""
-        return limits_of(self._call)
+        self.call: CallRecord | None = found[1] if found else None
+        self.__dict__["_id"] = batch.run_id = self.call.id if self.call else self._own_id()
 
     def _own_id(self) -> str:
         form = self.task.call_form
@@ -74,11 +69,6 @@ class ProcessRun(RunRequest):
             if payloads_by_id is not None:
                 return form.task_id_of(payloads_by_id) or new_id()
         return new_id()
-
-    def ends(self) -> None:
-        with self._lock:
-            self._process = None
-        super().ends()
 
     def runs_in(self, process: LaneProcess | None) -> None:
         """The function runs in this process; None: in no process any more."""
@@ -100,7 +90,7 @@ class ProcessRun(RunRequest):
     @cached_property
     def run(self) -> Run:  # type: ignore[override]
         """The run, as far as this worker knows it."""
-        return Run(self._rules.decode(self.batch), self._rules, self._call)
+        return Run(self._rules.decode(self.batch), self._rules, self.call)
 
     @cached_property
     def arguments(self) -> Arguments:  # type: ignore[override]
@@ -289,7 +279,7 @@ class ProcessRuns:
     def _wait(self, run: ProcessRun, process: LaneProcess) -> tuple[Any, ...]:
         """Return the answer of the child. Raises ProcessDied, TimeLimitExceeded."""
         task, worker, batch = run.task, self._consumer.controller, run.batch
-        hard, soft = run.limits
+        hard, soft = limits_of(run.call)
         hard = first_limit(hard, task.time_limit, worker.time_limit)
         soft = first_limit(soft, task.soft_time_limit, worker.soft_time_limit)
         told = batch.lost.is_set(), 0
