@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -36,9 +36,9 @@ class EventRelay:
         self._relay = relay
         self.switch(None)
 
-    def switch(self, groups: Collection[str] | None) -> None:
+    def switch(self, groups: tuple[str, ...] | None) -> None:
         """Send events of these groups from now on; as :func:`groups_of` returns them."""
-        self.enabled, self.groups = groups is not None, tuple(groups or ())
+        self.enabled, self.groups = groups is not None, groups or ()
 
     def send(self, type: str, **fields: Any) -> None:  # noqa: A002 - as Celery's
         """Have the other process send an event."""

@@ -241,13 +241,12 @@ class Child:
         reply: tuple[Any, ...]
         try:
             batch = protocol.read_batch(message, self._task(message.queue).queue_spec, self._orders.lost)
-            outcome = self._outcome(message.number, batch)
-            is_spent, reply = outcome.is_spent, outcome
+            reply = self._outcome(message.number, batch)
         except Exception as error:
             logger.exception("a batch of %s could not run in this process", message.queue)
-            is_spent, reply = False, (protocol.FAILED, message.number, repr(error))
+            reply = protocol.FAILED, message.number, repr(error)
         self._send(reply)
-        return is_spent
+        return isinstance(reply, OutcomeMessage) and reply.is_spent
 
     def _task(self, queue: str) -> Any:
         if queue not in self._tasks:

@@ -98,6 +98,8 @@ RUN, EXHAUSTED, END = range(3)
 READY, EVENT, OUTCOME, FAILED, ENDED = range(5)
 
 _RECORDED = {each.value: each for each in Recorded}
+#: Settlement of a job that is done, and has nothing else to store, after its id and claim.
+_ONLY_DONE = Settlement("", 0, Disposition.DONE)[2:]
 #: Fields of a job that are made of classes.
 _PAYLOADS, _CALLS, _ISOLATION = map(Job._fields.index, ("payloads", "calls", "isolation"))
 
@@ -177,7 +179,7 @@ def outcome(
     number: int, settlements: Sequence[Settlement], dead: Sequence[Any], is_spent: bool
 ) -> OutcomeMessage:
     """Return the message about a run whose result is not held back. Raises the errors of ``pickle``."""
-    if not dead and all(each == Settlement(each.id, each.claim, Disposition.DONE) for each in settlements):
+    if not dead and all(each[2:] == _ONLY_DONE for each in settlements):
         return OutcomeMessage(OUTCOME, number, is_spent)
     return OutcomeMessage(OUTCOME, number, is_spent, pickle.dumps((tuple(settlements), list(dead))))
 
