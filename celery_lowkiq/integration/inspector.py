@@ -154,7 +154,7 @@ class Inspector:
         Takes two round trips for each queue of the app. A queue where the id's shard is damaged is left out:
         :meth:`overview` names it. Raises InvalidCall.
         """
-        found, unreachable = FoundId(), dict[ShardRef, str]()
+        found, unreachable = FoundId(), dict[ShardRef, str | None]()
         for name, queue in self.queues().items():
             try:
                 places = queue.job(job_id, payload_limit=1)
@@ -193,9 +193,7 @@ class Inspector:
             shards=shards,
             damaged=damaged,
             migrating=_migrating(specs),
-            unreachable=by_master(
-                {state.shard: state.unreachable for state in states if state.unreachable is not None}
-            ),
+            unreachable=by_master({state.shard: state.unreachable for state in states}),
         )
 
     def overview_json(self, names: Iterable[str] | None = None) -> OverviewJson:
@@ -231,7 +229,7 @@ class Inspector:
         """Return the shards of all queues, or of the named ones, as a record for JSON. Raises InvalidCall."""
         queues: list[QueueShardsJson] = []
         damaged: dict[str, str] = {}
-        unreachable: dict[ShardRef, str] = {}
+        unreachable: dict[ShardRef, str | None] = {}
         reads = self.partial()
         for spec in self._specs(names):
             try:
@@ -241,11 +239,7 @@ class Inspector:
                 damaged[spec.name] = str(error)
             else:
                 queues.append(QueueShardsJson(spec.name, by_load(shards)))
-                unreachable |= {
-                    ShardRef(spec.name, one.index): one.unreachable
-                    for one in shards
-                    if one.unreachable is not None
-                }
+                unreachable |= {ShardRef(spec.name, one.index): one.unreachable for one in shards}
         return ShardsJson(queues, damaged, by_master(unreachable), reads.denied)
 
     @property

@@ -221,7 +221,7 @@ UP = ("lowkiq_redis_up", "1 if Redis answered this scrape")
 
 def _problems(states: Sequence[ShardState], denied: Mapping[str, str]) -> Iterator[str]:
     yield from (str(state.damage) for state in states if state.damage)
-    lost = by_master({state.shard: state.unreachable for state in states if state.unreachable is not None})
+    lost = by_master({state.shard: state.unreachable for state in states})
     yield from (
         f"{shards} lie on {master}. {denied[master]}"
         if master in denied

@@ -123,16 +123,24 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+def ranges_by_queue(shards: Iterable[ShardRef]) -> dict[str, str]:
+    """Format the shards of each queue as ``0-2,5``."""
+    groups = groupby(sorted(shards), key=lambda shard: shard.queue)
+    return {queue: ranges(shard.index for shard in group) for queue, group in groups}
+
+
 def shard_names(shards: Iterable[ShardRef]) -> str:
     """Format shards as ``orders/0-2,5, pay/1``."""
-    by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
-    return ", ".join(f"{queue}/{ranges(shard.index for shard in group)}" for queue, group in by_queue)
+    return ", ".join(f"{queue}/{listed}" for queue, listed in ranges_by_queue(shards).items())
 
 
-def by_master(shards: Mapping[ShardRef, str]) -> dict[str, str]:
-    """Return the names of shards, given with the addresses of their masters, by address."""
-    groups = groupby(sorted(shards, key=lambda shard: (shards[shard], shard)), key=shards.__getitem__)
-    return {address: shard_names(group) for address, group in groups}
+def by_master(shards: Mapping[ShardRef, str | None]) -> dict[str, str]:
+    """Return the names of shards, given with the addresses of their masters, by address; without an address,
+    a shard is left out.
+    """
+    named = sorted((address, shard) for shard, address in shards.items() if address is not None)
+    groups = groupby(named, key=lambda one: one[0])
+    return {address: shard_names(shard for _, shard in group) for address, group in groups}
 
 
 def lacking(unreachable: Mapping[str, str]) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.text import ranges
+from celery_lowkiq.rules.text import ranges_by_queue
 from celery_lowkiq.rules.views import (
     DAY,
     HOUR,
@@ -195,7 +195,7 @@ def dump_report(report: NodeReport) -> str:
             "queues": report.queues,
             "lanes": [_dump_lane(lane) for lane in report.lanes],
             "declared": report.declared,
-            "waits": [[_dump_shards(wait.shards), wait.seconds] for wait in report.waits],
+            "waits": [[ranges_by_queue(wait.shards), wait.seconds] for wait in report.waits],
         },
         separators=(",", ":"),
     )
@@ -206,7 +206,7 @@ def _dump_lane(lane: LaneReport) -> dict[str, Any]:
     return {
         "name": lane.name,
         "count": lane.shard_count,
-        "shards": _dump_shards(lane.shards),
+        "shards": ranges_by_queue(lane.shards),
         "running": run and _dump_running(run),
         "load": lane.load,
     }
@@ -215,11 +215,6 @@ def _dump_lane(lane: LaneReport) -> dict[str, Any]:
 def _dump_running(run: Running) -> list[Any]:
     expected = run.overdue, run.max_run, run.usual
     return [run.shard.queue, run.shard.index, run.ids, run.count, run.seconds, *expected]
-
-
-def _dump_shards(shards: Iterable[ShardRef]) -> dict[str, str]:
-    by_queue = groupby(sorted(shards), key=lambda shard: shard.queue)
-    return {queue: ranges(shard.index for shard in group) for queue, group in by_queue}
 
 
 def parse_report(owner: str, fields: Sequence[bytes | None], now: float) -> NodeReport | None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from starlette.requests import Request
@@ -30,7 +29,7 @@ from celery_lowkiq.rules.errors import InvalidCall
 from celery_lowkiq.rules.health import by_load
 from celery_lowkiq.rules.job_filter import FailureFilter, job_state
 from celery_lowkiq.rules.models import Layout, ShardRef
-from celery_lowkiq.rules.text import by_master, ranges
+from celery_lowkiq.rules.text import by_master, ranges_by_queue
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import (
     HOUR,
@@ -119,13 +118,8 @@ def _queue(name: str, shards: list[ShardState], owners: Collection[str] | None) 
         return QueueLook(name, len(shards), Stats(), 0, str(stats))
     there = [state for state in shards if state.unreachable is None]
     unowned = sum(state.lease.owner not in owners for state in there) if owners is not None else 0
-    unreachable = _unreachable((state.shard, state.unreachable) for state in shards)
+    unreachable = by_master({state.shard: state.unreachable for state in shards})
     return QueueLook(name, len(shards), stats, unowned, unreachable=unreachable)
-
-
-def _unreachable(shards: Iterable[tuple[ShardRef, str | None]]) -> dict[str, str]:
-    """The names of shards on unreachable masters, by their address."""
-    return by_master({shard: master for shard, master in shards if master is not None})
 
 
 # The pages that read.
@@ -209,7 +203,7 @@ def queue(request: Request) -> Response:
         hints=shown.shard_hints(shards) if listed == "shards" else (),
         by_load=by_load,
         map=lane_map(shown.name, shards, nodes or (), migration),
-        unreachable=_unreachable((ShardRef(shown.name, one.index), one.unreachable) for one in shards),
+        unreachable=by_master({ShardRef(shown.name, one.index): one.unreachable for one in shards}),
         nodes_unknown=nodes is None,
         state_of=lambda job: job_state(job.perform_in, paused=job.paused, held=job.held, now=now),
         states=STATES.get(listed, ()),
@@ -262,19 +256,9 @@ def _past(inspector: Inspector, name: str, span: Span, now: float) -> dict[str, 
     }
 
 
-@dataclass(frozen=True)
-class ShardsPart:
-    """The shards of one queue that a lane has, as ranges: ``0-3,7``."""
-
-    queue: str
-    text: str
-
-
-def shard_parts(lane: LaneReport) -> list[ShardsPart]:
-    """The shards of a lane by queue, MAX_PARTS at most."""
-    found = groupby(sorted(lane.shards), key=lambda shard: shard.queue)
-    parts = [ShardsPart(name, ranges(shard.index for shard in shards)) for name, shards in found]
-    return parts[:MAX_PARTS]
+def shard_parts(lane: LaneReport) -> list[tuple[str, str]]:
+    """The shards of a lane as ranges, ``0-3,7``, by their queue, MAX_PARTS at most."""
+    return list(ranges_by_queue(lane.shards).items())[:MAX_PARTS]
 
 
 def failures(request: Request) -> Response:
