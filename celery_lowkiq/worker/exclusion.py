@@ -91,7 +91,11 @@ LEFT = 0.15
 
 
 class Exclusion:
-    """Learns from lanes and ownership which batches run, and when their leases run out."""
+    """Learns from lanes and ownership which batches run, and when their leases run out.
+
+    This one is cooperative: a batch that outlives its lease goes on; its settle is refused when another node
+    owns the shard.
+    """
 
     #: True if a batch that runs longer than ``max_run`` loses its lease.
     ends_overdue = False
@@ -109,10 +113,6 @@ class Exclusion:
 
     def close(self) -> None:
         """Free resources after the last batch."""
-
-
-class Cooperative(Exclusion):
-    """A batch that outlives its lease goes on; its settle is refused when another node owns the shard."""
 
 
 class Timer(Protocol):

@@ -832,15 +832,11 @@ class Lane:
                 window.denied_at = now
                 logger.error("what ran of shard %s is not settled until Redis permits it: %s", shard, error)
 
-    def _take_aside(self, shard: ShardRef) -> ClaimWindow:
-        window = self._aside[shard]
-        self._aside = {other: each for other, each in self._aside.items() if other != shard}
-        return window
-
     def _settle_again(self, shard: ShardRef) -> None:
         if self._window is not None:
             self._settle()
-        self._window = self._take_aside(shard)
+        self._window = self._aside[shard]
+        self._aside = {other: each for other, each in self._aside.items() if other != shard}
         self._settle()
 
     def _settle_aside(self, at_once: bool = False) -> None:
@@ -855,8 +851,8 @@ class Lane:
         for shard in self._aside:
             self._settle_again(shard)
         if self._aside and self.gives_up():
-            for shard, window in self._aside.items():
-                self._take_aside(shard)
+            given_up, self._aside = self._aside, {}
+            for window in given_up.values():
                 self._on_store_error(window.owned, StoreUnavailable("what ran is not settled"))
 
     # -- other settles: of batches that have not started, and of a crashed lane

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, KeysView, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 
@@ -60,10 +60,6 @@ class LeaseTable:
         for shard in [one for one in self.retired if one not in self._owned and not self.in_use(one)]:
             self.retired.remove(shard)
             del self._lanes[shard], self._watches[shard]
-
-    def known(self) -> KeysView[ShardRef]:
-        """Return a view of all these shards."""
-        return self._lanes.keys()
 
     # -- owned shards and their lanes
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from celery_lowkiq.rules.basics import Clock
 from celery_lowkiq.rules.basics import worker_logger as logger
-from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
+from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import listed
 from celery_lowkiq.rules.topology import Master, eviction, refusals
@@ -132,15 +132,13 @@ class MasterMonitor:
         if now < self._next:
             return
         shards = [shard for queue in self._queues.values() for shard in queue.shard_refs()]
+        # Also after a refusal: an unreadable policy must not keep each turn from the leases.
+        self._next = now + POLICY_INTERVAL
         try:
             masters = self._store.masters(shards)
         except StoreUnavailable:
+            self._next = now
             raise
-        except StoreError:
-            # An unreadable policy must not keep each turn from the leases.
-            self._next = now + POLICY_INTERVAL
-            raise
-        self._next = now + POLICY_INTERVAL
         for master in masters:
             name = "Redis" if master.slots is None else f"Redis {master.address}"
             self._check_policy(master, name)

@@ -25,40 +25,6 @@ from celery_lowkiq.worker.outage import backoff
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ports import Store
 
-# Begins migrations by itself: to the number of shards that the code of all nodes declares.
-
-
-class AutoReshard:
-    """Looks once in a lease time, and only while the code and the stored number differ.
-
-    In a rolling deploy the nodes do not agree, so nothing begins before its end.
-    """
-
-    def __init__(self, ctx: WorkerContext, declared: Mapping[str, int]) -> None:
-        """``declared``: numbers of shards in the code of this node, by queue; may change."""
-        self._ctx = ctx
-        self._declared = declared
-        self._look_at = ctx.clock.monotonic() + ctx.lease_seconds
-
-    def check(self, routes: Mapping[str, str]) -> None:
-        """Begin what all nodes agree on. ``routes``: stored numbers of shards. Raises StoreError."""
-        now = self._ctx.clock.monotonic()
-        # A queue that is moving has the phase behind its route.
-        wanted = [
-            queue
-            for queue, route in routes.items()
-            if route.isdecimal() and int(route) != self._declared.get(queue, int(route))
-        ]
-        if not wanted or now < self._look_at:
-            return
-        self._look_at = now + self._ctx.lease_seconds
-        nodes = self._ctx.store.nodes()
-        for queue in wanted:
-            shards = agreed(nodes, queue)
-            if shards == self._declared[queue] and self._ctx.store.begin_migration(queue, shards):
-                logger.info("queue %s begins to move to %d shards: all nodes declare that", queue, shards)
-
-
 # Gives surplus shards to other nodes, and levels the shards of this node over its lanes.
 
 
@@ -121,7 +87,8 @@ class Rebalancing:
             self._table.stay(owned)
 
 
-# Follows the stored numbers of shards: takes up added shards, and gives up removed ones.
+# Follows the stored numbers of shards: takes up added shards, and gives up removed ones. Begins migrations by
+# itself: to the number of shards that the code of all nodes declares.
 
 #: Deals the shards of queues to the lanes of the node.
 Deal = Callable[[Sequence[QueueSpec]], Mapping[ShardRef, "tuple[QueueSpec, Lane]"]]
@@ -131,10 +98,23 @@ class Resizing:
     """A node with a fixed splitter deals its shards by the first stored numbers that it reads, once."""
 
     def __init__(
-        self, store: Store, table: LeaseTable, queues: dict[str, QueueSpec], deal: Deal, *, shared: bool
+        self,
+        ctx: WorkerContext,
+        table: LeaseTable,
+        queues: dict[str, QueueSpec],
+        deal: Deal,
+        declared: Mapping[str, int],
+        *,
+        shared: bool,
     ) -> None:
-        """``queues``: all by name; the whole of ownership reads them here, and this keeps them as stored."""
-        self._store = store
+        """``queues``: all by name; the whole of ownership reads them here, and this keeps them as stored.
+
+        ``declared``: numbers of shards in the code of this node, by queue; may change.
+        """
+        self._ctx = ctx
+        self._store = ctx.store
+        self._declared = declared
+        self._look_at = ctx.clock.monotonic() + ctx.lease_seconds
         self._table = table
         self._queues = queues
         self._deal = deal
@@ -157,6 +137,28 @@ class Resizing:
         if changes and not (self._shared or self._routes):
             self._table.deal_again(self._deal(list(self._queues.values())))
         self._routes |= changed
+
+    def begin(self, routes: Mapping[str, str]) -> None:
+        """Begin the migrations that all nodes agree on. ``routes``: stored numbers of shards, by queue.
+
+        Looks once in a lease time, and only while the code and the stored number differ. In a rolling deploy
+        the nodes do not agree, so nothing begins before its end. Raises StoreError.
+        """
+        now = self._ctx.clock.monotonic()
+        # A queue that is moving has the phase behind its route.
+        wanted = [
+            queue
+            for queue, route in routes.items()
+            if route.isdecimal() and int(route) != self._declared.get(queue, int(route))
+        ]
+        if not wanted or now < self._look_at:
+            return
+        self._look_at = now + self._ctx.lease_seconds
+        nodes = self._store.nodes()
+        for queue in wanted:
+            shards = agreed(nodes, queue)
+            if shards == self._declared[queue] and self._store.begin_migration(queue, shards):
+                logger.info("queue %s begins to move to %d shards: all nodes declare that", queue, shards)
 
     def leave_given_elsewhere(self, unreachable: Collection[ShardRef]) -> None:
         """Leave shards of moving queues whose lease another server gave, to be acquired anew.
@@ -252,9 +254,8 @@ class Ownership:
         self._served = self._to_serve = frozenset(served)
         self._deal = deal
         table = self._table = LeaseTable(deal(queues))
-        self._resizing = Resizing(ctx.store, table, by_name, deal, shared=shared)
+        self._resizing = Resizing(ctx, table, by_name, deal, heartbeat.declared, shared=shared)
         self._migrations = Migrations(ctx)
-        self._auto_reshard = AutoReshard(ctx, heartbeat.declared)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx, lanes)
@@ -335,7 +336,7 @@ class Ownership:
             self._resizing.follow(routes)
             self._move(migrating(routes))
             if self._ctx.auto_reshard and self._membership.shared:
-                self._auto_reshard.check(routes)
+                self._resizing.begin(routes)
             self._resizing.give_up()
             self._resizing.leave_given_elsewhere(unreachable)
             done = self._rebalancing.share(

@@ -11,7 +11,7 @@ from celery_lowkiq.rules.claims import Scheduler
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.shares import Splitter, lease_splitter
 from celery_lowkiq.worker.context import OwnershipMailbox, RateLimiter, WorkerContext
-from celery_lowkiq.worker.exclusion import Cooperative, Exclusion
+from celery_lowkiq.worker.exclusion import Exclusion
 from celery_lowkiq.worker.lane import MAX_WAIT_BEHIND_RUN, Lane
 from celery_lowkiq.worker.members import running
 from celery_lowkiq.worker.outage import OutageTracker
@@ -56,7 +56,7 @@ class Runtime:
             host=host,
             clock=clock,
             outage=OutageTracker(clock, meter),
-            exclusion=exclusion or Cooperative(),
+            exclusion=exclusion or Exclusion(),
             rate_limiter=RateLimiter(clock, owner, poll_interval, rates or {}),
             meter=meter,
             mailbox=OwnershipMailbox(),

@@ -11,7 +11,7 @@ from unittest import mock
 from celery_lowkiq.rules import leases as rules
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.worker.acquisition import Acquisition
-from celery_lowkiq.worker.exclusion import Cooperative
+from celery_lowkiq.worker.exclusion import Exclusion
 from celery_lowkiq.worker.lane import DueTable
 from celery_lowkiq.worker.lease_table import LeaseTable
 from celery_lowkiq.worker.members import Heartbeat
@@ -196,7 +196,7 @@ PLAIN = {
 OFTEN = {
     "a shard is taken too early": (patched(rules, "TAKEOVER_LEASES", value=0.3), ("freeze", "cut")),
     "strict has no timer": (
-        patched(nodes_of_simulation, "Strict", value=lambda timer: Cooperative()),
+        patched(nodes_of_simulation, "Strict", value=lambda timer: Exclusion()),
         ("freeze", "cut"),
     ),
     "a heartbeat covers what was renewed after it": (

@@ -333,7 +333,7 @@ class TestSharedShards:
         started.store.routes["q"] = "1"
         eventually(lambda: owned(started) == [0])
         table = started.runtime._ownership._table
-        eventually(lambda: list(table.known()) == [ShardRef("q", 0)])
+        eventually(lambda: table.shards_of("q") == [ShardRef("q", 0)])
         observed.clear()
         started.store.routes["q"] = "2"
         eventually(lambda: owned(started) == [0, 1])
@@ -356,7 +356,7 @@ class TestSharedShards:
         started.ran("1")
         assert {wish.queue.policy for wish in wishes} == {"max_length=10 when_full=refuse"}
         table = started.runtime._ownership._table
-        assert {table.watch(shard).queue.shards for shard in table.known()} == {8}
+        assert {table.watch(shard).queue.shards for shard in table.shards_of("q")} == {8}
         eventually(
             lambda: any(queue.shards == 8 for news in started.store.news for queue in news.counted), 15
         )

@@ -11,7 +11,7 @@ from celery_lowkiq.rules.errors import StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import Disposition, Settlement
 from celery_lowkiq.worker import lane as claim_window
 from celery_lowkiq.worker import runtime
-from celery_lowkiq.worker.exclusion import Cooperative, Strict
+from celery_lowkiq.worker.exclusion import Exclusion, Strict
 from celery_lowkiq.worker.lane import Lane
 from tests.unit.meters import Tally
 from tests.unit.nodes import SHARDS
@@ -200,7 +200,7 @@ class TestStopping:
 
     @pytest.mark.parametrize(
         "exclusion, given_up",
-        [(Cooperative(), True), (Strict(NoTimer()), False)],
+        [(Exclusion(), True), (Strict(NoTimer()), False)],
         ids=["cooperative", "strict"],
     )
     def test_what_still_runs_when_the_process_ends_is_given_up(self, node, exclusion, given_up):

@@ -36,7 +36,7 @@ from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load_all
 from celery_lowkiq.store.trackers import TrackerStore
-from celery_lowkiq.worker.exclusion import Cooperative, Exclusion, KernelTimer, KillLogger, Strict
+from celery_lowkiq.worker.exclusion import Exclusion, KernelTimer, KillLogger, Strict
 from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
@@ -166,7 +166,7 @@ class Engine:
         self._processes = ProcessRuns(tasks, consumer, settings, self._runner)
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)
-        self._exclusion: Exclusion = Cooperative()
+        self._exclusion = Exclusion()
         if settings.exclusion == "strict":
             self._exclusion = Strict(KernelTimer(), KillLogger(SystemClock()))
         self.runtime: Runtime = Runtime(
