@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 from redis import exceptions
 
@@ -21,7 +21,7 @@ from celery_lowkiq.rules.errors import (
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import ServerInfo, server_info
 from celery_lowkiq.store.cluster_client import ClusterClient
-from celery_lowkiq.store.errors import is_wrong_type, script_error, store_error
+from celery_lowkiq.store.errors import K, Outcomes, is_wrong_type, parted, script_error
 from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import CLOCK_KEY, queue_key, reports_key, shard_keys, with_prefix
 from celery_lowkiq.store.records import reads_replies
@@ -31,23 +31,10 @@ from celery_lowkiq.store.single_server import SingleServer
 # Redis client: pipelines script calls and commands, and translates Redis errors to the package's own.
 
 T = TypeVar("T")
-K = TypeVar("K")
-#: Replies, and apart from them errors, by the keys of what was asked.
-Outcomes: TypeAlias = tuple[dict[K, Any], dict[K, StoreError]]
 #: Text of the error of a server that does not support script flags.
 SHEBANG = "near '#'"
 #: Maximum number of attempts to load a script that the server evicts before it runs.
 LOAD_ROUNDS = 3
-
-
-class Asked(NamedTuple):
-    """A server that stores shards, with its number of slots on a cluster. ``ask`` sends commands; it returns
-    their replies, and the errors of refused ones.
-    """
-
-    address: str
-    slots: int | None
-    ask: Callable[[Mapping[str, Command]], Outcomes[str]]
 
 
 class Client:
@@ -78,22 +65,6 @@ class Client:
         found = copy(self)
         found._is_reader, found.denied = True, {}
         return found
-
-    def masters(self) -> list[Asked]:
-        """Return the servers that store shards. Raises StoreError."""
-        return [
-            Asked(address, slots, partial(self._ask, send)) for address, slots, send in self.servers.masters()
-        ]
-
-    def _ask(
-        self, send: Callable[[Sequence[Command]], list[Any]], commands: Mapping[str, Command]
-    ) -> Outcomes[str]:
-        try:
-            replies = send(self._with_prefix(list(commands.values())))
-        except StoreError as error:
-            return {}, dict.fromkeys(commands, error)
-        lost = (exceptions.RedisError, OSError)
-        return parted(commands, [store_error(one) if isinstance(one, lost) else one for one in replies])
 
     def slices(self, values: Sequence[T], size: int) -> list[Sequence[T]]:
         """Return shards or queues in parts of at most ``size``, one for each call of a script with repeated
@@ -292,15 +263,6 @@ class Client:
         return True
 
 
-def parted(keys: Iterable[K], replies: Iterable[Any]) -> Outcomes[K]:
-    """Return replies and errors by key."""
-    found: dict[K, Any] = {}
-    errors: dict[K, StoreError] = {}
-    for key, reply in zip(keys, replies, strict=True):
-        (errors if isinstance(reply, StoreError) else found)[key] = reply
-    return found, errors
-
-
 def raise_refused(replies: list[Any]) -> list[Any]:
     """Return the replies; raise the first LowkiqError among them."""
     for reply in replies:
@@ -331,8 +293,9 @@ def check_url(client: Client, queues: Sequence[QueueSpec]) -> None:
     """
     keys = [queue_key(queue.name) for queue in queues]
     keys += [shard_keys(shard)["meta"] for queue in queues for shard in queue.shard_refs()]
-    for server in client.masters():
-        _, errors = server.ask({key: ("HGET", key, "shards") for key in keys[:MOST_KEYS]})
+    commands = {key: ("HGET", client.prefix + key, "shards") for key in keys[:MOST_KEYS]}
+    for server in client.servers.masters():
+        _, errors = server.ask(commands)
         raise_refused([error for error in errors.values() if isinstance(error, ConfigurationError)])
 
 

@@ -37,7 +37,7 @@ from celery_lowkiq.store.connect import PROTOCOL
 from celery_lowkiq.store.exchange import Command, KeepingPool, Kept, packed, with_words
 from celery_lowkiq.store.keys import KEYLESS, reports_key, shard_keys
 from celery_lowkiq.store.script import Script, scripts_of_workers
-from celery_lowkiq.store.single_server import Master
+from celery_lowkiq.store.single_server import Asked
 
 # Exchanges with several masters of a Redis Cluster at the same time.
 
@@ -265,7 +265,7 @@ class ClusterClient:
         """Return that there are no sentinels."""
         return None
 
-    def masters(self) -> list[Master]:
+    def masters(self) -> list[Asked]:
         """Return the masters that have slots, sorted by address.
 
         The map is read anew: without other traffic, nothing has told of a failover.
@@ -273,7 +273,7 @@ class ClusterClient:
         self.map.read_anew()
         counts = Counter(address for address in self.map.slots() if address)
         return [
-            (text_of(address), counts[address], partial(exchange_one, self.map, address))
+            Asked(text_of(address), counts[address], partial(exchange_one, self.map, address))
             for address in sorted(counts)
         ]
 

@@ -11,7 +11,8 @@ from celery_lowkiq.rules.basics import Clock, SystemClock
 from celery_lowkiq.rules.errors import AccessDenied, ConfigurationError, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.text import QUOTED, shard_names, shortened
-from celery_lowkiq.store.client import Client, K, Outcomes
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.errors import K, Outcomes
 from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.records import parse_whole

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any, TypeAlias, TypeVar
 
 from redis import exceptions
 
@@ -78,6 +80,20 @@ CREATE_USER = (
     "create the user there (`celery -A proj lowkiq acl --cluster` writes its rights) because Redis copies "
     "users neither to replicas nor to other masters"
 )
+
+
+K = TypeVar("K")
+#: Replies, and apart from them errors, by the keys of what was asked.
+Outcomes: TypeAlias = tuple[dict[K, Any], dict[K, StoreError]]
+
+
+def parted(keys: Iterable[K], replies: Iterable[Any]) -> Outcomes[K]:
+    """Return replies and errors by key."""
+    found: dict[K, Any] = {}
+    errors: dict[K, StoreError] = {}
+    for key, reply in zip(keys, replies, strict=True):
+        (errors if isinstance(reply, StoreError) else found)[key] = reply
+    return found, errors
 
 
 class ShardCountDiffers(StoreError):

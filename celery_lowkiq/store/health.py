@@ -22,7 +22,7 @@ from celery_lowkiq.rules.repairs import Damage, damages
 from celery_lowkiq.rules.topology import Master, Server, Topology
 from celery_lowkiq.rules.views import DAY, current
 from celery_lowkiq.store import counts, diagnosis, node_reports
-from celery_lowkiq.store.client import Asked, Client
+from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.cluster_client import NO_MASTER
 from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.listings import ShardReads
@@ -31,6 +31,7 @@ from celery_lowkiq.store.records import parse_id, reads_replies, seconds_of_time
 from celery_lowkiq.store.registry import as_known, parse_layout
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import load
+from celery_lowkiq.store.single_server import Asked
 
 # Looks for masters that may evict jobs, and for commands that a service or the rights of its user forbid.
 
@@ -96,7 +97,7 @@ def read_topology(client: Client, queues: Sequence[QueueSpec], lease_seconds: fl
 
     What the connection's user may not read stays unknown. Raises StoreError when no master responds.
     """
-    asked = client.masters()
+    asked = client.servers.masters()
     stored = as_known(client.reader(), queues)
     shards: dict[str, Counter[str]] = defaultdict(Counter)
     for queue in stored:

@@ -16,7 +16,8 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.text import by_master
 from celery_lowkiq.rules.validators import invalid, is_whole, whole
 from celery_lowkiq.store.claims import BEGINNING, CLAIM_BYTES, Position, scan_call, scanned
-from celery_lowkiq.store.client import Client, Outcomes
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.errors import Outcomes
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.records import (
     dump_cursor,

@@ -28,7 +28,8 @@ from celery_lowkiq.rules.views import (
     Wait,
     node_name,
 )
-from celery_lowkiq.store.client import Client, K, Outcomes
+from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.errors import K, Outcomes
 from celery_lowkiq.store.exchange import Command
 from celery_lowkiq.store.keys import history_key, nodes_key, queue_key, report_key, reports_key, shard_keys
 from celery_lowkiq.store.records import number_text, parse_id, parse_seconds, reads_replies, seconds_of_time

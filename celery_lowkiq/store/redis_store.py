@@ -254,7 +254,9 @@ class RedisStore:
 
     def masters(self, shards: Sequence[ShardRef]) -> list[Master]:
         refused, _ = refused_commands(self.client, shards)
-        replies = [(asked, *asked.ask({"info": ("INFO", "memory")})) for asked in self.client.masters()]
+        replies = [
+            (asked, *asked.ask({"info": ("INFO", "memory")})) for asked in self.client.servers.masters()
+        ]
         self.client.check_reachable(error for _, _, errors in replies for error in errors.values())
         return [
             Master(asked.address, memory_limits(found), asked.slots, refused=refused.get(asked.address, {}))

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import redis
 from redis import exceptions
 from redis.sentinel import SentinelConnectionPool
 
+from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.text import host_port
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.store.errors import store_error
+from celery_lowkiq.store.errors import Outcomes, parted, store_error
 from celery_lowkiq.store.exchange import Command, exchange
 from celery_lowkiq.store.script import Script
 
-#: The address of a master, its number of slots on a cluster, and what sends it commands.
-Master: TypeAlias = tuple[str, "int | None", Callable[[Sequence[Command]], list[Any]]]
+
+class Asked(NamedTuple):
+    """A server that stores shards, with its number of slots on a cluster, and what sends it commands."""
+
+    address: str
+    slots: int | None
+    send: Callable[[Sequence[Command]], list[Any]]
+
+    def ask(self, commands: Mapping[str, Command]) -> Outcomes[str]:
+        """Send commands. Return their replies, and the errors of refused ones."""
+        try:
+            replies = self.send(list(commands.values()))
+        except StoreError as error:
+            return {}, dict.fromkeys(commands, error)
+        lost = (exceptions.RedisError, OSError)
+        return parted(commands, [store_error(one) if isinstance(one, lost) else one for one in replies])
 
 
 class SingleServer:
@@ -48,9 +63,9 @@ class SingleServer:
         """Return the address of the server that stores a shard."""
         return self.address()
 
-    def masters(self) -> list[Master]:
+    def masters(self) -> list[Asked]:
         """Return the only server."""
-        return [(self.address(), None, self.send)]
+        return [Asked(self.address(), None, self.send)]
 
     def apart(self) -> redis.Redis:
         """Return a client with its own pool, for a subscription; close it. Raises RedisError, also when Redis

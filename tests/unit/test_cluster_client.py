@@ -453,23 +453,23 @@ def test_an_error_of_login_is_not_an_outage(cluster, make_client):
 
 def test_masters_are_those_of_now_without_other_traffic(cluster, client):
     """After a failover that no command had met, the old master was shown as up."""
-    before = [asked.address for asked in client.masters()]
+    before = [asked.address for asked in client.servers.masters()]
     assert len(before) == 3
     (first, _), (_, last) = cluster.maps[1], cluster.maps[2]
     cluster.maps = {0: cluster.maps[0], 1: (first, last)}
     gone = cluster.nodes[2].place.decode()
-    assert [asked.address for asked in client.masters()] == [one for one in before if one != gone]
+    assert [asked.address for asked in client.servers.masters()] == [one for one in before if one != gone]
 
 
 def test_masters_are_shown_when_no_node_tells_the_map_in_time(cluster, client, monkeypatch):
     monkeypatch.setattr(cluster_map, "ASK_SECONDS", 10.0)
-    before = [asked.address for asked in client.masters()]
+    before = [asked.address for asked in client.servers.masters()]
     monkeypatch.setattr(cluster_map, "NEW_SECONDS", 0.05)
     hangs = threading.Event()
     for node in cluster.nodes:
         node._slots = lambda: (hangs.wait(30), b"")[1]
     try:
-        assert [asked.address for asked in client.masters()] == before
+        assert [asked.address for asked in client.servers.masters()] == before
         assert client.cluster.map._is_reading
     finally:
         hangs.set()
@@ -480,7 +480,7 @@ def test_an_address_of_ipv6_stands_in_brackets(make_client):
     client.cluster.map._slots = [("::1", 7000)] * 16384
     client.cluster.map.refresh = lambda at_once: None
     assert client.servers.address() == "cluster [::1]:6379"
-    assert [asked.address for asked in client.masters()] == ["[::1]:7000"]
+    assert [asked.address for asked in client.servers.masters()] == ["[::1]:7000"]
     assert client.servers.master_of(ShardRef("q", 0)) == "[::1]:7000"
 
 
