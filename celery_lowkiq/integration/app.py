@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.gate import Gate, Signing
 from celery_lowkiq.integration.redis_params import check_arguments, key_prefix, parameters
 from celery_lowkiq.integration.settings import LARGEST_PAYLOAD, Settings, read_settings
-from celery_lowkiq.rules.basics import package_logger, worker_logger
+from celery_lowkiq.rules.basics import cached_property, package_logger, worker_logger
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
 from celery_lowkiq.rules.names import did_you_mean, full_names, listed
@@ -129,9 +128,6 @@ class AppContext:
         self.signing: Signing = Signing(self.settings.signing, self.settings.signing_keys)
         self.pid: int = os.getpid()
         self._app = app
-        self._lock = threading.Lock()
-        self._store: RedisStore | None = None
-        self._connection: Any = None
         #: For calls from asyncio.
         self.call_threads: CallThreads = CallThreads(
             self.settings.client_pool_size, self.settings.pool_timeout
@@ -141,23 +137,18 @@ class AppContext:
         """Return what decodes the stored payloads and records of a queue."""
         return Gate(queue, self.codec, self.record_codec, self.signing, self.settings.links)
 
-    @property
+    @cached_property
     def connection(self) -> Any:
         """An unconnected broker connection, which Celery reads the connection's error types from."""
-        with self._lock:
-            if self._connection is None:
-                self._connection = self._app.connection_for_write()
-            return self._connection
+        return self._app.connection_for_write()
 
-    @property
+    @cached_property
     def store(self) -> RedisStore:
-        """The store of calls, listings and actions; made at its first use. Raises ConfigurationError."""
-        with self._lock:
-            if self._store is None:
-                self._store = self.open_store(self.settings.client_pool_size)
-                self._store.pusher.dropped = self._dropped
-                self._store.pusher.signer = None if self.signing.mode == "off" else self.signing
-            return self._store
+        """The store of calls, listings and actions, not connected yet. Raises ConfigurationError."""
+        store = self.open_store(self.settings.client_pool_size)
+        store.pusher.dropped = self._dropped
+        store.pusher.signer = None if self.signing.mode == "off" else self.signing
+        return store
 
     def redis_parameters(self) -> dict[str, Any]:
         """Return the arguments of each connection to the store. Raises ConfigurationError."""

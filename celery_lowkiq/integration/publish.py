@@ -159,7 +159,11 @@ def _push(
         part = calls[start : start + CHUNK]
         stored: list[Call] = []
         try:
-            if not _add(context, spec.name, part, tracker, left) and refuse:
+            added = [
+                NewCall(str(call.task_id), spec.name, call.id, shown_payload(context, call.data))
+                for call in part
+            ]
+            if not context.tracker_store.add(tracker, added, latest_due(part), left) and refuse:
                 raise InvalidCall(f"tracker {tracker} was cancelled, and takes no more calls")
             context.store.pusher.push(spec, part, left, stored.extend)
         except InvalidCall:
@@ -177,12 +181,6 @@ SHOWN_BYTES = 1024
 CUT = "..."
 #: Number of calls that are added to a tracker, and then pushed, at a time.
 CHUNK = 1000
-
-
-def _add(context: AppContext, queue: str, calls: Sequence[Call], tracker: str, left: Iterator[float]) -> bool:
-    """Return False when the tracker is cancelled."""
-    added = [NewCall(str(call.task_id), queue, call.id, shown_payload(context, call.data)) for call in calls]
-    return context.tracker_store.add(tracker, added, latest_due(calls), left)
 
 
 def _note_not_pushed(
