@@ -448,7 +448,7 @@ def client(redis_server):
 
 
 def test_no_other_store_looks_at_the_tests_clock(client):
-    moved, usual = FakeClockClient(client), RedisStore(client).client
+    moved, usual = RedisStore(client, sending=FakeClockClient).client, RedisStore(client).client
     moved.move(86400)
     ((seconds, _),) = usual.commands([("TIME",)])
     assert moved.now() - seconds > 86000
