@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -182,7 +183,7 @@ class Inspector:
         """
         specs = self._as_stored(self._specs(names))
         states = counts.shard_states(self._client, specs)
-        by_name = groupby(states, lambda state: state.shard.queue)
+        by_name = groupby(states, attrgetter("shard.queue"))
         found = {name: sum_of_states(group) for name, group in by_name}
         by_queue = {name: one for name, one in found.items() if isinstance(one, Stats)}
         damaged = {name: error for name, error in found.items() if isinstance(error, ShardDamaged)}
