@@ -13,6 +13,7 @@ import click
 
 from celery_lowkiq.cli.output import binding, write_text
 from celery_lowkiq.rules.errors import LowkiqError
+from celery_lowkiq.rules.text import host_port
 
 # ``celery -A proj lowkiq web``: the dashboard as a server of its own.
 
@@ -84,8 +85,8 @@ def web(
     with binding(host, port):
         sockets = _listen(host, port)
     _show_our_log()
-    shown = f"[{host}]" if ":" in host else host
-    write_text(f"the dashboard is at http://{shown}:{sockets[0].getsockname()[1]}{_root_path(prefix)}/")
+    address = host_port(host, sockets[0].getsockname()[1])
+    write_text(f"the dashboard is at http://{address}{_root_path(prefix)}/")
     server = uvicorn.Server(uvicorn.Config(dashboard, **_options(prefix, quiet)))
     with suppress(KeyboardInterrupt):
         server.run(sockets)

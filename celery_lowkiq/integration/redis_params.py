@@ -15,6 +15,7 @@ from kombu.utils.url import url_to_parts
 from celery_lowkiq.integration.current import NO_APP, is_fallback_app
 from celery_lowkiq.integration.settings import Settings
 from celery_lowkiq.rules.errors import ConfigurationError
+from celery_lowkiq.rules.text import host_port
 from celery_lowkiq.rules.validators import invalid
 
 #: Accepted URL schemes, and Celery's name for each.
@@ -130,7 +131,7 @@ def shown_address(parameters: Mapping[str, Any]) -> str:
 
 
 def _joined(addresses: Iterable[tuple[str, int]]) -> str:
-    return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses)
+    return ",".join(host_port(host, port) for host, port in addresses)
 
 
 def source_of(app: Celery, settings: Settings) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from celery_lowkiq.rules.basics import metrics_logger as logger
 from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
 from celery_lowkiq.rules.models import QueueSpec, ShardRef
-from celery_lowkiq.rules.text import by_master
+from celery_lowkiq.rules.text import by_master, host_port
 from celery_lowkiq.rules.topology import Kind
 from celery_lowkiq.rules.views import ShardState, Stats, overdue_runs, sum_of_states
 
@@ -39,9 +39,8 @@ class Server:
 
     @property
     def url(self) -> str:
-        host, port = self.server.server_address[:2]
-        shown = host.decode() if isinstance(host, bytes) else host
-        return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}/metrics"
+        address: Any = self.server.server_address
+        return f"http://{host_port(*address[:2])}/metrics"
 
     def close(self) -> None:
         self.server.shutdown()

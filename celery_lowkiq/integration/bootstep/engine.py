@@ -37,7 +37,7 @@ from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load_all
 from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.worker.exclusion import Exclusion, KernelTimer, KillLogger, Strict
-from celery_lowkiq.worker.ports import EXIT_CRASHED, NULL_METER, Meter
+from celery_lowkiq.worker.ports import EXIT_CRASHED, Meter
 from celery_lowkiq.worker.runtime import Runtime
 
 #: Pooled connections of a worker besides one per lane: leases, the window reaper, and a spare one.
@@ -47,7 +47,7 @@ NODE_METRICS = "celery_lowkiq.metrics.node:NodeMetrics"
 
 
 class Metrics(Meter):
-    """A meter with a server that exports its values."""
+    """A meter with a server that exports its values. This one has neither."""
 
     def serve(self, runtime: Runtime) -> None:
         """Start the server."""
@@ -184,7 +184,7 @@ class Engine:
             poll_interval=settings.poll_interval,
             lease_seconds=settings.lease_seconds,
             window=settings.window,
-            meter=self._metrics or NULL_METER,
+            meter=self._metrics,
             exclusion=self._exclusion,
             auto_reshard=settings.reshard == "auto",
         )
@@ -192,13 +192,12 @@ class Engine:
     def start(self) -> None:
         """Start the lanes, and the metrics server of ``lowkiq_metrics_port``."""
         self._stop = self._shutdown.watch(self.runtime)
-        self._runner.loops.meter = (self._metrics or NULL_METER).loop_lag
+        self._runner.loops.meter = self._metrics.loop_lag
         self._runner.loops.died = self._on_dead_loop
         if self._shutdown.is_program:
             freeze_objects()
         self.runtime.start()
-        if self._metrics is not None:
-            self._metrics.serve(self.runtime)
+        self._metrics.serve(self.runtime)
 
     def add_tasks(self, new: Mapping[str, Any], specs: Sequence[QueueSpec]) -> None:
         self._tasks = {**self._tasks, **new}
@@ -226,8 +225,7 @@ class Engine:
         if self._runner.loops.close() or was_cold:
             # Cancelled batches go back to the queue.
             runtime.join(COLD_SHUTDOWN_TIMEOUT)
-        if self._metrics is not None:
-            self._metrics.close()
+        self._metrics.close()
         if not runtime.join(0):
             runtime.abandon()
             release_shards_at_exit(runtime)
@@ -277,10 +275,10 @@ def _warn_idle_lanes(lanes: int, shards: int) -> None:
         )
 
 
-def _open_metrics(app: Celery, node: str) -> Metrics | None:
+def _open_metrics(app: Celery, node: str) -> Metrics:
     settings = context_of(app).settings
     if settings.metrics_port is None:
-        return None
+        return Metrics()
     try:
         node_metrics: Any = symbol_by_name(NODE_METRICS)
     except ModuleNotFoundError as error:

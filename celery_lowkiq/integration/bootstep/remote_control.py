@@ -36,12 +36,12 @@ Command = Callable[..., Any]
 STORE = Exchange("lowkiq")
 
 
-def _instead(ours: Command) -> Command:
+def _instead(ours: Command, name: str = "") -> Command:
     """Put ``ours(step, celerys, **arguments)`` in the place of Celery's command of that name.
 
-    ``celerys()`` does what Celery does.
+    ``celerys()`` does what Celery does. ``name``: by default that of the function.
     """
-    name = ours.__name__
+    name = name or ours.__name__
     celerys = Panel.data[name]
 
     @wraps(celerys)
@@ -174,21 +174,14 @@ def revoke_by_stamped_headers(step: Any, celerys: Command, **arguments: Any) -> 
 
 @_instead
 def enable_events(step: Any, celerys: Command, **_: Any) -> Any:
-    """Send events of ordered queues, too."""
-    return _switch_events(step, celerys)
-
-
-@_instead
-def disable_events(step: Any, celerys: Command, **_: Any) -> Any:
-    """Send no events of ordered queues, either."""
-    return _switch_events(step, celerys)
-
-
-def _switch_events(step: Any, celerys: Command) -> Any:
+    """Send events of ordered queues, too; of ``disable_events``: none of these, either."""
     reply = celerys()
     if step.node is not None:
         step.node.update()
     return reply
+
+
+_instead(enable_events, "disable_events")
 
 
 @_instead
