@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from celery import signals
 
-from celery_lowkiq.integration.bootstep.shutdown import drain_on_signal
+from celery_lowkiq.integration.bootstep.shutdown import ConsumerShutdown
 
 
 class Runtime:
@@ -38,7 +38,7 @@ def arrive():
 
 
 def test_the_signal_stops_claims_at_once_and_another_thread_drains(runtime):
-    drain_on_signal(SimpleNamespace(wait_for_soft_shutdown=None), runtime)
+    ConsumerShutdown(SimpleNamespace(controller=SimpleNamespace(wait_for_soft_shutdown=None))).watch(runtime)
     assert not runtime.drained.is_set()
     arrive()
     assert runtime.calls == ["stop claiming"]
@@ -48,7 +48,7 @@ def test_the_signal_stops_claims_at_once_and_another_thread_drains(runtime):
 
 def test_a_soft_shutdown_drains_before_celery_waits(runtime):
     controller = SimpleNamespace(wait_for_soft_shutdown=lambda: runtime.drained.wait(10))
-    drain_on_signal(controller, runtime)
+    ConsumerShutdown(SimpleNamespace(controller=controller)).watch(runtime)
     assert controller.wait_for_soft_shutdown()
     assert runtime.calls == ["stop claiming"]
 
@@ -57,7 +57,9 @@ def test_each_worker_of_a_process_drains_once():
     runtimes = [Runtime(), Runtime()]
     receivers = len(signals.worker_shutting_down.receivers)
     for runtime in runtimes:
-        drain_on_signal(SimpleNamespace(wait_for_soft_shutdown=None), runtime)
+        ConsumerShutdown(SimpleNamespace(controller=SimpleNamespace(wait_for_soft_shutdown=None))).watch(
+            runtime
+        )
     arrive()
     assert all(runtime.drained.wait(10) for runtime in runtimes)
     assert [runtime.calls for runtime in runtimes] == [["stop claiming"]] * 2

@@ -34,13 +34,6 @@ ENDED_BY_CELERY = (
 _exit_hooks: list[_ExitHook] = []
 
 
-def drain_on_signal(controller: Any, runtime: Runtime) -> Callable[..., None]:
-    """Stop claiming and begin to drain when a shutdown signal arrives. Return a function that does so."""
-    stop = stopper(runtime, lambda: forget())
-    forget = call_at_shutdown(controller, stop)
-    return stop
-
-
 def stopper(runtime: Runtime, forget: Callable[[], Any] = lambda: None) -> Callable[..., None]:
     """Return a function that stops claiming and begins to drain; ``forget`` is called before that, once.
 
@@ -147,8 +140,10 @@ class ConsumerShutdown:
         self.is_program: bool = isinstance(consumer.controller, Worker)
 
     def watch(self, runtime: Runtime) -> Callable[[], Any]:
-        """Stop claiming at the first signal. Return a function that does so."""
-        return drain_on_signal(self._consumer.controller, runtime)
+        """Stop claiming and begin to drain at the first signal. Return a function that does so."""
+        stop = stopper(runtime, lambda: forget())
+        forget = call_at_shutdown(self._consumer.controller, stop)
+        return stop
 
     def wake(self) -> None:
         """Have the worker's event loop look."""
