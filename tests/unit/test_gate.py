@@ -18,6 +18,9 @@ PACKAGE = Path(celery_lowkiq.__file__).parent
 #: Who imports a decoder that may run code: the codec, what only writes, and what reads pipes of processes
 #: that this one started.
 DECODERS = {
+    # Messages between a worker and its node process.
+    "integration/bootstep/node/server.py": {"pickle"},
+    "integration/bootstep/node/supervisor.py": {"pickle"},
     "integration/codec.py": {"kombu.serialization", "kombu.utils.json"},
     "integration/result_writes.py": {"kombu.serialization", "kombu.utils.json"},
     "integration/processes/child.py": {"pickle"},
