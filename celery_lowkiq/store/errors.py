@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any, TypeAlias, TypeVar
 
 from redis import exceptions
@@ -85,15 +84,6 @@ CREATE_USER = (
 K = TypeVar("K")
 #: Replies, and apart from them errors, by the keys of what was asked.
 Outcomes: TypeAlias = tuple[dict[K, Any], dict[K, StoreError]]
-
-
-def parted(keys: Iterable[K], replies: Iterable[Any]) -> Outcomes[K]:
-    """Return replies and errors by key."""
-    found: dict[K, Any] = {}
-    errors: dict[K, StoreError] = {}
-    for key, reply in zip(keys, replies, strict=True):
-        (errors if isinstance(reply, StoreError) else found)[key] = reply
-    return found, errors
 
 
 class ShardCountDiffers(StoreError):

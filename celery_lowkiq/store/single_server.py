@@ -13,9 +13,18 @@ from celery_lowkiq.rules.errors import StoreError
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.text import host_port
 from celery_lowkiq.rules.topology import Kind
-from celery_lowkiq.store.errors import Outcomes, parted, store_error
+from celery_lowkiq.store.errors import K, Outcomes, store_error
 from celery_lowkiq.store.exchange import Command, exchange
 from celery_lowkiq.store.script import Script
+
+
+def parted(keys: Iterable[K], replies: Iterable[Any]) -> Outcomes[K]:
+    """Return replies and errors by key."""
+    found: dict[K, Any] = {}
+    errors: dict[K, StoreError] = {}
+    for key, reply in zip(keys, replies, strict=True):
+        (errors if isinstance(reply, StoreError) else found)[key] = reply
+    return found, errors
 
 
 class Asked(NamedTuple):
