@@ -108,20 +108,20 @@ class Client:
 
     def _repeat(self, calls: Sequence[ScriptCall], replies: list[Any]) -> list[Any]:
         for _ in range(LOAD_ROUNDS):
-            missing = [i for i, reply in enumerate(replies) if self._must_load(reply)]
+            missing = {
+                i: (calls[i].script, getattr(reply, "node", None))
+                for i, reply in enumerate(replies)
+                if self._must_load(reply)
+            }
             if not missing:
                 break
-            wanted = {i: (calls[i].script, getattr(replies[i], "node", None)) for i in missing}
-            loaded = self._load(list(wanted.values()))
+            loaded = self._load(list(missing.values()))
             # A refusal is of one master of a cluster: the replies of the others stand.
-            refused = {i: loaded.get(each) for i, each in wanted.items()}
-            for i, reply in refused.items():
-                replies[i] = reply if isinstance(reply, exceptions.RedisError) else replies[i]
-            missing = [i for i in missing if self._must_load(replies[i])]
-            if not missing:
-                continue
-            again = self.servers.send([self._evalsha(calls[i]) for i in missing])
-            for i, reply in zip(missing, again, strict=True):
+            told = {i: loaded.get(each) for i, each in missing.items()}
+            refused = {i: reply for i, reply in told.items() if isinstance(reply, exceptions.RedisError)}
+            left = [i for i in missing if i not in refused]
+            again = self.servers.send([self._evalsha(calls[i]) for i in left]) if left else []
+            for i, reply in (*refused.items(), *zip(left, again, strict=True)):
                 replies[i] = reply
         return [
             self._error(call.keys[0], reply) if isinstance(reply, exceptions.RedisError) else reply
