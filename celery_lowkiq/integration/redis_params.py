@@ -176,8 +176,10 @@ def _broker_url(app: Celery) -> str:
 def _backend(app: Celery, source: str, url: str, settings: Settings) -> Any:
     """Return Celery's result backend for the URL, which parses the URL and Celery's Redis settings."""
     by_url: Any = backends.by_url
-    if _tls(app, settings):
-        # Celery's backend wants the options of TLS in the URL, or in a setting of its own.
+    # Celery's backend wants rediss:// for TLS options in a setting of its own, and options in the URL for rediss://.
+    if app.conf.redis_backend_use_ssl:
+        url = re.sub("^redis:", "rediss:", url)
+    elif _tls(app, settings):
         url = re.sub("^rediss:", "redis:", url)
     try:
         backend_class, url = by_url(url, app.loader)

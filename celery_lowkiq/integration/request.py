@@ -379,11 +379,16 @@ def _headers(
         "is_eager": False,
         **NO_EMBED,
         **record.headers,
-        **record.embed,
+        **_links(record.embed),
         "headers": _users(record.headers),
         "eta": None,
         **own,
     }
+
+
+def _links(embed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Links of a call. Its chain is a copy, because the tracer of an older Celery pops its steps."""
+    return {**embed, "chain": list(embed["chain"])} if embed.get("chain") else embed
 
 
 def _users(headers: Mapping[str, Any]) -> dict[str, Any]:

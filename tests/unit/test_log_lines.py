@@ -9,6 +9,7 @@ import threading
 from contextlib import contextmanager
 from unittest import mock
 
+import celery
 import pytest
 from celery.app import trace
 from celery.app.log import TaskFormatter
@@ -47,7 +48,8 @@ class Own(logging.Formatter):
 FORMATTERS = [
     *(lambda form=form: ColorFormatter(form, use_color=False) for form in FORMATS),
     *(lambda form=form: logging.Formatter(form) for form in FORMATS[:3]),
-    lambda: ColorFormatter(FORMAT, datefmt="%H:%M"),
+    # ColorFormatter of an older Celery has no datefmt.
+    *([lambda: ColorFormatter(FORMAT, datefmt="%H:%M")] if celery.VERSION >= (5, 7) else []),
     lambda: ColorFormatter(FORMAT),
     lambda: logging.Formatter("{asctime} {message}", style="{"),
     lambda: TaskFormatter("%(task_id)s %(message)s"),

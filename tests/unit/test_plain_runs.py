@@ -9,13 +9,14 @@ import traceback
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import celery
 import pytest
 from celery import Celery, Task, signals
 from celery._state import _task_stack, get_current_worker_task
 from celery.app.trace import build_tracer
 from celery.backends.cache import _DUMMY_CLIENT_CACHE, CacheBackend
 from celery.worker import state
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from kombu.exceptions import OperationalError
 
@@ -276,6 +277,8 @@ def traced(monkeypatch):
 @example(plan=Plan("bound", [deletes], "returns a value", {}, [], logs=False))
 @example(plan=Plan("bound", [writes_first], "returns a value", {}, [], logs=True))
 def test_a_plain_run_is_like_a_traced_one(traced, plan):
+    # The tracer of an older Celery stores no result of a task that ignores results, whatever its call says.
+    assume(celery.VERSION >= (5, 7) or (plan.headers or {}).get("ignore_result") is not False)
     whole, was_plain = traced(plan, is_observed=True)
     assert not was_plain
     short, was_plain = traced(plan, is_observed=False)
