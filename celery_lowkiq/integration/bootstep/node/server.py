@@ -82,10 +82,7 @@ class Outbox:
             while not last:
                 part = self._next_part()
                 last = None in part
-                counts = self._counts()
-                messages = [message for message in part if message is not None]
-                if counts is not None:
-                    messages.insert(0, pickle.dumps(("counts", *counts)))
+                messages = [message for message in (self._counts(), *part) if message is not None]
                 if messages:
                     self._connection.send(messages)
 
@@ -97,11 +94,14 @@ class Outbox:
                 part.append(self._waiting.get_nowait())
         return part
 
-    def _counts(self) -> tuple[dict[str, int], int] | None:
-        """The runs of each task that have begun since the last report, and how many go on; None: no news."""
+    def _counts(self) -> bytes | None:
+        """A report of the runs of each task that have begun since the last one, and of how many go on.
+
+        None if that has not changed.
+        """
         now, then = (Counter(state.total_count), len(state.active_requests)), self._counted
         self._counted = now
-        return None if now == then else (dict(now[0] - then[0]), now[1])
+        return None if now == then else pickle.dumps(("counts", dict(now[0] - then[0]), now[1]))
 
 
 # Serves the ordered queues in the node process, controlled by the worker's bootstep.
