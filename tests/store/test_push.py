@@ -181,7 +181,11 @@ def test_announcements_say_when_a_shard_has_work_earlier(store):
         push(store, "1", ("a", 1), perform_in=5e9)
         push(store, "2", ("a", 1), perform_in=6e9)
         push(store, "3", ("a", 1), perform_in=4e9)
-        assert [heard(), heard()] == [(SHARD, 5e9), (SHARD, 4e9)]
+        first, second = heard(), heard()
+        if first == (SHARD, 9e9):
+            # On a cluster, it may reach the master of the subscription later.
+            first, second = second, heard()
+        assert [first, second] == [(SHARD, 5e9), (SHARD, 4e9)]
 
 
 def test_foreign_messages_on_a_channel_are_no_announcements(store, client):
