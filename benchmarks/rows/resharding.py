@@ -13,7 +13,7 @@ from typing import Any
 from celery_lowkiq.rules.models import Call, QueueSpec, ShardRef
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.resharding import Migrations
 
 from ..bench import PAYLOAD, Bench
 from ..paced import CHUNK, LATER, new_jobs

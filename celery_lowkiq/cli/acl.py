@@ -11,7 +11,7 @@ from celery_lowkiq.integration.app import context_of, read_queue_name
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.options import QUEUE_NAME
 from celery_lowkiq.rules.errors import ConfigurationError, StoreError
-from celery_lowkiq.rules.names import full_names
+from celery_lowkiq.rules.text import full_names
 from celery_lowkiq.store.acl import RoleName, rules
 
 

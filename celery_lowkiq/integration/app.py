@@ -18,7 +18,7 @@ from celery_lowkiq.integration.settings import LARGEST_PAYLOAD, Settings, read_s
 from celery_lowkiq.rules.basics import cached_property, package_logger, worker_logger
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.models import QueueSpec, StoredRecord
-from celery_lowkiq.rules.names import did_you_mean, full_names, listed
+from celery_lowkiq.rules.text import did_you_mean, full_names, listed_names
 from celery_lowkiq.store.client import Client, check_url
 from celery_lowkiq.store.connect import connect, connect_cluster
 from celery_lowkiq.store.durability import Durability, Level
@@ -71,10 +71,12 @@ def read_queue_name(given: str, known: Collection[str]) -> str:
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
-        expected, advice = "the name of one ordered queue", f"Several end so: {listed(candidates)}"
+        expected, advice = "the name of one ordered queue", f"Several end so: {listed_names(candidates)}"
     else:
         expected = "an ordered queue of the app"
-        advice = did_you_mean(given, known) or f"The app has {listed(known) or 'none: does -A name it?'}"
+        advice = (
+            did_you_mean(given, known) or f"The app has {listed_names(known) or 'none: does -A name it?'}"
+        )
     raise InvalidCall(f"queue={given[:100]!r} is invalid: expected {expected}. {advice}")
 
 

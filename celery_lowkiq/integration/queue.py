@@ -100,11 +100,10 @@ from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.counts import PAGE
 from celery_lowkiq.store.dump_load import dump_entries, last_score, load_entries
 from celery_lowkiq.store.listings import BY_TIME, Listing, ShardReads
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.progress import Progress, ShardTally, Tally
 from celery_lowkiq.store.records import id_bytes
 from celery_lowkiq.store.registry import as_known, as_stored, at_rest
-from celery_lowkiq.store.resharding import check_shards, memory_of, reshard
+from celery_lowkiq.store.resharding import Migrations, check_shards, memory_of, reshard
 
 # Dump and load: a queue as the lines of a file, to move it to another Redis.
 

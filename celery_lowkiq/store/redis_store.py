@@ -33,7 +33,6 @@ from celery_lowkiq.store.errors import WrongType
 from celery_lowkiq.store.health import memory_limits, refused_commands
 from celery_lowkiq.store.keys import nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
 from celery_lowkiq.store.listener import PushSubscription
-from celery_lowkiq.store.mover import LEASE_SECONDS, Migrations, Mover
 from celery_lowkiq.store.node_reports import beat_calls, heartbeat_reply, read_nodes, report_calls
 from celery_lowkiq.store.push import Admission, Pusher, ShardCall
 from celery_lowkiq.store.records import (
@@ -48,6 +47,7 @@ from celery_lowkiq.store.records import (
     reads_replies,
 )
 from celery_lowkiq.store.repairs import BackgroundRepairs, Repairs
+from celery_lowkiq.store.resharding import LEASE_SECONDS, Migrations, Mover
 from celery_lowkiq.store.script import ScriptCall, load
 from celery_lowkiq.store.single_server import SingleServer
 

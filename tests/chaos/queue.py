@@ -23,8 +23,8 @@ from celery_lowkiq.store.keys import (
     queue_key,
     shard_keys,
 )
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding import Migrations
 
 #: Seconds between two looks.
 LOOK = 0.02

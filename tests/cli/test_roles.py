@@ -13,7 +13,7 @@ from celery_lowkiq.integration.app import AppContext, context_of
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.rules.errors import ConfigurationError
 from celery_lowkiq.store.acl import ROLES
-from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.resharding import Migrations
 from tests.cli import proj
 from tests.cli.test_repair import broken_shard
 

@@ -22,7 +22,7 @@ from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.keys import queue_key
-from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.resharding import Migrations
 from tests.bound import Queries
 from tests.cli import proj
 from tests.cli.conftest import APP, done, end_all, start

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.models import Call, ShardRef, shard_of
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import Counters, LaneReport, NodeReport, NodeUpdate, Running
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.resharding import Migrations
 from tests.cli import proj
 from tests.cli.test_repair import with_wrong_key
 from tests.store.aging import age, server_time

@@ -22,7 +22,7 @@ from celery_lowkiq import ordered_task, track
 from celery_lowkiq.embedded import EmbeddedServer
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.models import Call, QueueSpec
-from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.resharding import Migrations, Mover
 from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "data-in-redis.md"

@@ -10,7 +10,7 @@ from celery_lowkiq import QueueMigrating, ordered_task
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.resharding import Migrations
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.rules.text import TERMS
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.mover import Migrations
+from celery_lowkiq.store.resharding import Migrations
 from tests.flower.processes import flower
 from tests.waiting import eventually
 

@@ -24,8 +24,8 @@ from celery_lowkiq.store.client import read_server
 from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.dump_load import dump_entries
 from celery_lowkiq.store.health import read_state
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding import Migrations
 from celery_lowkiq.store.trackers import TrackerStore
 from tests.bound import Actions, Diagnosis, Pausing, Queries
 from tests.fuzz.node import Node

@@ -37,13 +37,13 @@ from celery_lowkiq.rules.models import (
 )
 from celery_lowkiq.rules.policies import Policies
 from celery_lowkiq.store import durability, redis_store
-from celery_lowkiq.store import mover as movers
-from celery_lowkiq.store import mover as moving_shards
+from celery_lowkiq.store import resharding as movers
+from celery_lowkiq.store import resharding as moving_shards
 from celery_lowkiq.store.claims import claim_call, claimed, release_call, settle_calls
 from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys, shard_of_key
-from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
+from celery_lowkiq.store.resharding import Migrations, Mover
 from celery_lowkiq.store.script import ScriptCall, load
 from tests.simulation import failovers, operators
 from tests.simulation.resharding_checks import FinalChecks, RunChecks, Violation

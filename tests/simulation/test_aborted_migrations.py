@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from celery_lowkiq.rules.models import Call, Disposition
-from celery_lowkiq.store import mover as moving_shards
-from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store import resharding as moving_shards
+from celery_lowkiq.store.resharding import Migrations, Mover
 from tests.bound import Queries
 from tests.chaos.mutants import script
 from tests.simulation.test_resharding import seeded

@@ -17,8 +17,8 @@ from celery_lowkiq.rules.claims import OpenClaims
 from celery_lowkiq.rules.errors import StoreUnavailable
 from celery_lowkiq.rules.models import Call, QueueSpec
 from celery_lowkiq.rules.resharding import UnresponsiveOwners, is_finished
-from celery_lowkiq.store import mover as movers
-from celery_lowkiq.store.mover import Mover
+from celery_lowkiq.store import resharding as movers
+from celery_lowkiq.store.resharding import Mover
 from tests.chaos.mutants import script
 from tests.simulation.test_resharding import seeded, without
 from tests.store import resharding as words

@@ -17,12 +17,12 @@ import redis
 
 from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store import durability
-from celery_lowkiq.store import mover as movers
-from celery_lowkiq.store import mover as strays
+from celery_lowkiq.store import resharding as movers
+from celery_lowkiq.store import resharding as strays
 from celery_lowkiq.store import script as scripts
 from celery_lowkiq.store.durability import Durability, Server
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.resharding import Migrations, Mover
 from tests.chaos.mutants import script
 from tests.marks import full, other_each_time
 from tests.simulation import failovers, operators

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from celery_lowkiq.rules.models import Call, Disposition, Layout, QueueSpec, Settlement, ShardRef
 from celery_lowkiq.store.keys import queue_key, shard_keys
-from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
+from celery_lowkiq.store.resharding import Migrations, Mover
 from celery_lowkiq.store.script import load
 from tests.store.aging import age, server_time
 

@@ -22,10 +22,9 @@ from celery_lowkiq.store.connect import connect_cluster
 from celery_lowkiq.store.durability import Durability, Level
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import WAITING_INDEXES, Listing
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.records import load_place
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.resharding import reshard
+from celery_lowkiq.store.resharding import Migrations, reshard
 from tests.bound import Queries
 from tests.clusters import running_cluster
 from tests.store.helpers import claim, end, take

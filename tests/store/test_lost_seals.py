@@ -14,8 +14,8 @@ from celery_lowkiq.store import durability, registry
 from celery_lowkiq.store.cluster_map import slot_of
 from celery_lowkiq.store.connect import connect_cluster
 from celery_lowkiq.store.keys import queue_key, shard_keys
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding import Migrations
 from tests.clusters import running_cluster
 from tests.store.helpers import claim, end
 from tests.waiting import eventually

@@ -12,11 +12,10 @@ import pytest
 from celery_lowkiq.rules.errors import MigrationAborted, StoreUnavailable
 from celery_lowkiq.rules.models import Call
 from celery_lowkiq.rules.policies import AfterFailure, Policies
-from celery_lowkiq.store import mover as moving_shards
 from celery_lowkiq.store import registry
+from celery_lowkiq.store import resharding as moving_shards
 from celery_lowkiq.store.keys import queue_key
-from celery_lowkiq.store.mover import SLICES, Migrations, Mover
-from celery_lowkiq.store.resharding import reshard
+from celery_lowkiq.store.resharding import SLICES, Migrations, Mover, reshard
 from tests.bound import Pausing, Queries
 from tests.store.resharding import (
     NAME,
@@ -70,7 +69,7 @@ def test_a_paused_migration_holds_nothing_back(store, client):
 
 def test_what_is_left_in_a_pause_does_not_grow(store, client, monkeypatch):
     """It was estimated by the jobs that are due first, of which more leave than of the others."""
-    monkeypatch.setattr("celery_lowkiq.store.mover.SAMPLED_JOBS", 64)
+    monkeypatch.setattr("celery_lowkiq.store.resharding.SAMPLED_JOBS", 64)
     leaving = [someone(2, 1) for _ in range(300)]
     staying = [someone(2, home=0) for _ in range(300)]
     jobs = [Call(one, b"1", 1.0, perform_in=1.0) for one in leaving]

@@ -8,7 +8,7 @@ import pytest
 
 from celery_lowkiq.rules.models import Call, Disposition
 from celery_lowkiq.rules.policies import Policies
-from celery_lowkiq.store import mover as moving_shards
+from celery_lowkiq.store import resharding as moving_shards
 from celery_lowkiq.store.errors import ShardCountDiffers
 from tests.bound import Queries
 from tests.store import resharding as words

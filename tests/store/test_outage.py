@@ -27,8 +27,8 @@ from celery_lowkiq.store.actions import DEAD, FAILED
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.connect import RETRIES, connect
 from celery_lowkiq.store.errors import store_error
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.redis_store import RedisStore
+from celery_lowkiq.store.resharding import Migrations
 from tests.bound import Actions, Queries
 from tests.outages import Front, away
 from tests.store.helpers import ONE, SHARD, claim, end, push, take, waiting

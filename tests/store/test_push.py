@@ -13,12 +13,11 @@ from celery_lowkiq.rules.models import Call, Disposition, QueueSpec, ShardRef
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.keys import queue_key, shard_keys
 from celery_lowkiq.store.listings import Listing
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.push import CHUNK_BYTES, CHUNK_JOBS, Sender, chunked, push_call
 from celery_lowkiq.store.records import number_text
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
-from celery_lowkiq.store.resharding import reshard
+from celery_lowkiq.store.resharding import Migrations, reshard
 from celery_lowkiq.store.script import load
 from tests.bound import Actions, Queries
 from tests.store.helpers import ONE, SHARD, claim, end, listening, push, take, waiting

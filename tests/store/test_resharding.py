@@ -11,13 +11,12 @@ from celery_lowkiq.rules import resharding as rules
 from celery_lowkiq.rules.errors import LowkiqError
 from celery_lowkiq.rules.models import Call, Disposition, Layout, QueueSpec, ShardRef
 from celery_lowkiq.rules.policies import AfterFailure, Policies, WhenFull
-from celery_lowkiq.store import mover as strays
+from celery_lowkiq.store import resharding as strays
 from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import ID_KEYS, SHARD_KEYS, queue_key
-from celery_lowkiq.store.mover import Migrations, Mover
 from celery_lowkiq.store.push import Sender, push_call
 from celery_lowkiq.store.repairs import Repairs
-from celery_lowkiq.store.resharding import reshard
+from celery_lowkiq.store.resharding import Migrations, Mover, reshard
 from tests.bound import Actions, Pausing, Queries
 from tests.store.helpers import contents, stats
 from tests.store.resharding import (
@@ -171,7 +170,7 @@ def test_payloads_and_order_are_the_same_after_migrations(store, client, shards)
 
 
 def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, client, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.store.mover.TRANSFER_PAYLOADS", 7)
+    monkeypatch.setattr("celery_lowkiq.store.resharding.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
     store.push(ONE, [Call(job_id, payload, 1.0, 1.0) for payload in LONG])
     queue = resharded(store, ONE, 2)
@@ -180,7 +179,7 @@ def test_equal_scores_keep_their_order_in_an_id_of_several_transfers(store, clie
 
 
 def test_an_id_of_several_transfers_is_claimed_in_neither_shard_meanwhile(store, client, monkeypatch):
-    monkeypatch.setattr("celery_lowkiq.store.mover.TRANSFER_PAYLOADS", 7)
+    monkeypatch.setattr("celery_lowkiq.store.resharding.TRANSFER_PAYLOADS", 7)
     job_id = someone(2, 1)
     store.push(ONE, [Call(job_id, payload, perform_in=1.0) for payload in LONG])
     mover, queue = begun(store, ONE, 2), in_migration(ONE, 2)

@@ -14,7 +14,7 @@ from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store import registry
 from celery_lowkiq.store.actions import queue_damages, repair_queue
 from celery_lowkiq.store.keys import FORMAT, SHARD_KEYS, queue_key
-from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.resharding import Migrations, Mover
 from tests.bound import Pausing
 from tests.store.helpers import contents
 from tests.store.resharding import (

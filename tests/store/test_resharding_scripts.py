@@ -10,8 +10,8 @@ from celery_lowkiq.rules.errors import FormatMismatch
 from celery_lowkiq.rules.models import Call, ShardRef
 from celery_lowkiq.store.errors import ShardCountDiffers
 from celery_lowkiq.store.keys import queue_key
-from celery_lowkiq.store.mover import Migrations
 from celery_lowkiq.store.repairs import Repairs
+from celery_lowkiq.store.resharding import Migrations
 from tests.bound import Pausing, Queries
 from tests.store.resharding import (
     NAME,

@@ -13,10 +13,10 @@ from celery_lowkiq.store.connect import connect
 from celery_lowkiq.store.dump_load import dump_entries
 from celery_lowkiq.store.keys import shard_keys
 from celery_lowkiq.store.listings import Listing
-from celery_lowkiq.store.mover import StraySearch
 from celery_lowkiq.store.records import dump_cursor
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.repairs import Repairs
+from celery_lowkiq.store.resharding import StraySearch
 from tests.bound import Pausing, Queries
 from tests.store.helpers import ONE, SHARD
 

@@ -1,4 +1,4 @@
-"""Tests of ``store/mover.py``."""
+"""Tests of ``store/resharding.py``."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from celery import Celery
 from celery_lowkiq.integration.app import read_queue_name
 from celery_lowkiq.integration.bootstep.command_line import warn_short_names
 from celery_lowkiq.rules.errors import InvalidCall
-from celery_lowkiq.rules.names import LISTED, full_names, listed, similar_names
+from celery_lowkiq.rules.text import LISTED, full_names, listed_names, similar_names
 
 KNOWN = ["a.sync", "b.sync", "proj.orders.ship", "ship", "sync_order"]
 
@@ -78,4 +78,4 @@ def test_a_short_name_at_q_is_a_brokers_queue_and_is_asked_about(caplog, declare
 
 
 def test_a_long_list_is_cut():
-    assert listed([f"q{n:02}" for n in range(LISTED + 3)]).endswith("q19 and 3 more")
+    assert listed_names([f"q{n:02}" for n in range(LISTED + 3)]).endswith("q19 and 3 more")

@@ -12,7 +12,7 @@ from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.resharding import Phase
 from celery_lowkiq.store.keys import shard_keys
-from celery_lowkiq.store.mover import Migrations, Mover
+from celery_lowkiq.store.resharding import Migrations, Mover
 
 #: A row of the picture: its shards, and its jobs.
 ROW = re.compile(r"Shards? </span>([\d-]+)</span>.*?<span class=\"num[^>]*>([\d,]+)</span></li>")

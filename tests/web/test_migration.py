@@ -7,7 +7,7 @@ import pytest
 from celery_lowkiq.integration.actions import ACTIONS
 from celery_lowkiq.rules.errors import MigrationAborted, NotAbortable, NotMigrating
 from celery_lowkiq.rules.resharding import MigrationState, Phase, ShardProgress
-from celery_lowkiq.store.mover import Mover, MovingShards
+from celery_lowkiq.store.resharding import Mover, MovingShards
 from celery_lowkiq.web.charts import MAX_BARS, picture_of
 from celery_lowkiq.web.errors import status_of
 from tests.waiting import eventually

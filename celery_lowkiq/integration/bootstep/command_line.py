@@ -12,8 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_lowkiq.integration.options import FIXED
 from celery_lowkiq.rules.basics import worker_logger as logger
-from celery_lowkiq.rules.names import did_you_mean, full_names
-from celery_lowkiq.rules.text import count_of, listed
+from celery_lowkiq.rules.text import count_of, did_you_mean, full_names, listed
 
 # The queues that a worker serves, in words: the lines of its banner, and one line of its log.
 
