@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -24,8 +23,9 @@ from celery_lowkiq.integration.call_form import CallForm
 from celery_lowkiq.integration.calls import read_id, read_score, read_time
 from celery_lowkiq.integration.codec import Codec
 from celery_lowkiq.integration.current import naming
-from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES, dump_error_text, load_error
-from celery_lowkiq.integration.gate import Gate, Unverified
+from celery_lowkiq.integration.dumps import Loaded, dump_lines, load_lines
+from celery_lowkiq.integration.error_text import dump_error_text, load_error
+from celery_lowkiq.integration.gate import Gate
 from celery_lowkiq.integration.json_records import (
     JobDecoder,
     PayloadMask,
@@ -34,25 +34,9 @@ from celery_lowkiq.integration.json_records import (
     ShownPlaces,
     value_text,
 )
-from celery_lowkiq.integration.records import CallRecord
-from celery_lowkiq.integration.settings import LARGEST_PAYLOAD
 from celery_lowkiq.rules.basics import cached_property
 from celery_lowkiq.rules.diagnosis import Terms, Why, why
-from celery_lowkiq.rules.dumps import (
-    DumpedCall,
-    End,
-    Entry,
-    Header,
-    Line,
-    State,
-    end_line,
-    entry_line,
-    header_line,
-    read_line,
-)
 from celery_lowkiq.rules.errors import (
-    BadDump,
-    ConfigurationError,
     InvalidCall,
     NotMigrating,
     UndecodablePayload,
@@ -60,10 +44,10 @@ from celery_lowkiq.rules.errors import (
 from celery_lowkiq.rules.fingerprints import read_mark, text_fingerprint
 from celery_lowkiq.rules.health import Hint
 from celery_lowkiq.rules.job_filter import ANY, DEAD_STATES, WAITING_STATES, FailureFilter, age_seconds
-from celery_lowkiq.rules.models import Job, Layout, Payload, QueueSpec, ShardRef, StoredRecord
+from celery_lowkiq.rules.models import Job, Layout, Payload, QueueSpec, ShardRef
 from celery_lowkiq.rules.repairs import Damage, Repaired
 from celery_lowkiq.rules.resharding import MigrationState, ReshardCost, cost
-from celery_lowkiq.rules.signatures import binds_score, split_record
+from celery_lowkiq.rules.signatures import split_record
 from celery_lowkiq.rules.text import last_error_line
 from celery_lowkiq.rules.validators import invalid
 from celery_lowkiq.rules.views import (
@@ -98,148 +82,11 @@ from celery_lowkiq.store.actions import (
 from celery_lowkiq.store.call_records import digest, records_of
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.counts import PAGE
-from celery_lowkiq.store.dump_load import dump_entries, last_score, load_entries
 from celery_lowkiq.store.listings import BY_TIME, Listing, ShardReads
 from celery_lowkiq.store.progress import Progress, ShardTally, Tally
 from celery_lowkiq.store.records import id_bytes
 from celery_lowkiq.store.registry import as_known, as_stored, at_rest
 from celery_lowkiq.store.resharding import Migrations, check_shards, memory_of, reshard
-
-# Dump and load: a queue as the lines of a file, to move it to another Redis.
-
-#: Maximum of one round trip of a load. One line may exceed the limits on payloads (with calls) and bytes.
-CHUNK_LINES = 200
-CHUNK_PAYLOADS = 500
-#: Maximum number of payloads and calls in a line; a dump writes fewer.
-LINE_PAYLOADS = 2000
-CHUNK_BYTES = 512 * 1024
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """Progress of a load: lines that were read, and how many of them were not loaded before."""
-
-    lines: int
-    new: int
-
-
-def dump_lines(context: AppContext, queue: QueueSpec) -> Iterator[bytes]:
-    """Yield the lines of a dump, with newlines; memory use is bounded. Raises StoreError."""
-    score = last_score(context.store, queue)
-    yield header_line(Header(uuid.uuid4().hex, queue.name, queue.shards, context.settings.serializer, score))
-    count = 0
-    for entry in dump_entries(context.store, queue):
-        count += 1
-        yield entry_line(count, entry)
-    yield end_line(End(count))
-
-
-def _signed_anew(
-    context: AppContext, former: str, name: str, parsed: Iterator[tuple[int, Line]]
-) -> Iterator[tuple[int, Line]]:
-    """Sign for the queue ``name`` what verifies in the queue ``former``; the rest stays unchanged."""
-    signing, gate = context.signing, context.gate(former)
-
-    def payload(job_id: str, one: Payload) -> Payload:
-        if not gate.is_signed(job_id, one):
-            return one
-        score = one.score if binds_score(one.signature) else None
-        return one._replace(signature=signing.sign_payload(name, id_bytes(job_id), one.data, score))
-
-    def call(job_id: str, one: DumpedCall) -> DumpedCall:
-        stored = _stored(job_id, one)
-        if not gate.is_signed_record(stored):
-            return one
-        return one._replace(record=signing.signed_record(name, stored, split_record(one.record)[1]))
-
-    for number, line in parsed:
-        if isinstance(line, Entry):
-            payloads = tuple(payload(line.id, one) for one in line.payloads)
-            calls = tuple(call(line.id, one) for one in line.calls)
-            line = replace(line, payloads=payloads, calls=calls)
-        yield number, line
-
-
-def _parsed(context: AppContext, lines: Iterable[bytes]) -> Iterator[tuple[int, Line]]:
-    """Yield each checked line with its number. Raises BadDump, which names the position of a bad line."""
-    last, gate = 0, context.gate("")
-    for place, line in enumerate(lines, 1):
-        try:
-            number, found = read_line(line)
-            if isinstance(found, Header):
-                gate = context.gate(found.queue)
-            elif isinstance(found, Entry):
-                _check(gate, found)
-                if number <= last:
-                    raise BadDump(f"its number {number} is not above {last}")
-                last = number
-        except (BadDump, InvalidCall, UndecodablePayload) as error:
-            raise BadDump(f"line {place}: {error}. What comes before it may be loaded already") from error
-        yield number, found
-
-
-def _check(gate: Gate, entry: Entry) -> None:
-    """Raise InvalidCall for an entry that no call can store, and UndecodablePayload for a payload that the
-    app does not accept. The morgue accepts unreadable payloads, also from a worker. Payloads that do
-    not verify are loaded unread, for the worker to refuse.
-    """
-    read_id(entry.id)
-    read_time("when", entry.when, None)
-    if len(entry.payloads) + len(entry.calls) > LINE_PAYLOADS:
-        raise InvalidCall(f"it has more than {LINE_PAYLOADS} payloads or calls: write them in several lines")
-    sizes = [len(payload.data) for payload in entry.payloads]
-    if max(sizes, default=0) > LARGEST_PAYLOAD or len(read_mark(entry.error or b"")[1]) > MAX_ERROR_BYTES:
-        raise InvalidCall(f"a payload or error is larger than {LARGEST_PAYLOAD} or {MAX_ERROR_BYTES} bytes")
-    for payload in entry.payloads if entry.state is not State.DEAD else ():
-        gate.check_accepted(entry.id, payload)
-    for call in entry.calls:
-        with suppress(Unverified):
-            CallRecord.verified(_stored(entry.id, call), gate)
-
-
-def _stored(job_id: str, call: DumpedCall) -> StoredRecord:
-    return StoredRecord(id_bytes(job_id) + b"\0" + call.digest, -1, call.record)
-
-
-def _header(context: AppContext, parsed: Iterator[tuple[int, Line]], name: str | None) -> Header:
-    _, header = next(parsed, (0, None))
-    if not isinstance(header, Header):
-        raise BadDump("there is no header: the file is not a dump of celery-lowkiq, or is empty")
-    if name not in (None, header.queue):
-        raise BadDump(
-            f"the dump is of queue {header.queue!r}, not of {name!r}. To load it anyway, pass renamed=True "
-            "(--renamed)"
-        )
-    try:
-        context.check_serializer(header.serializer)
-    except ConfigurationError as error:
-        raise BadDump(f"this app cannot read its payloads: {error}") from error
-    return header
-
-
-def _chunks(parsed: Iterator[tuple[int, Line]]) -> Iterator[list[tuple[int, Entry]]]:
-    """Yield the entries in chunks. Raises BadDump when the dump is not complete."""
-    chunk: list[tuple[int, Entry]] = []
-    payloads, size, count, end = 0, 0, 0, None
-    for number, found in parsed:
-        if not isinstance(found, Entry):
-            end = found
-            break
-        chunk.append((number, found))
-        count += 1
-        size += sum(len(payload.data) for payload in found.payloads)
-        payloads += len(found.payloads) + len(found.calls)
-        if len(chunk) == CHUNK_LINES or payloads >= CHUNK_PAYLOADS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, payloads, size = [], 0, 0
-    if chunk:
-        yield chunk
-    if end != End(count) or next(parsed, None) is not None:
-        raise BadDump(
-            f"the dump is not complete: after {count} lines of jobs comes {end or 'nothing'}. They are "
-            "loaded; dump the queue again, and load that dump, too"
-        )
-
 
 # Readers of filters, listings and rates, as users give them.
 
@@ -955,20 +802,8 @@ class OrderedQueue:
         ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
         Raises BadDump, which names the line, and QueueResharded.
         """
-        context, queue = self._context, self._at_rest()
-        parsed = _parsed(context, lines)
-        header = _header(context, parsed, None if renamed else queue.name)
-        if again:
-            header = replace(header, dump=uuid.uuid4().hex)
-        if header.queue != queue.name and self.is_signed:
-            parsed = _signed_anew(context, header.queue, queue.name, parsed)
-        done = Loaded(0, 0)
-        for chunk in _chunks(parsed):
-            new = load_entries(context.store, queue, header, chunk)
-            done = Loaded(done.lines + len(chunk), done.new + new)
-            if progress is not None:
-                progress(done)
-        return done
+        queue = self._at_rest()
+        return load_lines(self._context, queue, lines, renamed, again, self.is_signed, progress)
 
     # -- signatures
 

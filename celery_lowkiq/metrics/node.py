@@ -1,4 +1,4 @@
-"""Metrics of a node, served from the worker's process."""
+"""Metrics of a node, served from the process that has its lanes."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from celery_lowkiq.worker.context import WorkerContext
 from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.lease_table import LeaseTable
 from celery_lowkiq.worker.members import Heartbeat, Membership, OverdueMonitor
-from celery_lowkiq.worker.migrations import Migrations
 from celery_lowkiq.worker.monitors import LossMonitor, MasterMonitor, RenewalMonitor
+from celery_lowkiq.worker.movers import Movers
 from celery_lowkiq.worker.outage import backoff
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ports import Store
@@ -255,7 +255,7 @@ class Ownership:
         self._deal = deal
         table = self._table = LeaseTable(deal(queues))
         self._resizing = Resizing(ctx, table, by_name, deal, heartbeat.declared, shared=shared)
-        self._migrations = Migrations(ctx)
+        self._migrations = Movers(ctx)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx, lanes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 
-from celery_lowkiq.integration import queue
+from celery_lowkiq.integration import dumps
 from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.dumps import End, Entry, State, end_line, entry_line
 from celery_lowkiq.rules.errors import BadDump
@@ -86,12 +86,12 @@ def entry(payloads: int, job_id: str = "1") -> Entry:
 def parsed(*entries: Entry):
     lines = [entry_line(number, found) for number, found in enumerate(entries, 1)]
     context = context_of(Celery(broker="redis://localhost:1/0", set_as_current=False))
-    return queue._parsed(context, [*lines, end_line(End(len(entries)))])
+    return dumps._parsed(context, [*lines, end_line(End(len(entries)))])
 
 
 def test_a_load_takes_a_bounded_number_of_payloads_at_once():
     """P8: lines of long jobs were all loaded by one script."""
-    chunks = list(queue._chunks(parsed(*[entry(300, str(n)) for n in range(10)])))
+    chunks = list(dumps._chunks(parsed(*[entry(300, str(n)) for n in range(10)])))
     assert max(sum(len(found.payloads) for _, found in chunk) for chunk in chunks) == 600
     assert sum(map(len, chunks)) == 10
 

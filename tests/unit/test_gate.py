@@ -25,7 +25,7 @@ DECODERS = {
     "integration/result_writes.py": {"kombu.serialization", "kombu.utils.json"},
     "integration/processes/child.py": {"pickle"},
     "integration/processes/protocol.py": {"marshal", "pickle"},
-    "integration/processes/process_runner.py": {"pickle"},
+    "integration/processes/child_runs.py": {"pickle"},
 }
 HARMLESS = {"pickle.PicklingError", "kombu.utils.json.JSONEncoder"}
 DANGEROUS = (

@@ -10,10 +10,10 @@ from celery.worker import state
 
 from celery_lowkiq.integration.bootstep.engine import CeleryHost, Engine
 from celery_lowkiq.integration.decode import RunJob
-from celery_lowkiq.integration.processes import lane_process
+from celery_lowkiq.integration.processes import child_handle
 from celery_lowkiq.integration.processes.child import Child, ChildOptions
-from celery_lowkiq.integration.processes.lane_process import LaneProcess, NotStarted
-from celery_lowkiq.integration.processes.process_runner import ProcessRuns
+from celery_lowkiq.integration.processes.child_handle import LaneProcess, NotStarted
+from celery_lowkiq.integration.processes.child_runs import ProcessRuns
 from celery_lowkiq.integration.processes.protocol import read_settlements
 from celery_lowkiq.rules.basics import package_logger
 from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
@@ -50,7 +50,7 @@ def test_a_child_process_without_descriptors_is_one_that_does_not_start(monkeypa
     def no_descriptors():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(lane_process.socket, "socketpair", no_descriptors)
+    monkeypatch.setattr(child_handle.socket, "socketpair", no_descriptors)
     with pytest.raises(NotStarted, match="lane-0 has no child process"):
         LaneProcess("lane-0", ChildOptions("app:app", (), "host", None, None, None))
 

@@ -16,9 +16,9 @@ from celery.utils.collections import LimitedSet
 from celery.worker import state
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.processes import process_runner, protocol
+from celery_lowkiq.integration.processes import child_runs, protocol
 from celery_lowkiq.integration.processes.child import Child, ChildOptions, Orders
-from celery_lowkiq.integration.processes.lane_process import LaneProcess
+from celery_lowkiq.integration.processes.child_handle import LaneProcess
 from celery_lowkiq.integration.processes.protocol import Channel
 from celery_lowkiq.integration.request import new_id
 from celery_lowkiq.rules.models import (
@@ -102,11 +102,11 @@ def test_a_child_hears_of_each_revoked_call_once(monkeypatch):
     """Celery 5.7 keeps them in another form than Celery 5.6."""
     monkeypatch.setattr(state, "revoked", revoked := LimitedSet(maxlen=10))
     process = SimpleNamespace(revoked=None)
-    assert list(process_runner._revoked_since(process)) == []
+    assert list(child_runs._revoked_since(process)) == []
     for new in ("ab", "c", ""):
         for task_id in new:
             revoked.add(task_id)
-        assert sorted(process_runner._revoked_since(process)) == list(new)
+        assert sorted(child_runs._revoked_since(process)) == list(new)
 
 
 @pytest.fixture

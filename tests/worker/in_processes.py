@@ -17,12 +17,12 @@ from celery import Celery, current_task, signals
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_lowkiq import ordered_task
-from celery_lowkiq.integration.processes import child, process_runner
+from celery_lowkiq.integration.processes import child, child_runs
 from tests.worker import proj
 from tests.worker.proj import DEATHS, HERE, SETTINGS, note, pauses, wait_for_gate
 
 child.MAX_IDLE = float(os.environ.get("PROJ_IDLE", child.MAX_IDLE))
-process_runner.END_TIMEOUT = float(os.environ.get("PROJ_END_TIMEOUT", process_runner.END_TIMEOUT))
+child_runs.END_TIMEOUT = float(os.environ.get("PROJ_END_TIMEOUT", child_runs.END_TIMEOUT))
 
 
 @signals.worker_process_init.connect

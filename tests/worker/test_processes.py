@@ -212,7 +212,7 @@ def test_a_process_that_dies_idle_is_nobodys_crash(app, start, ledger):
 
 
 BROKEN = """
-from celery_lowkiq.integration.processes.process_runner import ProcessRun
+from celery_lowkiq.integration.processes.child_runs import ProcessRun
 from tests.worker.in_processes import HERE, app
 
 def limits(run):

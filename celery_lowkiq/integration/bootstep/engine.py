@@ -22,7 +22,7 @@ from celery_lowkiq.integration.bootstep.shutdown import (
     wake_event_loop,
 )
 from celery_lowkiq.integration.options import read_rate
-from celery_lowkiq.integration.processes.process_runner import ProcessRuns
+from celery_lowkiq.integration.processes.child_runs import ProcessRuns
 from celery_lowkiq.integration.run_logs import set_up_log
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.basics import SystemClock

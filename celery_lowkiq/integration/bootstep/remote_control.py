@@ -22,7 +22,7 @@ from celery_lowkiq.integration.calls import read_id
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.json_records import plain
 from celery_lowkiq.integration.options import FIXED, THREADS, read_rate
-from celery_lowkiq.integration.processes.process_runner import runs_in_process
+from celery_lowkiq.integration.processes.child_runs import runs_in_process
 from celery_lowkiq.integration.queue import OrderedQueue
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall, LowkiqError

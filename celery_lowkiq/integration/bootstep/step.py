@@ -32,7 +32,7 @@ from celery_lowkiq.integration.bootstep.node.launch import NO_MODULE
 from celery_lowkiq.integration.bootstep.node.supervisor import NodeSupervisor
 from celery_lowkiq.integration.bootstep.shutdown import ConsumerShutdown
 from celery_lowkiq.integration.processes.app_reference import locate
-from celery_lowkiq.integration.processes.process_runner import runs_in_process
+from celery_lowkiq.integration.processes.child_runs import runs_in_process
 from celery_lowkiq.integration.redis_params import shown_address, source_of
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError

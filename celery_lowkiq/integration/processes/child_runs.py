@@ -25,7 +25,7 @@ from celery_lowkiq.integration.light_run import only_call, raise_again
 from celery_lowkiq.integration.processes import protocol
 from celery_lowkiq.integration.processes.app_reference import modules_of, reference_to
 from celery_lowkiq.integration.processes.child import ChildOptions
-from celery_lowkiq.integration.processes.lane_process import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
+from celery_lowkiq.integration.processes.child_handle import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
 from celery_lowkiq.integration.processes.protocol import OutcomeMessage
 from celery_lowkiq.integration.records import CallRecord, limits_of
 from celery_lowkiq.integration.request import RunRequest, new_id, succeeded

@@ -1,4 +1,4 @@
-"""Tests of ``store/resharding.py``."""
+"""Tests of ``worker/movers.py``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker import migrations as module
-from celery_lowkiq.worker.migrations import Migrations
+from celery_lowkiq.worker import movers as module
+from celery_lowkiq.worker.movers import Movers
 from celery_lowkiq.worker.outage import OutageTracker
 from tests.waiting import eventually
 
@@ -46,14 +46,14 @@ def moved():
             outage=outage,
             thread=lambda name, main: threading.Thread(target=main, name=name, daemon=True),
         )
-        migrations = Migrations(ctx)
-        started.append(migrations)
-        migrations.move([QueueSpec(name, shards=1) for name in movers], 1)
-        return migrations, outage
+        thread = Movers(ctx)
+        started.append(thread)
+        thread.move([QueueSpec(name, shards=1) for name in movers], 1)
+        return thread, outage
 
     yield start
-    for migrations in started:
-        migrations.stop()
+    for thread in started:
+        thread.stop()
 
 
 def test_a_queue_whose_master_is_away_stops_no_other(moved):
@@ -105,16 +105,16 @@ def test_a_mover_starts_later_when_no_thread_can_start(moved, monkeypatch, caplo
     mover = FakeMover()
     with monkeypatch.context() as at_limit:
         at_limit.setattr(threading.Thread, "start", no_thread)
-        migrations, _ = moved(queue=mover)
+        movers, _ = moved(queue=mover)
     assert "can't start new thread" in caplog.text
-    migrations.move([QueueSpec("queue", shards=1)], 1)
+    movers.move([QueueSpec("queue", shards=1)], 1)
     eventually(lambda: mover.turns)
 
 
 def test_redis_is_back_for_a_mover_that_has_no_more_queues(moved, caplog):
     away = FakeMover(*[StoreUnavailable("away")] * 1000)
-    migrations, _ = moved(away=away)
+    movers, _ = moved(away=away)
     eventually(lambda: messages(caplog), 10)
-    migrations.move([], 1)
+    movers.move([], 1)
     eventually(lambda: len(messages(caplog)) > 1, 10)
     assert "Redis is back" in messages(caplog)[1]
