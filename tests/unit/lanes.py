@@ -77,7 +77,7 @@ class TrackerStore:
 
 
 class Lane:
-    """Runs batches of the task as a lane does."""
+    """Runs batches as a lane does, through Celery's tracer; test_plain_runs has the light way."""
 
     def __init__(self, function, settings=None, **options):
         # All caches in memory are one.
