@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 from hypothesis import strategies as st
@@ -137,7 +137,8 @@ class StoreMachine(PeopleRules):
     @rule(whole=st.booleans())
     def scripts_of_the_next_steps(self, whole: bool) -> None:
         """Answers and data are the same whether a script ends early or not."""
-        self.queue = (WholeScripts if whole else QueueSpec)(**vars(self.queue))
+        given = {each.name: getattr(self.queue, each.name) for each in fields(QueueSpec)}
+        self.queue = (WholeScripts if whole else QueueSpec)(**given)
 
     @rule(signer=st.sampled_from([None, *KEYS]))
     def keys_of_the_next_pushes(self, signer: KeyRing | None) -> None:
