@@ -22,8 +22,8 @@ from celery_lowkiq.rules.text import did_you_mean, full_names, listed_names
 from celery_lowkiq.store.client import Client, check_url
 from celery_lowkiq.store.connect import connect, connect_cluster
 from celery_lowkiq.store.durability import Durability, Level
+from celery_lowkiq.store.exchange import SingleServer
 from celery_lowkiq.store.redis_store import RedisStore
-from celery_lowkiq.store.single_server import SingleServer
 from celery_lowkiq.store.trackers import TrackerStore
 from celery_lowkiq.worker.forks import ProcessLock
 

@@ -22,11 +22,10 @@ from celery_lowkiq.rules.models import QueueSpec, ShardRef
 from celery_lowkiq.rules.topology import ServerInfo, server_info
 from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.errors import K, Outcomes, is_wrong_type, script_error
-from celery_lowkiq.store.exchange import Command
+from celery_lowkiq.store.exchange import Command, SingleServer, parted
 from celery_lowkiq.store.keys import CLOCK_KEY, queue_key, reports_key, shard_keys, with_prefix
 from celery_lowkiq.store.records import reads_replies
 from celery_lowkiq.store.script import Script, ScriptCall, library
-from celery_lowkiq.store.single_server import SingleServer, parted
 
 # Redis client: pipelines script calls and commands, and translates Redis errors to the package's own.
 

@@ -34,10 +34,9 @@ from celery_lowkiq.store.cluster_map import (
     text_of,
 )
 from celery_lowkiq.store.connect import PROTOCOL
-from celery_lowkiq.store.exchange import Command, KeepingPool, Kept, packed, with_words
+from celery_lowkiq.store.exchange import Asked, Command, KeepingPool, Kept, packed, with_words
 from celery_lowkiq.store.keys import KEYLESS, reports_key, shard_keys
 from celery_lowkiq.store.script import Script, scripts_of_workers
-from celery_lowkiq.store.single_server import Asked
 
 # Exchanges with several masters of a Redis Cluster at the same time.
 

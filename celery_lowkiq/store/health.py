@@ -24,6 +24,7 @@ from celery_lowkiq.rules.views import DAY, current
 from celery_lowkiq.store import counts, diagnosis, node_reports
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.cluster_client import NO_MASTER
+from celery_lowkiq.store.exchange import Asked
 from celery_lowkiq.store.keys import FORMAT, queue_key, shard_keys
 from celery_lowkiq.store.listings import ShardReads
 from celery_lowkiq.store.node_reports import read_nodes
@@ -31,7 +32,6 @@ from celery_lowkiq.store.records import parse_id, reads_replies, seconds_of_time
 from celery_lowkiq.store.registry import as_known, parse_layout
 from celery_lowkiq.store.repairs import Repairs
 from celery_lowkiq.store.script import load
-from celery_lowkiq.store.single_server import Asked
 
 # Looks for masters that may evict jobs, and for commands that a service or the rights of its user forbid.
 

@@ -30,6 +30,7 @@ from celery_lowkiq.store.cluster_client import ClusterClient
 from celery_lowkiq.store.cluster_map import ClusterMap
 from celery_lowkiq.store.durability import Durability
 from celery_lowkiq.store.errors import WrongType
+from celery_lowkiq.store.exchange import SingleServer
 from celery_lowkiq.store.health import memory_limits, refused_commands
 from celery_lowkiq.store.keys import nodes_key, report_key, reports_key, shard_keys, ticket_key, tokens_key
 from celery_lowkiq.store.listener import PushSubscription
@@ -49,7 +50,6 @@ from celery_lowkiq.store.records import (
 from celery_lowkiq.store.repairs import BackgroundRepairs, Repairs
 from celery_lowkiq.store.resharding import LEASE_SECONDS, Migrations, Mover
 from celery_lowkiq.store.script import ScriptCall, load
-from celery_lowkiq.store.single_server import SingleServer
 
 #: Seconds for which a ticket is kept.
 TICKET_SECONDS = 60

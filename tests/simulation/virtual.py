@@ -13,8 +13,8 @@ import redis
 
 from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.client import Client
+from celery_lowkiq.store.exchange import SingleServer
 from celery_lowkiq.store.script import Script, ScriptCall
-from celery_lowkiq.store.single_server import SingleServer
 
 CLOCK = """
 local virtual_us = tonumber(table.remove(ARGV))

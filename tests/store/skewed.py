@@ -12,9 +12,9 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.cluster_client import ClusterClient, slots_of
 from celery_lowkiq.store.cluster_map import slot_of
+from celery_lowkiq.store.exchange import SingleServer
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import ScriptCall, library
-from celery_lowkiq.store.single_server import SingleServer
 
 
 class SkewedServer(ClusterClient):

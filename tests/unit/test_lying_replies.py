@@ -11,10 +11,10 @@ from celery_lowkiq.rules.models import ShardRef
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.store.client import Client
 from celery_lowkiq.store.errors import script_error, store_error
+from celery_lowkiq.store.exchange import SingleServer
 from celery_lowkiq.store.records import UnexpectedReply
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.store.script import load
-from celery_lowkiq.store.single_server import SingleServer
 
 
 class Lying(SingleServer):
