@@ -538,3 +538,19 @@ def test_a_rejected_job_that_goes_to_the_morgue_is_logged(caplog, requeue):
 
 def _signature(task):
     return {"task": task, "args": (), "kwargs": {}, "options": {}, "subtask_type": None, "immutable": True}
+
+
+def test_events_that_are_enabled_during_the_run_tell_of_its_calls():
+    """What observes was looked up before the run alone: a monitor missed the calls of long runs."""
+
+    def enables(self, payloads_by_id):
+        dispatcher.enabled = True
+
+    lane = Lane(enables)
+    dispatcher = lane.runner._consumer.event_dispatcher
+    dispatcher.enabled = False
+    lane.run(job(b"7", b"8", calls=[(0, "a"), (1, "b")]))
+    assert {(kind, fields["uuid"]) for kind, fields in lane.events if kind == "task-succeeded"} == {
+        ("task-succeeded", "a"),
+        ("task-succeeded", "b"),
+    }
