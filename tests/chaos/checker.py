@@ -149,6 +149,9 @@ def _settled_twice(history: History) -> Iterator[str]:
     settled: dict[tuple[str, int], tuple[Execution, Settle]] = {}
     for execution, settle in sorted(_settles(history), key=lambda one: one[1].at):
         for one in _payloads(execution):
+            if settle.done is not None and one[0] not in settle.done:
+                # A run that ended while its node lost the lease goes back to the queue.
+                continue
             known = settled.get(one)
             settled[one] = execution, settle
             if (

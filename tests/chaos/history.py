@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +96,8 @@ class Settle:
     epoch: int
     called_at: float
     at: float
+    #: Ids whose jobs it ended as done; None if that was not noted.
+    done: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ def _trouble(line: Line) -> Trouble:
 
 
 def _fields(line: Line, kind: Any) -> dict[str, Any]:
-    return {name: line[name] for name in kind.__dataclass_fields__}
+    return {name: line[name] for name in kind.__dataclass_fields__ if name in line}
 
 
 def _pushes(line: Line) -> Iterable[Push]:

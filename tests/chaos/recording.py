@@ -13,7 +13,7 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.rules.claims import Claim, ClaimRequest, SettleReply, SettleRequest
 from celery_lowkiq.rules.errors import LowkiqError, StoreError
 from celery_lowkiq.rules.leases import LeaseWatch
-from celery_lowkiq.rules.models import Lease, LeaseState, Renewed, ShardRef
+from celery_lowkiq.rules.models import Disposition, Lease, LeaseState, Renewed, ShardRef
 from celery_lowkiq.store.redis_store import RedisStore
 from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.owned_shard import OwnedShard
@@ -125,7 +125,9 @@ class RecordedStore:
         if settle is not None and isinstance(settled, SettleReply):
             for kind, happened in (("settle", settled.accepted), ("release", settled.released)):
                 if happened:
-                    self._note(kind, called_at=called_at, **_place(settle.lease))
+                    ended = {one.id for one in settle.settlements if one.disposition is Disposition.DONE}
+                    done = sorted(ended & settled.accepted)
+                    self._note(kind, called_at=called_at, done=done, **_place(settle.lease))
         return settled, claimed
 
 

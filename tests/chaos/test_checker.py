@@ -113,6 +113,13 @@ SEEDED = {
             troubles=(Trouble("failover", 1.4, 2.2),),
         ),
     ),
+    "a payload that is settled again, by settles that name it": (
+        "settled twice",
+        with_(
+            executions=(ran(TWO, 20, 7.0, 7.2, a=(1,)),),
+            settles=(Settle(TWO, 0, 20, 7.2, 7.25, done=("a",)),),
+        ),
+    ),
     "a payload that is lost in a failover, although its push was confirmed": (
         "lost payloads",
         with_(pushes=(Push("c", 4, 4.0, 4.1),), troubles=(Trouble("failover", 3.9, 4.9),)),
@@ -277,6 +284,13 @@ ALLOWED = {
     "lost in a failover before its push was confirmed": (
         "not confirmed",
         with_(unconfirmed=(Push("c", 4, 4.0, 4.1),), troubles=(Trouble("failover", 3.9, 4.9),)),
+    ),
+    "runs again since its settle gave it back": (
+        "duplicates",
+        replace(
+            with_(executions=(ran(TWO, 20, 7.0, 7.2, a=(1,)),)),
+            settles=(replace(CLEAN.settles[0], done=()), *CLEAN.settles[1:], Settle(TWO, 0, 20, 7.2, 7.25)),
+        ),
     ),
     "runs again after a failover that lost its settle": (
         "duplicates",
