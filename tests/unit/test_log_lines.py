@@ -142,9 +142,12 @@ def test_a_log_has_the_bytes_that_logging_writes(kinds, lines, began, step):
         for handler, (_, formatter) in zip(handlers, kinds, strict=True):
             handler.setFormatter(formatter())
         errors = io.StringIO()
-        with logging_to(*handlers), mock.patch("sys.stderr", errors), mock.patch("time.time") as now:
+        # Records have their time from time(), and since Python 3.13 from time_ns().
+        clock = mock.patch("time.time"), mock.patch("time.time_ns")
+        with logging_to(*handlers), mock.patch("sys.stderr", errors), clock[0] as now, clock[1] as now_ns:
             for number, (message, result) in enumerate(lines):
                 now.return_value = began + number * step
+                now_ns.return_value = int(now.return_value * 1e9)
                 log(message, about(return_value=result))
         kinds_of_errors = [line for line in errors.getvalue().splitlines() if "Error: " in line]
         return [stream.written for stream in streams], kinds_of_errors
