@@ -47,7 +47,7 @@ from celery_lowkiq.integration.actions import (
 from celery_lowkiq.integration.audit import Audit, Change
 from celery_lowkiq.integration.inspector import Inspector
 from celery_lowkiq.integration.queue import OrderedQueue
-from celery_lowkiq.rules.dumps import MAX_LINE_BYTES
+from celery_lowkiq.rules.dump_format import MAX_LINE_BYTES
 from celery_lowkiq.rules.errors import ShardsUnreachable
 from celery_lowkiq.rules.models import MAX_SHARDS, ShardRef
 from celery_lowkiq.rules.resharding import JOBS_PER_SECOND, MigrationState

@@ -1,4 +1,4 @@
-"""Forms of calls: how arguments become an id and a payload."""
+"""Forms of calls: how arguments become an id and a payload, and payloads the arguments of a run."""
 
 from __future__ import annotations
 

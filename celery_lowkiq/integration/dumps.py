@@ -13,7 +13,7 @@ from celery_lowkiq.integration.error_text import MAX_ERROR_BYTES
 from celery_lowkiq.integration.gate import Gate, Unverified
 from celery_lowkiq.integration.records import CallRecord
 from celery_lowkiq.integration.settings import LARGEST_PAYLOAD
-from celery_lowkiq.rules.dumps import (
+from celery_lowkiq.rules.dump_format import (
     DumpedCall,
     End,
     Entry,

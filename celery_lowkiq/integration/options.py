@@ -22,9 +22,9 @@ from celery_lowkiq.integration.app import context_of
 from celery_lowkiq.integration.call_form import PYDANTIC_WRAPPER, By, SignatureForm
 from celery_lowkiq.integration.calls import PRIORITIES, is_priority
 from celery_lowkiq.integration.decisions import Again, BusinessFailure, JobsFailed, may_fail
+from celery_lowkiq.integration.function_adapters import is_async
 from celery_lowkiq.integration.records import seconds_of
 from celery_lowkiq.integration.settings import RunIn
-from celery_lowkiq.integration.task_function import is_async
 from celery_lowkiq.rules.basics import package_logger as logger
 from celery_lowkiq.rules.errors import ConfigurationError, InvalidCall
 from celery_lowkiq.rules.models import MAX_SHARDS

@@ -22,6 +22,7 @@ from celery_lowkiq.integration.decisions import (
     retry_for_results,
 )
 from celery_lowkiq.integration.decode import DecodedBatch
+from celery_lowkiq.integration.function_adapters import RunRevoked
 from celery_lowkiq.integration.records import (
     DROPPED,
     SUPERSEDED,
@@ -34,7 +35,6 @@ from celery_lowkiq.integration.records import (
 from celery_lowkiq.integration.request import CallRequest, LaneRequest
 from celery_lowkiq.integration.run import ReportingFailed, Run, TrackedCalls, report, traced
 from celery_lowkiq.integration.safe_logging import safe_logger
-from celery_lowkiq.integration.task_function import RunRevoked
 from celery_lowkiq.rules.basics import package_logger
 from celery_lowkiq.rules.errors import StoreError, UndecodablePayload
 from celery_lowkiq.rules.models import Batch, Disposition, Job, Recorded, Settlement, StoredRecord

@@ -15,6 +15,7 @@ from celery.worker import state
 from celery_lowkiq.integration.app import AppContext
 from celery_lowkiq.integration.decisions import RunRules, call_user_code, policy_of, return_batch
 from celery_lowkiq.integration.decode import DecodedBatch, RunJob
+from celery_lowkiq.integration.function_adapters import RunRevoked
 from celery_lowkiq.integration.light_run import PlainRequest, PlainRuns
 from celery_lowkiq.integration.loops import Loops
 from celery_lowkiq.integration.recorded_calls import BatchCalls, CallFinisher
@@ -24,7 +25,6 @@ from celery_lowkiq.integration.result_writes import HeldResult, ResultBuffers, w
 from celery_lowkiq.integration.run import Observed, Run, TrackedCalls, report, traced
 from celery_lowkiq.integration.run_logs import being_written, log_failures, wait_for_lines
 from celery_lowkiq.integration.safe_logging import safe_logger as logger
-from celery_lowkiq.integration.task_function import RunRevoked
 from celery_lowkiq.rules.models import POISON_PILL_RETRY_COUNT, Batch, Disposition, Settlement
 from celery_lowkiq.store.call_records import CallReader
 from celery_lowkiq.store.trackers import TrackerStore

@@ -43,6 +43,7 @@ from celery_lowkiq.integration.calls import (
 )
 from celery_lowkiq.integration.decisions import Again, BusinessFailure, may_fail, policy_of
 from celery_lowkiq.integration.error_text import dump_error_text
+from celery_lowkiq.integration.function_adapters import adapt_function
 from celery_lowkiq.integration.messages import (
     PASSED_ON,
     UNSTORABLE,
@@ -99,7 +100,6 @@ from celery_lowkiq.integration.task_classes import (
     guard_call,
     set_options,
 )
-from celery_lowkiq.integration.task_function import adapt_function
 from celery_lowkiq.integration.tracing import link_calls
 from celery_lowkiq.integration.tracking import Tracker, track, tracker_of
 from celery_lowkiq.rules.basics import cached_property, compose

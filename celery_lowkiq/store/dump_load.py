@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from celery_lowkiq.rules.dumps import DumpedCall, Entry, Header, State
+from celery_lowkiq.rules.dump_format import DumpedCall, Entry, Header, State
 from celery_lowkiq.rules.models import Payload, QueueSpec, Recorded, ShardRef
 from celery_lowkiq.store.call_records import PAGE_CALLS, parse_calls
 from celery_lowkiq.store.claims import scan

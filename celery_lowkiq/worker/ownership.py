@@ -20,7 +20,7 @@ from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.lease_table import LeaseTable
 from celery_lowkiq.worker.members import Heartbeat, Membership, OverdueMonitor
 from celery_lowkiq.worker.monitors import LossMonitor, MasterMonitor, RenewalMonitor
-from celery_lowkiq.worker.movers import Movers
+from celery_lowkiq.worker.mover_thread import Movers
 from celery_lowkiq.worker.outage import backoff
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ports import Store

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_lowkiq.embedded import EmbeddedServer
-from celery_lowkiq.rules.dumps import Header
+from celery_lowkiq.rules.dump_format import Header
 from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueSpec, Settlement
 from celery_lowkiq.rules.policies import TokenRequest
 from celery_lowkiq.rules.views import NodeReport, NodeUpdate, UpdateReply

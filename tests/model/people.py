@@ -7,7 +7,7 @@ import uuid
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from celery_lowkiq.rules.dumps import Header, State
+from celery_lowkiq.rules.dump_format import Header, State
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.rules.policies import NOT_ISOLATED
 from celery_lowkiq.store.actions import FAILED

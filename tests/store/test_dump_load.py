@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from celery_lowkiq.rules.dumps import Entry, Header, State
+from celery_lowkiq.rules.dump_format import Entry, Header, State
 from celery_lowkiq.rules.errors import QueueResharded
 from celery_lowkiq.rules.models import Call, Disposition, Merge, Payload, QueueSpec
 from celery_lowkiq.store.call_records import CallReader

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from celery_lowkiq.rules.dumps import Header, State, entry_line, read_line
+from celery_lowkiq.rules.dump_format import Header, State, entry_line, read_line
 from celery_lowkiq.rules.errors import QueueFull
 from celery_lowkiq.rules.models import Call, Disposition, PayloadRemoval, QueueSpec, RemovalReason
 from celery_lowkiq.rules.policies import Policies

@@ -7,7 +7,7 @@ from celery import Celery
 
 from celery_lowkiq.integration import dumps
 from celery_lowkiq.integration.app import context_of
-from celery_lowkiq.rules.dumps import End, Entry, State, end_line, entry_line
+from celery_lowkiq.rules.dump_format import End, Entry, State, end_line, entry_line
 from celery_lowkiq.rules.errors import BadDump
 from celery_lowkiq.rules.models import Call, Disposition, Payload, PayloadRemoval
 from tests.store.helpers import ONE, claim, contents, end, push, take, waiting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_lowkiq.rules.dumps import Entry, State
+from celery_lowkiq.rules.dump_format import Entry, State
 from celery_lowkiq.rules.models import Call, Disposition, Payload, Settlement
 from celery_lowkiq.rules.policies import AfterFailure
 from celery_lowkiq.store.redis_store import RedisStore

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_lowkiq.rules.dumps import Header, entry_line, read_line
+from celery_lowkiq.rules.dump_format import Header, entry_line, read_line
 from celery_lowkiq.rules.models import Call, Disposition, Merge, QueueSpec, ShardRef
 from celery_lowkiq.rules.signatures import KeyRing, split_record
 from celery_lowkiq.store.actions import Signed

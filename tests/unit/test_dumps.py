@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_lowkiq.rules.dumps import (
+from celery_lowkiq.rules.dump_format import (
     DumpedCall,
     End,
     Entry,

@@ -1,4 +1,4 @@
-"""A lane's child process, as its lane sees it: start, messages, limits, death."""
+"""A lane's child process, as its lane sees it: start, messages, kill, death."""
 
 from __future__ import annotations
 

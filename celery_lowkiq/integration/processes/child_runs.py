@@ -1,4 +1,4 @@
-"""Runs of a child process: decide what its end means."""
+"""Runs of child processes: keep their time limits, and decide what the end of a child means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of ``worker/movers.py``."""
+"""Tests of ``worker/mover_thread.py``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from celery_lowkiq.rules.errors import FormatMismatch, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
-from celery_lowkiq.worker import movers as module
-from celery_lowkiq.worker.movers import Movers
+from celery_lowkiq.worker import mover_thread as module
+from celery_lowkiq.worker.mover_thread import Movers
 from celery_lowkiq.worker.outage import OutageTracker
 from tests.waiting import eventually
 
