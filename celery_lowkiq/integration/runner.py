@@ -234,8 +234,9 @@ class CeleryRunner:
         if calls is None:
             return self._end(run, run.decision.settlements)
         runtime = time.monotonic() - began_at
-        # Signals may be connected, and events enabled, while the function runs.
-        run.observed = self._observers[run.batch.queue.name].look()
+        if not has_reported:
+            # Signals may be connected, and events enabled, while the function runs.
+            run.observed = self._observers[run.batch.queue.name].look()
         return self._end(run, CallFinisher(run, calls, runtime, has_reported).finish())
 
     def _try(self, run: Run, request: PlainRequest | None = None) -> bool:
