@@ -68,9 +68,9 @@ def load_lines(
     context: AppContext,
     queue: QueueSpec,
     lines: Iterable[bytes],
+    *,
     renamed: bool,
     again: bool,
-    is_signed: bool,
     progress: Callable[[Loaded], object] | None,
 ) -> Loaded:
     """Merge the lines of a dump into a queue. :meth:`.OrderedQueue.load` says more."""
@@ -78,7 +78,7 @@ def load_lines(
     header = _header(context, parsed, None if renamed else queue.name)
     if again:
         header = replace(header, dump=uuid.uuid4().hex)
-    if header.queue != queue.name and is_signed:
+    if header.queue != queue.name and context.signing.mode != "off":
         parsed = _signed_anew(context, header.queue, queue.name, parsed)
     done = Loaded(0, 0)
     for chunk in _chunks(parsed):

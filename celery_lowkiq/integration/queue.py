@@ -802,8 +802,9 @@ class OrderedQueue:
         ``renamed``: accept the dump of a queue with another name. ``again``: load all lines once more.
         Raises BadDump, which names the line, and QueueResharded.
         """
-        queue = self._at_rest()
-        return load_lines(self._context, queue, lines, renamed, again, self.is_signed, progress)
+        return load_lines(
+            self._context, self._at_rest(), lines, renamed=renamed, again=again, progress=progress
+        )
 
     # -- signatures
 

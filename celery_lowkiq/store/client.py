@@ -116,8 +116,11 @@ class Client:
                 break
             loaded = self._load(list(missing.values()))
             # A refusal is of one master of a cluster: the replies of the others stand.
-            told = {i: loaded.get(each) for i, each in missing.items()}
-            refused = {i: reply for i, reply in told.items() if isinstance(reply, exceptions.RedisError)}
+            refused = {
+                i: loaded[each]
+                for i, each in missing.items()
+                if isinstance(loaded.get(each), exceptions.RedisError)
+            }
             left = [i for i in missing if i not in refused]
             again = self.servers.send([self._evalsha(calls[i]) for i in left]) if left else []
             for i, reply in (*refused.items(), *zip(left, again, strict=True)):
@@ -146,11 +149,11 @@ class Client:
         if self.cluster is None or not first:
             return self.calls([*first, *then, *others])
         replies = self.calls([*first, *others])
-        told, answers = replies[: len(first)], replies[len(first) :]
-        for reply in told:
+        before, beside = replies[: len(first)], replies[len(first) :]
+        for reply in before:
             if isinstance(reply, StoreUnavailable):
-                return [*told, *(reply for _ in then), *answers]
-        return [*told, *self.calls(then), *answers]
+                return [*before, *(reply for _ in then), *beside]
+        return [*before, *self.calls(then), *beside]
 
     def all(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Run scripts in one round trip. Raises the first StoreError among the replies."""
@@ -219,14 +222,12 @@ class Client:
     def _replies(self, commands: Sequence[Command], readable: bool) -> list[Any]:
         if not commands:
             return []
-        return [
-            reply
-            if not isinstance(reply, exceptions.RedisError)
-            else None
-            if readable and is_wrong_type(reply)
-            else self._error(str((*command, "")[1]), reply)
-            for command, reply in zip(commands, self.servers.send(self._with_prefix(commands)), strict=True)
-        ]
+        replies = self.servers.send(self._with_prefix(commands))
+        for n, (command, reply) in enumerate(zip(commands, replies, strict=True)):
+            if isinstance(reply, exceptions.RedisError):
+                unread = readable and is_wrong_type(reply)
+                replies[n] = None if unread else self._error(str((*command, "")[1]), reply)
+        return replies
 
     def _error(self, key: str, error: exceptions.RedisError) -> StoreError:
         """Return an error of Redis, for a script or command of this first key, as one of the package.
