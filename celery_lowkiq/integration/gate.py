@@ -111,7 +111,7 @@ class Signing:
         return check
 
     def record_fault(self, queue: str, stored: StoredRecord) -> Fault | None:
-        """Why a record is not that of its call; None if it is."""
+        """Return the fault of a stored record; None for the record of this call."""
         if self.mode == "off":
             return None
         job_id, _, rest = stored.key.partition(b"\0")

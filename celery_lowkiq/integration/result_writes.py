@@ -177,7 +177,7 @@ class ResultBuffer:
         self._held.append(held)
 
     def take(self) -> HeldResult | None:
-        """Remove and return the only result, for the lane of this child process; None if there is none."""
+        """Take the only held result, which the lane of this child process writes; None without one."""
         return self._held.pop() if self._held else None
 
     def write_late(self, before: float) -> None:

@@ -267,7 +267,7 @@ class ClusterClient:
     def masters(self) -> list[Asked]:
         """Return the masters that have slots, sorted by address.
 
-        The map is read anew: without other traffic, nothing has told of a failover.
+        The map is read anew: without other traffic, no reply has shown a failover.
         """
         self.map.read_anew()
         counts = Counter(address for address in self.map.slots() if address)
@@ -333,11 +333,9 @@ class ClusterClient:
             parts.setdefault(node, {})[script] = None
         if self.waits_less:
             self._load_together(parts)
-        told = exchange_all(
-            self.map, {node: [("SCRIPT LOAD", one.text(flags)) for one in parts[node]] for node in parts}
-        )
+        sent = {node: [("SCRIPT LOAD", one.text(flags)) for one in parts[node]] for node in parts}
         loaded: dict[tuple[Script, Any], Any] = {}
-        for node, replies in told.items():
+        for node, replies in exchange_all(self.map, sent).items():
             first, *_ = parts[node]
             if (refused := refusal(replies[0])) and (self.waits_less or refused.what != RIGHTS):
                 # Ends when another process has loaded this script. The node may have some of the others.

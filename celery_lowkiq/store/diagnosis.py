@@ -60,24 +60,24 @@ ReadError = Callable[["bytes | None"], "str | None"]
 def shards(client: Client, queue: QueueSpec) -> tuple[ShardReport, ...]:
     """Return each shard with its counts, its owner and its running batch, in three round trips.
 
-    What an unreachable master would tell is unknown. Raises StoreUnavailable when that is all.
+    Facts of an unreachable master are unknown. Raises StoreUnavailable when that is all.
     """
     shards = queue.shard_refs()
     reads = {(shard, n): one for shard in shards for n, one in enumerate(_reads_of(shard))}
     counters = ("HMGET", history_key(queue.name), *SHARDS_FIELDS)
     found, errors = client.each_command({"counters": counters, "time": ("TIME",), **reads})
     lost = {shard for shard, _ in reads.keys() & errors.keys()}
-    told = {shard: [found[shard, n] for n in range(3)] for shard in shards if shard not in lost}
+    known = {shard: [found[shard, n] for n in range(3)] for shard in shards if shard not in lost}
     states = shard_states(client, [queue])
     raise_refused([state.damage for state in states if state.damage])
-    reports = _reports_of(client, {parse_id(lease[0]) for lease, *_ in told.values() if lease[0]})
+    reports = _reports_of(client, {parse_id(lease[0]) for lease, *_ in known.values() if lease[0]})
     per_minute: Sequence[float | None] = [None] * len(shards)
     if "counters" in found:
         processed = [state.stats.processed for state in states]
         per_minute = shard_rates(parse_counters(found["counters"]), processed, seconds_of_time(found["time"]))
     return tuple(
-        _shard_report(reports, state, rate, *told[state.shard])
-        if state.unreachable is None and state.shard in told
+        _shard_report(reports, state, rate, *known[state.shard])
+        if state.unreachable is None and state.shard in known
         else ShardReport(
             state.shard.index, Stats(missing=1), unreachable=client.servers.master_of(state.shard)
         )

@@ -371,8 +371,9 @@ class Migrations:
         )
 
     def _staying(self, migration: Migration, refs: list[ShardRef], counts: list[list[Any]]) -> list[int]:
-        """Estimate how many jobs of each shard will leave it after a pause, by slices of those that are due
-        now or later: the first ones alone are the oldest, of which more leave than of calls that came since.
+        """Estimate how many jobs of each shard will leave it after a pause.
+
+        Slices of all due times are counted, because more of the oldest jobs leave than of newer ones.
         """
         claimable = [waiting - unsorted for _, waiting, unsorted, *_ in counts]
         commands = [
@@ -718,8 +719,8 @@ class Mover:
         servers = self._servers(migration.shards)
         replies = self.client.all(seals)
         if all(sealed and not left for sealed, left in replies):
-            # The end stands in the queue's own key, which on a cluster is another master's: a failover that
-            # loses a seal would leave a shard in a migration that nobody goes on with.
+            # On a cluster, another master stores the queue's own key, which ends the migration.
+            # A failover that loses a seal after that would leave its shard in the migration.
             self._confirm(migration.shards, servers)
             return self._migrations.begin_phase(migration, Phase.IDLE)
         moves = self._read(migration, migration.shards)

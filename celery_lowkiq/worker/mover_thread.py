@@ -21,7 +21,7 @@ MAX_LOOK = 0.5
 REFUSED_RETRY = 1.0
 
 
-class Movers:
+class MoverThread:
     """Moves queues while their migrations go on. The thread exists only as long."""
 
     def __init__(self, ctx: WorkerContext) -> None:

@@ -20,7 +20,7 @@ from celery_lowkiq.worker.lane import Lane
 from celery_lowkiq.worker.lease_table import LeaseTable
 from celery_lowkiq.worker.members import Heartbeat, Membership, OverdueMonitor
 from celery_lowkiq.worker.monitors import LossMonitor, MasterMonitor, RenewalMonitor
-from celery_lowkiq.worker.mover_thread import Movers
+from celery_lowkiq.worker.mover_thread import MoverThread
 from celery_lowkiq.worker.outage import backoff
 from celery_lowkiq.worker.owned_shard import OwnedShard
 from celery_lowkiq.worker.ports import Store
@@ -255,7 +255,7 @@ class Ownership:
         self._deal = deal
         table = self._table = LeaseTable(deal(queues))
         self._resizing = Resizing(ctx, table, by_name, deal, heartbeat.declared, shared=shared)
-        self._migrations = Movers(ctx)
+        self._mover = MoverThread(ctx)
         self._acquisition = Acquisition(ctx, table, lanes=lanes, membership=membership)
         self._rebalancing = Rebalancing(ctx.store, table, lanes=lanes, membership=membership)
         self._overdue = OverdueMonitor(ctx, lanes)
@@ -321,7 +321,7 @@ class Ownership:
                 self._woken = self._ctx.mailbox.begin_turn() or self._woken
             self._release_all()
         finally:
-            self._migrations.stop()
+            self._mover.stop()
             self.finished.set()
 
     def _turn(self) -> float:
@@ -371,7 +371,7 @@ class Ownership:
 
     def _move(self, queues: Sequence[str]) -> None:
         nodes = max((len(self._membership.lanes_by_node(queue)) for queue in queues), default=1)
-        self._migrations.move([self._queues[queue] for queue in queues], nodes)
+        self._mover.move([self._queues[queue] for queue in queues], nodes)
 
     def _renew(self, stopping: bool) -> set[ShardRef]:
         """Renew the leases; return the shards whose master is unreachable."""

@@ -12,8 +12,8 @@ from celery_lowkiq.integration.bootstep.engine import CeleryHost, Engine
 from celery_lowkiq.integration.decode import RunJob
 from celery_lowkiq.integration.processes import child_handle
 from celery_lowkiq.integration.processes.child import Child, ChildOptions
-from celery_lowkiq.integration.processes.child_handle import LaneProcess, NotStarted
-from celery_lowkiq.integration.processes.child_runs import ProcessRuns
+from celery_lowkiq.integration.processes.child_handle import ChildHandle, NotStarted
+from celery_lowkiq.integration.processes.child_runs import ChildRuns
 from celery_lowkiq.integration.processes.protocol import read_settlements
 from celery_lowkiq.rules.basics import package_logger
 from celery_lowkiq.rules.models import Disposition, QueueSpec, Settlement
@@ -52,13 +52,13 @@ def test_a_child_process_without_descriptors_is_one_that_does_not_start(monkeypa
 
     monkeypatch.setattr(child_handle.socket, "socketpair", no_descriptors)
     with pytest.raises(NotStarted, match="lane-0 has no child process"):
-        LaneProcess("lane-0", ChildOptions("app:app", (), "host", None, None, None))
+        ChildHandle("lane-0", ChildOptions("app:app", (), "host", None, None, None))
 
 
 def test_dead_jobs_that_cannot_be_told_of_end_no_lane(caplog):
     """As above, for payloads that cannot be pickled."""
     runner = SimpleNamespace(run_by=lambda way, queues: None)
-    runs = ProcessRuns({}, consumer=None, settings=None, runner=runner)
+    runs = ChildRuns({}, consumer=None, settings=None, runner=runner)
     runs.report_dead("orders", [RunJob("1", (lambda: "no pickle",), (1.0,), 3, 0.0, "boom")])
     assert "on_retries_exhausted of orders failed" in caplog.text
 

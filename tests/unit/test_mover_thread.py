@@ -12,7 +12,7 @@ import pytest
 from celery_lowkiq.rules.errors import FormatMismatch, ShardDamaged, StoreError, StoreUnavailable
 from celery_lowkiq.rules.models import QueueSpec
 from celery_lowkiq.worker import mover_thread as module
-from celery_lowkiq.worker.mover_thread import Movers
+from celery_lowkiq.worker.mover_thread import MoverThread
 from celery_lowkiq.worker.outage import OutageTracker
 from tests.waiting import eventually
 
@@ -46,7 +46,7 @@ def moved():
             outage=outage,
             thread=lambda name, main: threading.Thread(target=main, name=name, daemon=True),
         )
-        thread = Movers(ctx)
+        thread = MoverThread(ctx)
         started.append(thread)
         thread.move([QueueSpec(name, shards=1) for name in movers], 1)
         return thread, outage

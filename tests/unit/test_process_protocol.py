@@ -18,7 +18,7 @@ from celery.worker import state
 from celery_lowkiq import ordered_task
 from celery_lowkiq.integration.processes import child_runs, protocol
 from celery_lowkiq.integration.processes.child import Child, ChildOptions, Orders
-from celery_lowkiq.integration.processes.child_handle import LaneProcess
+from celery_lowkiq.integration.processes.child_handle import ChildHandle
 from celery_lowkiq.integration.processes.protocol import Channel
 from celery_lowkiq.integration.request import new_id
 from celery_lowkiq.rules.models import (
@@ -117,7 +117,7 @@ def ends():
     other.close()
 
 
-class Connected(LaneProcess):
+class Connected(ChildHandle):
     """The lane's end of a channel to this process, which is the child."""
 
     def __init__(self, channel):

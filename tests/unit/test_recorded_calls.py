@@ -541,7 +541,7 @@ def _signature(task):
 
 
 def test_events_that_are_enabled_during_the_run_tell_of_its_calls():
-    """What observes was looked up before the run alone: a monitor missed the calls of long runs."""
+    """A monitor that was switched on during a long run missed its calls."""
 
     def enables(self, payloads_by_id):
         dispatcher.enabled = True

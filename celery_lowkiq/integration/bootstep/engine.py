@@ -22,7 +22,7 @@ from celery_lowkiq.integration.bootstep.shutdown import (
     wake_event_loop,
 )
 from celery_lowkiq.integration.options import read_rate
-from celery_lowkiq.integration.processes.child_runs import ProcessRuns
+from celery_lowkiq.integration.processes.child_runs import ChildRuns
 from celery_lowkiq.integration.run_logs import set_up_log
 from celery_lowkiq.integration.runner import CeleryRunner
 from celery_lowkiq.rules.basics import SystemClock
@@ -163,7 +163,7 @@ class Engine:
         self._store = _open_store(context, lanes)
         stores = CallReader(self._store.client), TrackerStore(self._store.client)
         self._runner = CeleryRunner(tasks, consumer, context, *stores)
-        self._processes = ProcessRuns(tasks, consumer, settings, self._runner)
+        self._processes = ChildRuns(tasks, consumer, settings, self._runner)
         self._host = CeleryHost(consumer, self._runner)
         self._metrics = _open_metrics(consumer.app, consumer.hostname)
         self._exclusion = Exclusion()

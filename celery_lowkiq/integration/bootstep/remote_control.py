@@ -174,7 +174,7 @@ def revoke_by_stamped_headers(step: Any, celerys: Command, **arguments: Any) -> 
 
 @_instead
 def enable_events(step: Any, celerys: Command, **_: Any) -> Any:
-    """Send events of ordered queues, too; of ``disable_events``: none of these, either."""
+    """Switch the events of the node process, too: this command on, ``disable_events`` off."""
     reply = celerys()
     if step.node is not None:
         step.node.update()

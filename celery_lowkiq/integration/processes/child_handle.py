@@ -36,7 +36,7 @@ class NotStarted(LowkiqError):
     """A child process could not be started."""
 
 
-class LaneProcess:
+class ChildHandle:
     """A child process with its pipes. It belongs to the thread of its lane, but :meth:`signal`."""
 
     def __init__(self, name: str, options: ChildOptions) -> None:

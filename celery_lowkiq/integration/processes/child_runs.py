@@ -25,7 +25,7 @@ from celery_lowkiq.integration.light_run import only_call, raise_again
 from celery_lowkiq.integration.processes import protocol
 from celery_lowkiq.integration.processes.app_reference import modules_of, reference_to
 from celery_lowkiq.integration.processes.child import ChildOptions
-from celery_lowkiq.integration.processes.child_handle import END_TIMEOUT, LaneProcess, NotStarted, ProcessDied
+from celery_lowkiq.integration.processes.child_handle import END_TIMEOUT, ChildHandle, NotStarted, ProcessDied
 from celery_lowkiq.integration.processes.protocol import OutcomeMessage
 from celery_lowkiq.integration.records import CallRecord, limits_of
 from celery_lowkiq.integration.request import RunRequest, new_id, succeeded
@@ -50,7 +50,7 @@ class ProcessRun(RunRequest):
     #: The signal by which it was terminated, and when (monotonic s); 0 and infinity: it was not.
     terminated: int = 0
     terminated_at: float = math.inf
-    _process: LaneProcess | None = None
+    _process: ChildHandle | None = None
 
     def __init__(self, rules: RunRules, consumer: Any, batch: Batch) -> None:
         self.batch = batch
@@ -70,7 +70,7 @@ class ProcessRun(RunRequest):
                 return form.task_id_of(payloads_by_id) or new_id()
         return new_id()
 
-    def runs_in(self, process: LaneProcess | None) -> None:
+    def runs_in(self, process: ChildHandle | None) -> None:
         """The function runs in this process; None: in no process any more."""
         with self._lock:
             self._process = process
@@ -123,11 +123,11 @@ class _Lane:
     """The child process of a lane."""
 
     def __init__(self) -> None:
-        self.process: LaneProcess | None = None
+        self.process: ChildHandle | None = None
         #: True if the process ends by itself.
         self.is_spent = False
 
-    def running_process(self, options: ChildOptions) -> LaneProcess:
+    def running_process(self, options: ChildOptions) -> ChildHandle:
         """Return the child process, a new one when there is none. Raises NotStarted."""
         if self.process is not None and self.process.options is not options:
             # It has not imported the modules of tasks that were registered since.
@@ -136,7 +136,7 @@ class _Lane:
         if self.is_spent:
             self.replace()
         if self.process is None:
-            self.process = LaneProcess(threading.current_thread().name.split()[0], options)
+            self.process = ChildHandle(threading.current_thread().name.split()[0], options)
         return self.process
 
     def replace(self) -> None:
@@ -161,7 +161,7 @@ class _Own(threading.local):
         lanes.append(self.lane)
 
 
-class ProcessRuns:
+class ChildRuns:
     """The runs of a node in child processes, one for each lane that has such runs."""
 
     def __init__(
@@ -271,12 +271,12 @@ class ProcessRuns:
             # It ended before this batch.
             lane.replace()
 
-    def _message(self, process: LaneProcess, batch: Batch) -> bytes:
+    def _message(self, process: ChildHandle, batch: Batch) -> bytes:
         groups = groups_of(self._consumer.event_dispatcher)
         revoked = _revoked_since(process)
         return protocol.run_message(batch, process.runs, groups, revoked, state.revoked_stamps)
 
-    def _wait(self, run: ProcessRun, process: LaneProcess) -> tuple[Any, ...]:
+    def _wait(self, run: ProcessRun, process: ChildHandle) -> tuple[Any, ...]:
         """Return the answer of the child. Raises ProcessDied, TimeLimitExceeded."""
         task, worker, batch = run.task, self._consumer.controller, run.batch
         hard, soft = limits_of(run.call)
@@ -337,7 +337,7 @@ class ProcessRuns:
             lane.replace()
 
 
-def _revoked_since(process: LaneProcess) -> Sequence[str]:
+def _revoked_since(process: ChildHandle) -> Sequence[str]:
     """Return the ids that were revoked since the last message to the process; each is sent once."""
     revoked: Any = state.revoked
     entries = revoked._data
